@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use ingraft_analysis::{Function, FunctionKind, Image};
+use ingraft_analysis::{AnalysedImage, Function, FunctionKind};
 use ingraft_model::{Cfg, Refusal};
 use rayon::prelude::*;
 
@@ -15,14 +15,14 @@ fn main() {
             println!("{}: not readable", path.display());
             continue;
         };
-        match Image::parse(bytes.into()) {
+        match AnalysedImage::parse(bytes.into()) {
             Ok(image) => print(&path.display().to_string(), &image),
             Err(error) => println!("{}: {error}", path.display()),
         }
     }
 }
 
-fn print(path: &str, image: &Image) {
+fn print(path: &str, image: &AnalysedImage) {
     let functions: Vec<&Function> = image.functions().iter().filter(|f| f.kind() != FunctionKind::Stub).collect();
     let part = |f: &Function| f.parts().iter().map(|p| p.end.0 - p.start.0).sum::<u64>();
     let bytes: u64 = functions.iter().map(|f| f.size() + part(f)).sum();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, OpAccess, Register};
-use ingraft_analysis::{Elf, Function, FunctionKind, Image};
+use ingraft_analysis::{AnalysedImage, Elf, Function, FunctionKind};
 use ingraft_model::{Refusal, Site};
 use rayon::prelude::*;
 
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 fn survey(path: &Path, verbose: bool) -> Result<(), Box<dyn std::error::Error>> {
     let bytes: Arc<[u8]> = std::fs::read(path)?.into();
     let start = Instant::now();
-    let image = Image::parse(Arc::clone(&bytes))?;
+    let image = AnalysedImage::parse(Arc::clone(&bytes))?;
     let parsed = start.elapsed();
     let counted: Vec<&Function> = image.functions().iter().filter(|f| f.kind() == FunctionKind::Normal).collect();
     let start = Instant::now();
@@ -31,7 +31,7 @@ fn survey(path: &Path, verbose: bool) -> Result<(), Box<dyn std::error::Error>> 
 
     let cache = image.to_cache();
     let start = Instant::now();
-    let again = Image::from_cache(Elf::parse(bytes)?, &cache).ok_or("a cache that cannot be read")?;
+    let again = AnalysedImage::from_cache(Elf::parse(bytes)?, &cache).ok_or("a cache that cannot be read")?;
     let loaded = start.elapsed();
     drop(again);
 
@@ -156,7 +156,7 @@ fn changes(first: &Instruction) -> &'static str {
 
 /// Prints the share of calls that a springboard can reach before (or after) the call without an island, each call considered alone, and the
 /// share of functions for which that holds for every call.
-fn calls(image: &Image, counted: &[&Function], after: bool, verbose: bool) {
+fn calls(image: &AnalysedImage, counted: &[&Function], after: bool, verbose: bool) {
     let start = Instant::now();
     let points: Vec<_> = counted.par_iter().map(|f| image.call_points(f, after)).collect();
     let asked = start.elapsed();
@@ -216,7 +216,7 @@ enum Fit {
 }
 
 /// Returns the room that a site has for a springboard: 5 bytes for a direct jump, or 2 bytes for a jump to an island.
-fn fit(image: &Image, site: &Site) -> Fit {
+fn fit(image: &AnalysedImage, site: &Site) -> Fit {
     let free = site.landings.first().map_or(site.bytes.len() as u64, |l| l.0 - site.at.0);
     let same_page = |len: u64| site.at.0 / 4096 == (site.at.0 + len - 1) / 4096;
     if free >= 5 && same_page(5) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ingraft_model::{Avma, HoldTime, Pid, Tid};
-use ingraft_report::{Chunk, SavedProfile, TraceEnd};
+use ingraft_report::{SavedProfile, TraceChunk, TraceEnd};
 
 use crate::{PairInfo, Reading};
 
@@ -48,7 +48,7 @@ pub struct Removed {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TraceRest {
     /// The last tokens.
-    pub chunks: Vec<Chunk>,
+    pub chunks: Vec<TraceChunk>,
     /// The end of the file.
     pub end: TraceEnd,
 }

@@ -60,8 +60,8 @@ impl Failure {
 }
 
 /// The failure of an engine, without its address.
-impl From<ingraft_wire::Failure> for Failure {
-    fn from(f: ingraft_wire::Failure) -> Self {
+impl From<ingraft_wire::ProtocolFailure> for Failure {
+    fn from(f: ingraft_wire::ProtocolFailure) -> Self {
         let (pid, holder) = (f.pid.map(|p| p.0), f.holder.map(|p| p.0));
         Failure { exit: f.class.exit(), reason: f.reason, what: f.what, hint: f.hint, pid, holder, host: None }
     }

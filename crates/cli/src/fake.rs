@@ -38,7 +38,7 @@ pub(crate) struct Script {
     /// Whether insertions never end.
     pub(crate) hangs: bool,
     /// Process id of a target, and the failure of insertions into it.
-    pub(crate) failure: Option<(i32, ingraft_wire::Failure)>,
+    pub(crate) failure: Option<(i32, ingraft_wire::ProtocolFailure)>,
     pub(crate) text_differs: bool,
     /// Ids of the measurements that were removed.
     pub(crate) removed: Arc<Mutex<Vec<u64>>>,

@@ -27,7 +27,7 @@ use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use conn::{Engines, Use};
 use exit::{Failure, Stop};
-use measure::Context;
+use measure::CommandContext;
 use output::Output;
 use signals::Signals;
 
@@ -95,7 +95,7 @@ async fn with_engines(
     out: &mut Output,
 ) -> Result<(), Stop> {
     let mut engines = Engines::connect(common, purpose(&command)).await?;
-    let context = Context { engines: &engines, common, started, status };
+    let context = CommandContext { engines: &engines, common, started, status };
     let result = match command {
         Command::Ps(args) => command::ps::run(args, &engines, common, out).await,
         Command::Functions(args) => command::functions::run(args, &engines, common, out).await,

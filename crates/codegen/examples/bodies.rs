@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use ingraft_analysis::{FunctionKind, Image};
+use ingraft_analysis::{AnalysedImage, FunctionKind};
 use ingraft_codegen::verify::verify_body;
 use ingraft_codegen::{Arena, BodyRequest, Environment, Readable, TextSpace, weave_body};
 use ingraft_model::histogram::Scale;
@@ -15,7 +15,7 @@ use ingraft_model::{Avma, Bias, CpuClock, DataArea, Refusal, ThreadIdentity, Wal
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     for path in std::env::args().skip(1) {
-        let image = Image::parse(std::fs::read(&path)?.into())?;
+        let image = AnalysedImage::parse(std::fs::read(&path)?.into())?;
         let functions: Vec<_> = image.functions().iter().filter(|f| f.kind() == FunctionKind::Normal).collect();
         let begin = Instant::now();
         let bodies: Vec<_> = functions.iter().map(|f| image.body(f)).collect();

@@ -9,17 +9,17 @@ use std::time::Instant;
 
 use ingraft_engine::{AtEnd, Caller, Enabled, Engine, MeasurementId, Removed};
 use ingraft_model::Pid;
-use ingraft_wire::{Failure, v1};
+use ingraft_wire::{ProtocolFailure, v1};
 
-use crate::auth::Client;
-use crate::quota::Holder;
+use crate::auth::AuthenticatedClient;
+use crate::quota::QuotaHolder;
 
 /// Maximum length, in bytes, of the description of a request.
 const ASKED_BYTES: usize = 400;
 
 /// A request and the user that made it, as the log names them.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct AuditedRequest {
     who: String,
     target: String,
     what: String,
@@ -28,14 +28,14 @@ pub struct Asked {
 }
 
 /// Returns a user as the log names it.
-pub fn who(client: &Client) -> String {
+pub fn who(client: &AuthenticatedClient) -> String {
     let holder = match client.holder {
-        Holder::User(uid) => match name_of(uid) {
+        QuotaHolder::User(uid) => match name_of(uid) {
             Some(name) => format!("uid {uid} ({name})"),
             None => format!("uid {uid}"),
         },
-        Holder::Token => "token".to_owned(),
-        other @ (Holder::Certificate(_) | Holder::Stranger(..) | Holder::Nobody) => other.to_string(),
+        QuotaHolder::Token => "token".to_owned(),
+        other @ (QuotaHolder::Certificate(_) | QuotaHolder::Stranger(..) | QuotaHolder::Nobody) => other.to_string(),
     };
     let from = match client.caller {
         Caller::Engine => "as the daemon's user, from",
@@ -60,9 +60,13 @@ fn name(pid: Pid) -> String {
         .map_or_else(|_| String::new(), |name| name.trim_end().to_owned())
 }
 
-impl Asked {
+impl AuditedRequest {
     /// Describes what a request asks for. Returns `None` if the program itself makes the request, which is not logged.
-    pub fn of(client: Option<&Client>, target: &str, measure: Option<&v1::Measure>) -> Option<Asked> {
+    pub fn of(
+        client: Option<&AuthenticatedClient>,
+        target: &str,
+        measure: Option<&v1::Measure>,
+    ) -> Option<AuditedRequest> {
         let client = client?;
         let none = v1::Measure::default();
         let measure = measure.unwrap_or(&none);
@@ -86,7 +90,7 @@ impl Asked {
         if told < all {
             let _ = write!(what, "{}{} more", if told == 0 { "" } else { ", and " }, all - told);
         }
-        Some(Asked {
+        Some(AuditedRequest {
             who: who(client),
             target: target.to_owned(),
             what,
@@ -96,8 +100,8 @@ impl Asked {
     }
 
     /// Logs that the request was refused.
-    pub fn refused(&self, failure: &Failure) {
-        let Asked { who, target, what, calls_allowed, keep: _ } = self;
+    pub fn refused(&self, failure: &ProtocolFailure) {
+        let AuditedRequest { who, target, what, calls_allowed, keep: _ } = self;
         let (reason, why) = (&failure.reason, &failure.what);
         tracing::info!(target: "ingraftd::audit", ?who, ?target, ?what, calls_allowed, reason, ?why, "refused");
     }
@@ -112,8 +116,8 @@ pub fn target(target: Option<&v1::Target>) -> String {
     }
 }
 
-struct Open {
-    asked: Asked,
+struct OpenEntry {
+    asked: AuditedRequest,
     pid: Pid,
     name: String,
     since: Instant,
@@ -123,7 +127,7 @@ struct Open {
 
 /// Known state of a target's code at the end of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Code {
+pub enum CodeState {
     /// The code is as it was before the measurement.
     Restored,
     /// The code is not as it was before the measurement.
@@ -134,45 +138,45 @@ pub enum Code {
     Unknown,
 }
 
-impl From<&Removed> for Code {
-    fn from(removed: &Removed) -> Code {
-        if removed.text_restored { Code::Restored } else { Code::NotRestored }
+impl From<&Removed> for CodeState {
+    fn from(removed: &Removed) -> CodeState {
+        if removed.text_restored { CodeState::Restored } else { CodeState::NotRestored }
     }
 }
 
 /// The measurements whose end has not been logged yet.
 #[derive(Default)]
 pub struct Audit {
-    open: Mutex<HashMap<MeasurementId, Open>>,
+    open: Mutex<HashMap<MeasurementId, OpenEntry>>,
 }
 
 impl Audit {
-    fn open(&self) -> MutexGuard<'_, HashMap<MeasurementId, Open>> {
+    fn open(&self) -> MutexGuard<'_, HashMap<MeasurementId, OpenEntry>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Logs that a measurement was inserted.
-    pub fn inserted(self: &Arc<Self>, engine: &Engine, asked: &Asked, enabled: &Enabled) {
+    pub fn inserted(self: &Arc<Self>, engine: &Engine, asked: &AuditedRequest, enabled: &Enabled) {
         let (measurement, pid, name) = (enabled.id.0, enabled.pid.0, name(enabled.pid));
         let (pairs, points, refused) = (enabled.pairs.len(), enabled.points, enabled.refused.len());
-        let Asked { who, target: _, what, calls_allowed, keep } = asked;
+        let AuditedRequest { who, target: _, what, calls_allowed, keep } = asked;
         tracing::info!(
             target: "ingraftd::audit",
             measurement, ?who, pid, ?name, ?what, pairs, points, refused, calls_allowed, keep, "inserted"
         );
-        let open = Open { asked: asked.clone(), pid: enabled.pid, name, since: Instant::now(), tell: None };
+        let open = OpenEntry { asked: asked.clone(), pid: enabled.pid, name, since: Instant::now(), tell: None };
         self.open().insert(enabled.id, open);
         let (audit, id) = (Arc::downgrade(self), enabled.id);
         let tell: Arc<AtEnd> = Arc::new(move || {
             if let Some(audit) = audit.upgrade() {
-                audit.ended(id, "its target ended", Code::Gone);
+                audit.ended(id, "its target ended", CodeState::Gone);
             }
         });
         // An end between the insertion and this line was not logged, because the measurement was not open yet. So check whether it still
         // exists.
         let lives = engine.at_end(id, Caller::Engine, &tell).is_ok() && engine.pairs(id, Caller::Engine).is_ok();
         if !lives {
-            return self.ended(id, "removed while it was inserted", Code::Unknown);
+            return self.ended(id, "removed while it was inserted", CodeState::Unknown);
         }
         if let Some(open) = self.open().get_mut(&id) {
             open.tell = Some(tell);
@@ -180,14 +184,14 @@ impl Audit {
     }
 
     /// Logs that a measurement has ended. Only the first end is logged.
-    pub fn ended(&self, id: MeasurementId, why: &str, code: Code) {
-        let Some(Open { asked, pid, name, since, tell }) = self.open().remove(&id) else { return };
+    pub fn ended(&self, id: MeasurementId, why: &str, code: CodeState) {
+        let Some(OpenEntry { asked, pid, name, since, tell }) = self.open().remove(&id) else { return };
         let (measurement, pid, seconds, who) = (id.0, pid.0, since.elapsed().as_secs_f64(), asked.who);
         let restored = match code {
-            Code::Restored => "yes",
-            Code::NotRestored => "no",
-            Code::Gone => "nothing to restore",
-            Code::Unknown => "unknown",
+            CodeState::Restored => "yes",
+            CodeState::NotRestored => "no",
+            CodeState::Gone => "nothing to restore",
+            CodeState::Unknown => "unknown",
         };
         tracing::info!(target: "ingraftd::audit", measurement, ?who, pid, ?name, seconds, restored, "ended: {why}");
         // Drop this outside of the lock: it may be the last reference to the function.
@@ -197,7 +201,7 @@ impl Audit {
     /// Logs the end of all measurements of a target from which everything was removed. A measurement that the engine still has was inserted
     /// later.
     pub fn detached(&self, engine: &Engine, why: &str, removed: &Removed) {
-        let here = |(_, open): &(&MeasurementId, &Open)| open.pid == removed.pid;
+        let here = |(_, open): &(&MeasurementId, &OpenEntry)| open.pid == removed.pid;
         let ids: Vec<_> = self.open().iter().filter(here).map(|(id, _)| *id).collect();
         let gone = ids.into_iter().filter(|id| engine.pairs(*id, Caller::Engine).is_err());
         gone.for_each(|id| self.ended(id, why, removed.into()));
@@ -205,7 +209,7 @@ impl Audit {
 
     /// Logs, at the end of the daemon, each measurement that it leaves in its target.
     pub fn left(&self) {
-        for (id, Open { asked, pid, name, .. }) in self.open().drain() {
+        for (id, OpenEntry { asked, pid, name, .. }) in self.open().drain() {
             let (measurement, pid, who) = (id.0, pid.0, asked.who);
             tracing::info!(target: "ingraftd::audit", measurement, ?who, pid, ?name, keep = asked.keep, "left in: ingraftd ends");
         }
@@ -218,14 +222,14 @@ mod tests {
 
     use super::*;
     use crate::auth::{Origin, Peer};
-    use crate::quota::{Quotas, Table};
+    use crate::quota::{Quotas, ResourceTable};
 
-    fn root() -> Client {
-        Client {
+    fn root() -> AuthenticatedClient {
+        AuthenticatedClient {
             caller: Caller::User { uid: 0, gid: 0 },
-            holder: Holder::User(0),
+            holder: QuotaHolder::User(0),
             origin: Origin::Socket(Some(Peer { uid: 0, gid: 0, pid: Some(7) })),
-            table: Table::new(Quotas::default(), 1024),
+            table: ResourceTable::new(Quotas::default(), 1024),
         }
     }
 
@@ -240,7 +244,7 @@ mod tests {
             clock: ingraft_engine::ClockChoice::Auto,
         };
         let engine = Engine::start(config).unwrap();
-        let asked = Asked::of(Some(&root()), "7", None).unwrap();
+        let asked = AuditedRequest::of(Some(&root()), "7", None).unwrap();
         let enabled = Enabled {
             id: MeasurementId(5),
             pid: Pid(7),
@@ -270,10 +274,10 @@ mod tests {
         let client = root();
         let pair = |n| v1::MetricFocus { metric: format!("metric{n}"), focus: "/Code/x".to_owned() };
         let measure = v1::Measure { pairs: (0..1000).map(pair).collect(), allow_calls: true, ..v1::Measure::default() };
-        let asked = Asked::of(Some(&client), "7", Some(&measure)).unwrap();
+        let asked = AuditedRequest::of(Some(&client), "7", Some(&measure)).unwrap();
         assert!(asked.what.starts_with("metric0@/Code/x, metric1@/Code/x"), "{}", asked.what);
         assert!(asked.what.len() < 500 && asked.what.ends_with(" more"), "{}", asked.what);
         assert_eq!((asked.who.as_str(), asked.calls_allowed), ("uid 0 (root) from process 7", true));
-        assert!(Asked::of(None, "7", Some(&measure)).is_none());
+        assert!(AuditedRequest::of(None, "7", Some(&measure)).is_none());
     }
 }

@@ -23,7 +23,7 @@ const FRAME_MAX: usize = 16 << 10;
 
 /// State of the frame-by-frame examination of a client's bytes.
 #[derive(Debug)]
-struct Frames {
+struct FrameScan {
     /// Number of bytes of the current frame that are passed on without examination.
     pass: usize,
     /// Bytes that are held back until there are `hold` of them: the header of a frame, or a whole HEADERS frame.
@@ -31,9 +31,9 @@ struct Frames {
     hold: usize,
 }
 
-impl Frames {
+impl FrameScan {
     fn new() -> Self {
-        Frames { pass: PREFACE, held: Vec::new(), hold: FRAME_HEADER }
+        FrameScan { pass: PREFACE, held: Vec::new(), hold: FRAME_HEADER }
     }
 
     /// Examines `input`, and appends the bytes that may be passed on to `out`.
@@ -141,25 +141,25 @@ fn integer(block: &[u8], at: usize, prefix: u32) -> Option<(usize, usize)> {
     None
 }
 
-struct Text {
+struct HpackString {
     coded: bool,
     start: usize,
     end: usize,
 }
 
 /// Finds the bytes of a string, and whether it is Huffman coded (RFC 7541, section 5.2).
-fn string(block: &[u8], at: usize) -> Option<Text> {
+fn string(block: &[u8], at: usize) -> Option<HpackString> {
     let coded = *block.get(at)? & 0x80 != 0;
     let (length, start) = integer(block, at, 7)?;
     let end = start + length;
-    (end <= block.len()).then_some(Text { coded, start, end })
+    (end <= block.len()).then_some(HpackString { coded, start, end })
 }
 
 /// A connection over a Unix socket whose client may send the socket's path as the authority.
 #[derive(Debug)]
 pub struct Lenient {
     stream: UnixStream,
-    frames: Frames,
+    frames: FrameScan,
     /// Bytes that have been examined; the first `at` of them were read already.
     passed: Vec<u8>,
     at: usize,
@@ -168,7 +168,7 @@ pub struct Lenient {
 impl Lenient {
     /// Wraps an accepted connection.
     pub fn new(stream: UnixStream) -> Self {
-        Lenient { stream, frames: Frames::new(), passed: Vec::new(), at: 0 }
+        Lenient { stream, frames: FrameScan::new(), passed: Vec::new(), at: 0 }
     }
 }
 
@@ -237,7 +237,7 @@ mod tests {
 
     fn passed(frames: &[Vec<u8>], step: usize) -> Vec<u8> {
         let input = [&[b'P'; PREFACE][..], &frames.concat()].concat();
-        let (mut state, mut out) = (Frames::new(), Vec::new());
+        let (mut state, mut out) = (FrameScan::new(), Vec::new());
         for part in input.chunks(step) {
             state.feed(part, &mut out);
         }
@@ -283,7 +283,7 @@ mod tests {
         #[test]
         fn nothing_is_lost_whatever_comes(input in proptest::collection::vec(any::<u8>(), 0..300), step in 1_usize..50) {
             passed(&[input.clone(), frame(9, 0, &input), frame(HEADERS, 0, &input), frame(HEADERS, PADDED, &input)][1..], step);
-            let (mut state, mut out) = (Frames::new(), Vec::new());
+            let (mut state, mut out) = (FrameScan::new(), Vec::new());
             state.feed(&input, &mut out);
             prop_assert!(out.len() + state.held.len() == input.len());
         }

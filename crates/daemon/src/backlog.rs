@@ -6,10 +6,10 @@ use std::sync::Arc;
 use ingraft_api::{Details, KeyValue, Reading, ThreadValue, Value};
 use ingraft_model::Distribution;
 use ingraft_wire::value::pair_value;
-use ingraft_wire::{Failure, PART_BYTES, sample, v1};
+use ingraft_wire::{PART_BYTES, ProtocolFailure, sample, v1};
 use prost::Message;
 
-use crate::quota::{Held, Payer};
+use crate::quota::{CountedBytes, Payer};
 
 /// A queue of at most `capacity` readings. If it is full, a new reading drops the oldest.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub struct Backlog<T> {
 
 /// A reading taken out of a [`Backlog`].
 #[derive(Debug, PartialEq, Eq)]
-pub struct Taken<T> {
+pub struct TakenReading<T> {
     /// Number of the reading, from 0. Dropped readings are numbered too.
     pub sequence: u64,
     /// Number of readings that were dropped since the last one that was taken.
@@ -47,11 +47,11 @@ impl<T> Backlog<T> {
     }
 
     /// Takes the oldest reading of the queue.
-    pub fn take(&mut self) -> Option<Taken<T>> {
+    pub fn take(&mut self) -> Option<TakenReading<T>> {
         let (sequence, item) = self.waiting.pop_front()?;
         let dropped = sequence - self.delivered;
         self.delivered = sequence + 1;
-        Some(Taken { sequence, dropped, item })
+        Some(TakenReading { sequence, dropped, item })
     }
 
     /// Drops the oldest reading of the queue. Returns false if the queue is empty.
@@ -67,27 +67,27 @@ impl<T> Backlog<T> {
 
 /// A reading whose bytes count towards the quota of the client's user while it is kept.
 #[derive(Debug)]
-pub struct Kept {
+pub struct KeptReading {
     reading: Reading,
     bytes: usize,
-    _held: Option<Held>,
+    _held: Option<CountedBytes>,
 }
 
-impl Kept {
+impl KeptReading {
     /// Counts the bytes of a reading in `held`, in place of those counted there. Fails if too many bytes of the user wait already.
-    pub fn new(reading: Reading, mut held: Option<Held>) -> Result<Kept, Failure> {
+    pub fn new(reading: Reading, mut held: Option<CountedBytes>) -> Result<KeptReading, ProtocolFailure> {
         let bytes = weight(&reading);
         if let Some(held) = &mut held {
             held.resize(bytes)?;
         }
-        Ok(Kept { reading, bytes, _held: held })
+        Ok(KeptReading { reading, bytes, _held: held })
     }
 
     /// Keeps a reading that cannot be repeated. Its bytes are counted only if the quota has room for them.
-    pub fn last(reading: Reading, payer: Option<&Payer>) -> Kept {
+    pub fn last(reading: Reading, payer: Option<&Payer>) -> KeptReading {
         let bytes = weight(&reading);
         let held = payer.and_then(|payer| payer.hold(bytes).ok());
-        Kept { reading, bytes, _held: held }
+        KeptReading { reading, bytes, _held: held }
     }
 
     /// Returns the reading.
@@ -129,13 +129,13 @@ fn weight_of_details(details: &Details) -> usize {
 /// Turns readings into samples that contain only the differences from the previous sample. The first sample contains all values.
 #[derive(Debug, Default)]
 pub struct Delta {
-    last: Option<Arc<Kept>>,
+    last: Option<Arc<KeptReading>>,
 }
 
 impl Delta {
     /// Returns the sample of a reading, in parts.
-    pub fn changes(&mut self, taken: Taken<Kept>) -> Changes {
-        let Taken { sequence, dropped, item } = taken;
+    pub fn changes(&mut self, taken: TakenReading<KeptReading>) -> Changes {
+        let TakenReading { sequence, dropped, item } = taken;
         let now = Arc::new(item);
         let last = self.last.replace(Arc::clone(&now));
         Changes { now, last, sequence, dropped, next: 0, parts: VecDeque::new(), is_over: false }
@@ -145,8 +145,8 @@ impl Delta {
 /// The parts of a sample. Each part is encoded only when the client is ready for it.
 #[derive(Debug)]
 pub struct Changes {
-    now: Arc<Kept>,
-    last: Option<Arc<Kept>>,
+    now: Arc<KeptReading>,
+    last: Option<Arc<KeptReading>>,
     sequence: u64,
     dropped: u64,
     /// Index of the first value that has not been compared yet.
@@ -162,8 +162,8 @@ const FRAME_BYTES: (usize, usize) = (12, 64);
 
 impl Changes {
     /// Returns a sample with all values of a reading.
-    pub fn whole(reading: Kept) -> Changes {
-        Delta::default().changes(Taken { sequence: 0, dropped: 0, item: reading })
+    pub fn whole(reading: KeptReading) -> Changes {
+        Delta::default().changes(TakenReading { sequence: 0, dropped: 0, item: reading })
     }
 
     /// Returns the first value from `next` on that differs from the previous reading.
@@ -215,15 +215,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::quota::{Holder, Quotas, Table};
+    use crate::quota::{QuotaHolder, Quotas, ResourceTable};
 
-    fn free(reading: Reading) -> Kept {
-        Kept::new(reading, None).unwrap()
+    fn free(reading: Reading) -> KeptReading {
+        KeptReading::new(reading, None).unwrap()
     }
 
     /// Returns the sample of a reading. The sample must fit into one part.
     fn sample(delta: &mut Delta, reading: Reading) -> v1::Sample {
-        let mut parts = delta.changes(Taken { sequence: 0, dropped: 0, item: free(reading) });
+        let mut parts = delta.changes(TakenReading { sequence: 0, dropped: 0, item: free(reading) });
         let first = parts.next().unwrap();
         assert!(!first.more && parts.next().is_none());
         first
@@ -233,14 +233,14 @@ mod tests {
     fn the_oldest_is_dropped_and_counted() {
         let mut b = Backlog::new(2);
         b.push('a');
-        assert_eq!(b.take(), Some(Taken { sequence: 0, dropped: 0, item: 'a' }));
+        assert_eq!(b.take(), Some(TakenReading { sequence: 0, dropped: 0, item: 'a' }));
         for c in ['b', 'c', 'd', 'e'] {
             b.push(c);
         }
-        assert_eq!(b.take(), Some(Taken { sequence: 3, dropped: 2, item: 'd' }));
+        assert_eq!(b.take(), Some(TakenReading { sequence: 3, dropped: 2, item: 'd' }));
         b.push('f');
-        assert_eq!(b.take(), Some(Taken { sequence: 4, dropped: 0, item: 'e' }));
-        assert_eq!(b.take(), Some(Taken { sequence: 5, dropped: 0, item: 'f' }));
+        assert_eq!(b.take(), Some(TakenReading { sequence: 4, dropped: 0, item: 'e' }));
+        assert_eq!(b.take(), Some(TakenReading { sequence: 5, dropped: 0, item: 'f' }));
         assert_eq!(b.take(), None);
         assert!(b.is_empty());
     }
@@ -258,8 +258,8 @@ mod tests {
             let mut client = ingraft_wire::Snapshot::new(4);
             for (i, values) in readings.iter().enumerate() {
                 backlog.push((values.clone(), reading(values)));
-                if i % slow == 0 && let Some(Taken { sequence, dropped, item: (expected, item) }) = backlog.take() {
-                    let mut parts = delta.changes(Taken { sequence, dropped, item: free(item) });
+                if i % slow == 0 && let Some(TakenReading { sequence, dropped, item: (expected, item) }) = backlog.take() {
+                    let mut parts = delta.changes(TakenReading { sequence, dropped, item: free(item) });
                     prop_assert_eq!(client.apply(parts.next().unwrap()), Ok(true));
                     prop_assert!(parts.next().is_none());
                     let got: Vec<_> = client.values.iter().map(|v| v.value).collect();
@@ -305,7 +305,7 @@ mod tests {
         let count = 3 * PART_VALUES;
         let parts: Vec<_> = {
             let item = free(reading(&vec![5; count]));
-            delta.changes(Taken { sequence: 3, dropped: 2, item }).collect()
+            delta.changes(TakenReading { sequence: 3, dropped: 2, item }).collect()
         };
         assert_eq!(parts.iter().map(|part| part.more).collect::<Vec<_>>(), [true, true, false]);
         let mut client = ingraft_wire::Snapshot::new(count);
@@ -324,9 +324,9 @@ mod tests {
 
     #[test]
     fn readings_count_as_long_as_anything_needs_them() {
-        let table = Table::new(Quotas::default(), 1 << 20);
-        let payer = table.call(Holder::User(4_000_001)).unwrap().payer();
-        let keep = |values: &[i64]| Kept::new(reading(values), Some(payer.hold(0).unwrap())).unwrap();
+        let table = ResourceTable::new(Quotas::default(), 1 << 20);
+        let payer = table.call(QuotaHolder::User(4_000_001)).unwrap().payer();
+        let keep = |values: &[i64]| KeptReading::new(reading(values), Some(payer.hold(0).unwrap())).unwrap();
         let (mut backlog, mut delta) = (Backlog::new(2), Delta::default());
         let one = keep(&[1; 1000]).bytes();
         assert!(one >= 16_000 && payer.held() == 0, "{one}");
@@ -339,7 +339,8 @@ mod tests {
         assert_eq!(payer.held(), one, "the next sample is compared with it");
         drop(delta);
         assert_eq!(payer.held(), 0);
-        let refused = Kept::new(reading(&vec![1; 4 << 20]), Some(payer.hold(0).unwrap())).map(|_| ()).unwrap_err();
+        let refused =
+            KeptReading::new(reading(&vec![1; 4 << 20]), Some(payer.hold(0).unwrap())).map(|_| ()).unwrap_err();
         assert_eq!((refused.reason.as_str(), payer.held()), ("quota_exceeded", 0));
     }
 }

@@ -11,17 +11,17 @@ use http::{HeaderMap, Request, Response};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use ingraft_api::{ErrorClass, Reason};
-use ingraft_wire::{Failure, MESSAGE_BYTES, failure};
+use ingraft_wire::{MESSAGE_BYTES, ProtocolFailure, failure};
 use tokio::time::{Instant, Sleep};
 use tonic::body::Body;
 use tonic::service::Routes;
 use tonic::{Code, Status};
 use tower::Service;
 
-use crate::auth::{Access, Client, Origin};
+use crate::auth::{AuthenticatedClient, ListenerAuth, Origin};
 use crate::connection::{Connection, Streaming};
 use crate::core::{Behalf, Closing, on_behalf, shutting_down};
-use crate::quota::{Call, Payer, Table};
+use crate::quota::{CountedCall, Payer, ResourceTable};
 use crate::waiting::Unread;
 
 /// Longest time from the head of a request to its end. Clients send a request without pauses.
@@ -41,9 +41,9 @@ pub struct Serving {
     /// The services.
     pub routes: Routes,
     /// Method by which callers are identified.
-    pub access: Access,
+    pub access: ListenerAuth,
     /// Table of the resources that all holders use.
-    pub table: Arc<Table>,
+    pub table: Arc<ResourceTable>,
     /// Receiver of the announcement that the daemon ends.
     pub closing: Closing,
 }
@@ -60,9 +60,9 @@ pub async fn answer(
     stream: Streaming,
     origin: Origin,
     request: Request<Incoming>,
-) -> Response<Answer> {
+) -> Response<AnswerBody> {
     match begin(serving, &connection, origin, request) {
-        Ok(Taken { routing, deadline, call, until }) => {
+        Ok(AcceptedRequest { routing, deadline, call, until }) => {
             let (turns, payer) = {
                 let call = call.lock().unwrap_or_else(PoisonError::into_inner);
                 (call.turns(), call.payer())
@@ -79,7 +79,7 @@ pub async fn answer(
                 Err(_) => late().into_status().into_http(),
             };
             explain(response.headers_mut());
-            response.map(|body| Answer {
+            response.map(|body| AnswerBody {
                 body,
                 until,
                 over: false,
@@ -93,17 +93,24 @@ pub async fn answer(
                 connection.refused();
             }
             let response: Response<Body> = failure.into_status().into_http();
-            response.map(|body| Answer { body, until: None, over: false, payer: None, _call: None, _stream: stream })
+            response.map(|body| AnswerBody {
+                body,
+                until: None,
+                over: false,
+                payer: None,
+                _call: None,
+                _stream: stream,
+            })
         }
     }
 }
 
 /// A request that was accepted.
-struct Taken {
+struct AcceptedRequest {
     routing: <Routes as Service<Request<Body>>>::Future,
     /// Time that the client waits for the beginning of the answer; `None` if the client gives no limit.
     deadline: Option<Duration>,
-    call: Arc<Mutex<Call>>,
+    call: Arc<Mutex<CountedCall>>,
     until: Option<Until>,
 }
 
@@ -113,7 +120,7 @@ fn begin(
     connection: &Connection,
     origin: Origin,
     request: Request<Incoming>,
-) -> Result<Taken, Failure> {
+) -> Result<AcceptedRequest, ProtocolFailure> {
     if let Some(failure) = connection.turned_away() {
         return Err(failure.clone());
     }
@@ -125,13 +132,13 @@ fn begin(
     } else {
         let (caller, holder) = serving.access.identify(&origin, connection.holder(), &head.headers)?;
         connection.proven(holder);
-        head.extensions.insert(Client { caller, holder, origin, table: Arc::clone(&serving.table) });
+        head.extensions.insert(AuthenticatedClient { caller, holder, origin, table: Arc::clone(&serving.table) });
         holder
     };
     let call = Arc::new(Mutex::new(serving.table.call(holder)?));
     let reflection = head.uri.path().starts_with("/grpc.reflection.");
     let time = if reflection { REFLECTION_TIME } else { REQUEST_TIME };
-    let body = Body::new(Sent {
+    let body = Body::new(RequestBody {
         body,
         left: if open { OPEN_BODY_BYTES } else { BODY_BYTES },
         call: Arc::clone(&call),
@@ -143,16 +150,16 @@ fn begin(
         until
     });
     let routing = serving.routes.call(Request::from_parts(head, body));
-    Ok(Taken { routing, deadline, call, until })
+    Ok(AcceptedRequest { routing, deadline, call, until })
 }
 
-fn late() -> Failure {
+fn late() -> ProtocolFailure {
     let hint = "give the call more time, or ask for less";
-    Failure::new(Reason::DeadlineExceeded, "the time that the client gave the call is over", hint)
+    ProtocolFailure::new(Reason::DeadlineExceeded, "the time that the client gave the call is over", hint)
 }
 
 /// Parses the value of `grpc-timeout`: at most eight digits and a unit (gRPC over HTTP/2, "Requests").
-fn timeout(value: &http::HeaderValue) -> Result<Duration, Failure> {
+fn timeout(value: &http::HeaderValue) -> Result<Duration, ProtocolFailure> {
     let parse = || {
         let (digits, unit) = value.to_str().ok()?.split_at_checked(value.len().checked_sub(1)?)?;
         if digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
@@ -171,7 +178,7 @@ fn timeout(value: &http::HeaderValue) -> Result<Duration, Failure> {
     };
     parse().ok_or_else(|| {
         let what = "the metadata `grpc-timeout` is no time";
-        Failure::new(Reason::InvalidField, what, "send up to eight digits and one of H M S m u n")
+        ProtocolFailure::new(Reason::InvalidField, what, "send up to eight digits and one of H M S m u n")
     })
 }
 
@@ -186,24 +193,24 @@ fn explain(headers: &mut HeaderMap) {
 }
 
 /// The body of a request, with a limit of bytes and of time.
-struct Sent {
+struct RequestBody {
     body: Incoming,
     left: usize,
-    call: Arc<Mutex<Call>>,
+    call: Arc<Mutex<CountedCall>>,
     deadline: Pin<Box<Sleep>>,
 }
 
-impl Sent {
-    fn take(&mut self, bytes: usize) -> Result<(), Failure> {
+impl RequestBody {
+    fn take(&mut self, bytes: usize) -> Result<(), ProtocolFailure> {
         self.left = self.left.checked_sub(bytes).ok_or_else(|| {
             let hint = "send less in one request; `Daemon.Limits` says how much may be sent";
-            Failure::new(Reason::MessageTooLarge, "the request is too large", hint)
+            ProtocolFailure::new(Reason::MessageTooLarge, "the request is too large", hint)
         })?;
         self.call.lock().unwrap_or_else(PoisonError::into_inner).receive(bytes)
     }
 }
 
-impl http_body::Body for Sent {
+impl http_body::Body for RequestBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -212,7 +219,7 @@ impl http_body::Body for Sent {
         if this.deadline.as_mut().poll(cx).is_ready() {
             let hint = "send a request in one go";
             let what = "the request did not end in time";
-            return Poll::Ready(Some(Err(Failure::new(Reason::RequestTooSlow, what, hint).into())));
+            return Poll::Ready(Some(Err(ProtocolFailure::new(Reason::RequestTooSlow, what, hint).into())));
         }
         match Pin::new(&mut this.body).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
@@ -241,20 +248,20 @@ impl http_body::Body for Sent {
 type Until = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The body of an answer. The call counts towards its quotas while the body exists.
-pub struct Answer {
+pub struct AnswerBody {
     body: Body,
     /// Event that ends the answer before its body ends; `None` for answers that end by themselves when the daemon ends.
     until: Option<Until>,
     over: bool,
     /// Holder whose quota pays for the answer's bytes until they are sent.
     payer: Option<Payer>,
-    _call: Option<Arc<Mutex<Call>>>,
+    _call: Option<Arc<Mutex<CountedCall>>>,
     _stream: Streaming,
 }
 
-impl Answer {
+impl AnswerBody {
     /// Ends the answer with an error. Drops bytes that are not sent yet.
-    fn end(&mut self, failure: Failure) -> Frame<Unread> {
+    fn end(&mut self, failure: ProtocolFailure) -> Frame<Unread> {
         self.over = true;
         self.body = Body::empty();
         let mut trailers = HeaderMap::new();
@@ -264,7 +271,7 @@ impl Answer {
     }
 }
 
-impl http_body::Body for Answer {
+impl http_body::Body for AnswerBody {
     type Data = Unread;
     type Error = Status;
 

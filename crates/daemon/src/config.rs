@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use ingraft_engine::{ClockChoice, MAX_OVERHEAD, UnknownClock};
 use serde::Deserialize;
 
-use crate::auth::{Token, TokenError};
-use crate::listen::{Address, AddressError};
+use crate::auth::{AuthToken, TokenError};
+use crate::listen::{AddressError, ListenAddress};
 use crate::quota::Quotas;
 
 /// Address at which the daemon listens if none is configured.
@@ -117,11 +117,11 @@ struct Document {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Addresses to listen at; at least one.
-    pub listen: Vec<Address>,
+    pub listen: Vec<ListenAddress>,
     /// Directory of journal and cache.
     pub state_dir: PathBuf,
     /// Token for http addresses.
-    pub token: Option<Token>,
+    pub token: Option<AuthToken>,
     /// Permission bits of Unix sockets.
     pub socket_mode: u32,
     /// Group of Unix sockets.
@@ -188,10 +188,10 @@ pub enum ConfigError {
     Clock(#[from] UnknownClock),
     /// An http address is given without a token.
     #[error("{0} needs a token: name a file that holds one with token-file")]
-    NoToken(Address),
+    NoToken(ListenAddress),
     /// An https address is given without all three files.
     #[error("{0} needs client certificates: name the files tls-cert, tls-key and client-ca")]
-    NoTls(Address),
+    NoTls(ListenAddress),
     /// No state directory is configured, and the user has no home directory.
     #[error("there is no home directory to keep journal and cache in: name one with state-dir")]
     NoStateDir,
@@ -212,7 +212,7 @@ impl Settings {
         if listen.is_empty() {
             listen.push(LISTEN_DEFAULT.to_owned());
         }
-        let listen: Vec<Address> = listen.iter().map(|text| text.trim().parse()).collect::<Result<_, _>>()?;
+        let listen: Vec<ListenAddress> = listen.iter().map(|text| text.trim().parse()).collect::<Result<_, _>>()?;
         let token_file = flags.token_file.or(file.token_file);
         let socket_mode = flags.socket_mode.or(file.socket_mode);
         let files =
@@ -250,7 +250,7 @@ impl Settings {
             quotas,
             listen,
             state_dir: flags.state_dir.or(file.state_dir).or_else(state_dir).ok_or(ConfigError::NoStateDir)?,
-            token: token_file.map(|path| Token::read(&path)).transpose()?,
+            token: token_file.map(|path| AuthToken::read(&path)).transpose()?,
             socket_mode: socket_mode.map_or(Ok(SOCKET_MODE_DEFAULT), mode)?,
             socket_group: flags.socket_group.or(file.socket_group),
             tls,
@@ -260,9 +260,13 @@ impl Settings {
         };
         for address in &settings.listen {
             match address {
-                Address::Http(_) if settings.token.is_none() => return Err(ConfigError::NoToken(address.clone())),
-                Address::Https { .. } if settings.tls.is_none() => return Err(ConfigError::NoTls(address.clone())),
-                Address::Unix(_) | Address::Http(_) | Address::Https { .. } => {}
+                ListenAddress::Http(_) if settings.token.is_none() => {
+                    return Err(ConfigError::NoToken(address.clone()));
+                }
+                ListenAddress::Https { .. } if settings.tls.is_none() => {
+                    return Err(ConfigError::NoTls(address.clone()));
+                }
+                ListenAddress::Unix(_) | ListenAddress::Http(_) | ListenAddress::Https { .. } => {}
             }
         }
         Ok(settings)
@@ -336,11 +340,11 @@ mod tests {
     fn flags_go_before_the_file() {
         let file = "listen = ['unix:/a', 'unix:/b']\nsocket-mode = '0660'\nlog = 'debug'\nstate-dir = '/f'";
         let settings = resolve(&[], file).unwrap();
-        assert_eq!(settings.listen, [Address::Unix("/a".into()), Address::Unix("/b".into())]);
+        assert_eq!(settings.listen, [ListenAddress::Unix("/a".into()), ListenAddress::Unix("/b".into())]);
         assert_eq!((settings.socket_mode, settings.log.as_str()), (0o660, "debug"));
         assert_eq!(settings.state_dir, Path::new("/s"));
         let settings = resolve(&["--listen=unix:/c", "--socket-mode=600", "--log=warn"], file).unwrap();
-        assert_eq!(settings.listen, [Address::Unix("/c".into())]);
+        assert_eq!(settings.listen, [ListenAddress::Unix("/c".into())]);
         assert_eq!((settings.socket_mode, settings.log.as_str()), (0o600, "warn"));
     }
 

@@ -9,14 +9,14 @@ use std::time::Duration;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use ingraft_wire::Failure;
+use ingraft_wire::ProtocolFailure;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use crate::auth::Origin;
 use crate::call::{Serving, answer};
-use crate::quota::{Holder, Seat};
+use crate::quota::{QuotaHolder, Seat};
 
 /// Longest time from the connection to its first request.
 const GREETING: Duration = Duration::from_secs(10);
@@ -56,7 +56,7 @@ const ERRORS: usize = 64;
 #[derive(Debug)]
 pub struct Connection {
     seat: Seat,
-    turned_away: Option<Failure>,
+    turned_away: Option<ProtocolFailure>,
     refusals: AtomicUsize,
     activity: Mutex<Activity>,
     changed: Notify,
@@ -74,7 +74,7 @@ struct Activity {
 
 impl Connection {
     /// Returns a connection that was admitted, or one that was not, with the failure that it is to be told.
-    pub fn new(seat: Seat, turned_away: Option<Failure>) -> Arc<Connection> {
+    pub fn new(seat: Seat, turned_away: Option<ProtocolFailure>) -> Arc<Connection> {
         let activity = Mutex::new(Activity { streams: 0, greeted: false, since: Instant::now() });
         Arc::new(Connection {
             seat,
@@ -87,12 +87,12 @@ impl Connection {
     }
 
     /// Returns the holder to which the connection counts at present.
-    pub fn holder(&self) -> Holder {
+    pub fn holder(&self) -> QuotaHolder {
         self.seat.holder()
     }
 
     /// Records that the client has authenticated as `holder`.
-    pub fn proven(&self, holder: Holder) {
+    pub fn proven(&self, holder: QuotaHolder) {
         self.seat.proven(holder);
     }
 
@@ -104,7 +104,7 @@ impl Connection {
     }
 
     /// Returns the failure with which every request is answered; `None` if the connection was admitted.
-    pub fn turned_away(&self) -> Option<&Failure> {
+    pub fn turned_away(&self) -> Option<&ProtocolFailure> {
         self.turned_away.as_ref()
     }
 
@@ -127,7 +127,7 @@ impl Connection {
 
     /// Returns whether the client has not authenticated.
     fn is_unproven(&self) -> bool {
-        matches!(self.holder(), Holder::Stranger(..) | Holder::Nobody)
+        matches!(self.holder(), QuotaHolder::Stranger(..) | QuotaHolder::Nobody)
     }
 
     /// Returns the time at which the connection is closed after its end was announced; `None` while it waits for open streams.
@@ -186,9 +186,9 @@ where
 {
     let mut closing = serving.closing.clone();
     let streams = match connection.holder() {
-        Holder::Stranger(..) | Holder::Nobody => STRANGERS_STREAMS,
-        Holder::User(0) | Holder::Token | Holder::Certificate(_) => STREAMS,
-        Holder::User(_) => USERS_STREAMS,
+        QuotaHolder::Stranger(..) | QuotaHolder::Nobody => STRANGERS_STREAMS,
+        QuotaHolder::User(0) | QuotaHolder::Token | QuotaHolder::Certificate(_) => STREAMS,
+        QuotaHolder::User(_) => USERS_STREAMS,
     };
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
@@ -279,9 +279,9 @@ mod tests {
     use tonic::service::Routes;
 
     use super::*;
-    use crate::auth::{Access, Peer};
-    use crate::core::{Core, Host};
-    use crate::quota::{Admission, Quotas, Table};
+    use crate::auth::{ListenerAuth, Peer};
+    use crate::core::{Core, ServingProgram};
+    use crate::quota::{Admission, Quotas, ResourceTable};
 
     const HEADERS: u8 = 1;
     const SETTINGS: u8 = 4;
@@ -337,13 +337,13 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let state_dir = directory.path().to_owned();
         let config = Config { state_dir, program: "ingraftd".into(), max_overhead: 1.0, clock: ClockChoice::Auto };
-        let core = Core::new(Engine::start(config).unwrap(), Host::Daemon);
-        let table = Table::new(Quotas::default(), 1 << 20);
+        let core = Core::new(Engine::start(config).unwrap(), ServingProgram::Daemon);
+        let table = ResourceTable::new(Quotas::default(), 1 << 20);
         let peer = Peer { uid: 4_000_001, gid: 4_000_001, pid: None };
-        let Admission::Seat(seat) = table.admit(Holder::User(peer.uid)) else { panic!("there is room") };
+        let Admission::Seat(seat) = table.admit(QuotaHolder::User(peer.uid)) else { panic!("there is room") };
         let mut connection = Arc::into_inner(Connection::new(seat, None)).unwrap();
         connection.greeting = Duration::from_millis(10);
-        let serving = Serving { routes: Routes::new(Slow), access: Access::Peer, table, closing: core.closing() };
+        let serving = Serving { routes: Routes::new(Slow), access: ListenerAuth::Peer, table, closing: core.closing() };
         let (mut ours, theirs) = tokio::io::duplex(1 << 16);
         let served = tokio::spawn(serve(theirs, Arc::new(connection), Origin::Socket(Some(peer)), serving));
 

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use ingraft_api::Reason;
 use ingraft_engine::{Engine, Error, Removed, Undertaking};
-use ingraft_wire::Failure;
+use ingraft_wire::ProtocolFailure;
 use tokio::sync::{RwLock, Semaphore, watch};
 
 use crate::audit::Audit;
 use crate::failure::failed;
 use crate::keeper::{self, Keeper};
-use crate::quota::{Call, Payer, TURNS};
-use crate::recorder::Recorder;
+use crate::quota::{CountedCall, Payer, TURNS};
+use crate::recorder::HistoryRecorder;
 
 /// Least time between two samples of a stream.
 pub const INTERVAL_MIN: Duration = Duration::from_millis(1);
@@ -36,19 +36,19 @@ const LISTS: u32 = 4;
 
 /// The program that serves the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Host {
+pub enum ServingProgram {
     /// The command line, whose embedded engine serves one user.
     CommandLine,
     /// The daemon, which serves several users.
     Daemon,
 }
 
-impl Host {
+impl ServingProgram {
     /// The name of the program.
     pub fn program(self) -> &'static str {
         match self {
-            Host::CommandLine => "ingraft",
-            Host::Daemon => "ingraftd",
+            ServingProgram::CommandLine => "ingraft",
+            ServingProgram::Daemon => "ingraftd",
         }
     }
 }
@@ -56,14 +56,14 @@ impl Host {
 /// Handle to the state that all services share. Clones are cheap.
 #[derive(Clone)]
 pub struct Core {
-    shared: Arc<Shared>,
+    shared: Arc<CoreState>,
 }
 
-struct Shared {
+struct CoreState {
     engine: Engine,
-    host: Host,
+    host: ServingProgram,
     keeper: Arc<Keeper>,
-    recorder: Recorder,
+    recorder: HistoryRecorder,
     audit: Arc<Audit>,
     /// Number of bytes of MDL definitions that the daemon keeps for all clients.
     defined: Mutex<usize>,
@@ -71,19 +71,19 @@ struct Shared {
     /// Lock that every call which may change a target holds shared. [`Core::close`] holds it exclusively, so that no call inserts anything
     /// after that.
     changes: Arc<RwLock<()>>,
-    calls: Arc<Calls>,
+    calls: Arc<OpenCalls>,
     /// Insertions in progress, and some that have ended.
     undertakings: Mutex<Vec<Weak<Undertaking>>>,
 }
 
 /// Calls of the engine in progress, each with the name of the function that makes it and the time of its beginning.
 #[derive(Default)]
-struct Calls {
+struct OpenCalls {
     next: AtomicU64,
     open: Mutex<BTreeMap<u64, (&'static str, Instant)>>,
 }
 
-impl Calls {
+impl OpenCalls {
     fn open(&self) -> MutexGuard<'_, BTreeMap<u64, (&'static str, Instant)>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -98,7 +98,7 @@ impl Calls {
 
 /// A call that is in progress.
 struct OpenCall {
-    calls: Arc<Calls>,
+    calls: Arc<OpenCalls>,
     number: u64,
 }
 
@@ -128,12 +128,12 @@ impl Closing {
 
 impl Core {
     /// Creates the shared state for an engine.
-    pub fn new(engine: Engine, host: Host) -> Self {
-        let shared = Shared {
+    pub fn new(engine: Engine, host: ServingProgram) -> Self {
+        let shared = CoreState {
             engine,
             host,
             keeper: Arc::default(),
-            recorder: Recorder::default(),
+            recorder: HistoryRecorder::default(),
             audit: Arc::default(),
             defined: Mutex::default(),
             closing: watch::Sender::new(false),
@@ -150,7 +150,7 @@ impl Core {
     }
 
     /// Returns the program that serves the engine.
-    pub fn host(&self) -> Host {
+    pub fn host(&self) -> ServingProgram {
         self.shared.host
     }
 
@@ -160,7 +160,7 @@ impl Core {
     }
 
     /// Returns the recorder of histories of values.
-    pub fn recorder(&self) -> &Recorder {
+    pub fn recorder(&self) -> &HistoryRecorder {
         &self.shared.recorder
     }
 
@@ -190,7 +190,7 @@ impl Core {
     pub async fn engine_call<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, ProtocolFailure> {
         self.engine_value(call).await?.map_err(failed)
     }
 
@@ -199,7 +199,7 @@ impl Core {
     pub async fn engine_value<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Engine) -> T + Send + 'static,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, ProtocolFailure> {
         self.engine_turns(1, call).await
     }
 
@@ -208,7 +208,7 @@ impl Core {
     pub async fn engine_list<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Engine) -> T + Send + 'static,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, ProtocolFailure> {
         self.engine_turns(TURNS / LISTS, call).await
     }
 
@@ -216,7 +216,7 @@ impl Core {
         &self,
         turns: u32,
         call: impl FnOnce(&Engine) -> T + Send + 'static,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, ProtocolFailure> {
         let behalf = behalf();
         let turn = match &behalf {
             // The semaphore is never closed, so this does not fail.
@@ -236,7 +236,7 @@ impl Core {
         })
         .await
         .map_err(|e| {
-            Failure::new(
+            ProtocolFailure::new(
                 Reason::Bug,
                 format!("the engine failed in an unforeseen way: {e}"),
                 "please report this with the log; `ingraft detach` restores the target",
@@ -318,7 +318,7 @@ pub struct Behalf {
     /// Holder whose quota pays for the data that is kept for the call.
     pub payer: Payer,
     /// The call. It counts towards the user's quota while any work is done or any data is kept for it, even if its client is gone.
-    pub call: Arc<Mutex<Call>>,
+    pub call: Arc<Mutex<CountedCall>>,
 }
 
 tokio::task_local! {
@@ -348,8 +348,8 @@ pub fn spawn(task: impl Future<Output = ()> + Send + 'static) {
 }
 
 /// Returns the failure with which calls and streams end while the engine ends.
-pub fn shutting_down() -> Failure {
-    Failure::new(
+pub fn shutting_down() -> ProtocolFailure {
+    ProtocolFailure::new(
         Reason::ShuttingDown,
         "the engine is shutting down",
         "measurements that are not kept are being removed; try again when it runs again",
@@ -359,7 +359,7 @@ pub fn shutting_down() -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quota::{Holder, Quotas, Table};
+    use crate::quota::{QuotaHolder, Quotas, ResourceTable};
 
     fn engine(directory: &std::path::Path) -> Engine {
         let config = ingraft_engine::Config {
@@ -375,9 +375,9 @@ mod tests {
     #[test]
     fn a_call_that_was_cancelled_counts_until_its_work_ends() {
         let directory = tempfile::tempdir().unwrap();
-        let core = Core::new(engine(directory.path()), Host::Daemon);
-        let table = Table::new(Quotas::default(), 1 << 20);
-        let alice = Holder::User(4_000_001);
+        let core = Core::new(engine(directory.path()), ServingProgram::Daemon);
+        let table = ResourceTable::new(Quotas::default(), 1 << 20);
+        let alice = QuotaHolder::User(4_000_001);
         let calls = || table.used(alice).iter().find(|(key, ..)| *key == "max-user-calls").map(|(_, _, used)| *used);
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         let (release, hanging) = std::sync::mpsc::channel::<()>();
@@ -418,7 +418,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         let (release, hanging) = std::sync::mpsc::channel::<()>();
         runtime.block_on(async {
-            let core = Core::new(engine, Host::Daemon);
+            let core = Core::new(engine, ServingProgram::Daemon);
             let begun = Arc::new(tokio::sync::Notify::new());
             let (caller, tell) = (core.clone(), Arc::clone(&begun));
             let call = tokio::spawn(async move {

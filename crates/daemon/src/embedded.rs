@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use tokio_stream::StreamExt;
 use tonic::transport::{Channel, Endpoint, Server};
 
-use crate::core::{Core, Host};
+use crate::core::{Core, ServingProgram};
 use crate::joining::Joining;
 use crate::rpc;
 
@@ -42,7 +42,7 @@ pub enum EmbeddedError {
 /// Serves an engine on an in-memory channel. If it is `joinable`, serves it to other commands of this user too. Needs a tokio runtime that
 /// exists until [`Embedded::close`].
 pub async fn embedded(engine: Engine, joinable: bool) -> Result<Embedded, EmbeddedError> {
-    let core = Core::new(engine, Host::CommandLine);
+    let core = Core::new(engine, ServingProgram::CommandLine);
     core.start_keeper();
     let (ours, theirs) = tokio::io::duplex(BUFFER);
     let (routes, _health) = rpc::routes(&core).await?;

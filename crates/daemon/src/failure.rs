@@ -1,12 +1,12 @@
 //! Errors of the engine as failures of the protocol.
 
 use ingraft_engine::Error;
-use ingraft_wire::{Failure, v1};
+use ingraft_wire::{ProtocolFailure, v1};
 
 /// Converts an error of the engine to a failure.
-pub fn failed(error: Error) -> Failure {
+pub fn failed(error: Error) -> ProtocolFailure {
     let hint = error.hint();
-    let mut failure = Failure::new(error.reason, error.what, hint);
+    let mut failure = ProtocolFailure::new(error.reason, error.what, hint);
     (failure.pid, failure.holder) = (error.pid, error.holder);
     failure.diagnostics = error.diagnostics.iter().map(diagnostic).collect();
     failure
@@ -44,7 +44,7 @@ mod tests {
     #[test]
     fn an_error_keeps_what_it_says() {
         let error = Error::new(Reason::AlreadyTraced, "traced by gdb (pid 7)", "end gdb").about(Pid(3));
-        let failure = Failure::from_status(&failed(error).into_status());
+        let failure = ProtocolFailure::from_status(&failed(error).into_status());
         assert_eq!((failure.class, failure.reason.as_str()), (ErrorClass::Denied, "already_traced"));
         assert_eq!((failure.what.as_str(), failure.hint.as_str()), ("traced by gdb (pid 7)", "end gdb"));
         assert_eq!(failure.pid, Some(Pid(3)));

@@ -12,11 +12,11 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tonic::service::Routes;
 
-use crate::auth::{Access, Origin, Peer};
+use crate::auth::{ListenerAuth, Origin, Peer};
 use crate::call::Serving;
 use crate::core::Core;
 use crate::listen::{ListenError, SocketFile, accept, listen_privately};
-use crate::quota::{Quotas, Table};
+use crate::quota::{Quotas, ResourceTable};
 use crate::reception::Reception;
 use crate::run::files;
 
@@ -38,9 +38,9 @@ impl Joining {
         let io_error = |source| ListenError::Io { doing: format!("listen at {}", path.display()), source };
         let (listener, file) = listen_privately(&path)?;
         let listener = UnixListener::from_std(listener).map_err(io_error)?;
-        let table = Table::new(Quotas::default(), files().map_err(io_error)?);
+        let table = ResourceTable::new(Quotas::default(), files().map_err(io_error)?);
         let (peers, seen) = watch::channel(Peers::new());
-        let serving = Serving { routes, access: Access::Peer, table, closing: core.closing() };
+        let serving = Serving { routes, access: ListenerAuth::Peer, table, closing: core.closing() };
         let served = tokio::spawn(serve(listener, serving, peers));
         Ok(Joining { peers: seen, served, _file: file })
     }
@@ -77,7 +77,7 @@ async fn serve(listener: UnixListener, serving: Serving, peers: watch::Sender<Pe
             return;
         }
         let Some(seat) = reception.admit(origin) else { return };
-        let counted = Counted::new(&peers, pid.unwrap_or_default());
+        let counted = CountedConnection::new(&peers, pid.unwrap_or_default());
         let reception = Arc::clone(&reception);
         open.spawn(async move {
             reception.serve(io, origin, seat).await;
@@ -89,19 +89,19 @@ async fn serve(listener: UnixListener, serving: Serving, peers: watch::Sender<Pe
 }
 
 /// A connection of a process, which counts until this value is dropped.
-struct Counted {
+struct CountedConnection {
     peers: watch::Sender<Peers>,
     pid: i32,
 }
 
-impl Counted {
-    fn new(peers: &watch::Sender<Peers>, pid: i32) -> Counted {
+impl CountedConnection {
+    fn new(peers: &watch::Sender<Peers>, pid: i32) -> CountedConnection {
         peers.send_modify(|peers| *peers.entry(pid).or_default() += 1);
-        Counted { peers: peers.clone(), pid }
+        CountedConnection { peers: peers.clone(), pid }
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountedConnection {
     fn drop(&mut self) {
         self.peers.send_modify(|peers| {
             if let Some(connections) = peers.get_mut(&self.pid) {

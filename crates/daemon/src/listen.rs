@@ -21,7 +21,7 @@ use crate::seldom::Seldom;
 
 /// An address to listen at.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Address {
+pub enum ListenAddress {
     /// A Unix socket at an absolute path: `unix:/p` or `unix:///p`.
     Unix(PathBuf),
     /// Plain HTTP/2 on the loopback interface, with a token: `http://127.0.0.1:PORT`.
@@ -54,7 +54,7 @@ pub enum AddressError {
     NotLoopback(String),
 }
 
-impl FromStr for Address {
+impl FromStr for ListenAddress {
     type Err = AddressError;
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
@@ -62,7 +62,7 @@ impl FromStr for Address {
             // unix:///p has an empty authority.
             let path = path.strip_prefix("//").unwrap_or(path);
             return if path.starts_with('/') && !path.ends_with('/') {
-                Ok(Address::Unix(PathBuf::from(path)))
+                Ok(ListenAddress::Unix(PathBuf::from(path)))
             } else {
                 Err(AddressError::RelativePath(text.to_owned()))
             };
@@ -79,7 +79,7 @@ impl FromStr for Address {
             return Err(bad());
         }
         if tls {
-            return Ok(Address::Https { host: host.to_owned(), port });
+            return Ok(ListenAddress::Https { host: host.to_owned(), port });
         }
         let ip = match host {
             "localhost" => Ipv4Addr::LOCALHOST.into(),
@@ -87,19 +87,19 @@ impl FromStr for Address {
         };
         let address = SocketAddr::new(ip, port);
         if address.ip().is_loopback() {
-            Ok(Address::Http(address))
+            Ok(ListenAddress::Http(address))
         } else {
             Err(AddressError::NotLoopback(text.to_owned()))
         }
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for ListenAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Address::Unix(path) => write!(f, "unix:{}", path.display()),
-            Address::Http(address) => write!(f, "http://{address}"),
-            Address::Https { host, port } => write!(f, "https://{host}:{port}"),
+            ListenAddress::Unix(path) => write!(f, "unix:{}", path.display()),
+            ListenAddress::Http(address) => write!(f, "http://{address}"),
+            ListenAddress::Https { host, port } => write!(f, "https://{host}:{port}"),
         }
     }
 }
@@ -342,7 +342,8 @@ mod tests {
 
     #[test]
     fn addresses_are_read_and_written() {
-        let round = |text: &str| text.parse::<Address>().map_or_else(|e| format!("error: {e}"), |a| a.to_string());
+        let round =
+            |text: &str| text.parse::<ListenAddress>().map_or_else(|e| format!("error: {e}"), |a| a.to_string());
         for (text, expected) in [
             ("unix:/run/x.sock", "unix:/run/x.sock"),
             ("unix:///run/x.sock", "unix:/run/x.sock"),
@@ -362,8 +363,8 @@ mod tests {
         ] {
             assert_eq!(round(text), expected, "{text}");
         }
-        assert!(matches!("http://10.0.0.1:1".parse::<Address>(), Err(AddressError::NotLoopback(_))));
-        assert!(matches!("http://0.0.0.0:1".parse::<Address>(), Err(AddressError::NotLoopback(_))));
+        assert!(matches!("http://10.0.0.1:1".parse::<ListenAddress>(), Err(AddressError::NotLoopback(_))));
+        assert!(matches!("http://0.0.0.0:1".parse::<ListenAddress>(), Err(AddressError::NotLoopback(_))));
     }
 
     #[test]

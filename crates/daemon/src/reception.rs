@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ingraft_wire::Failure;
+use ingraft_wire::ProtocolFailure;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio_rustls::TlsAcceptor;
 
@@ -31,7 +31,7 @@ pub struct Reception {
 /// A connection that is served, or only told why it is refused.
 pub struct Admitted {
     seat: Seat,
-    turned_away: Option<Failure>,
+    turned_away: Option<ProtocolFailure>,
 }
 
 impl Reception {

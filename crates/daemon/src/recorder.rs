@@ -9,7 +9,7 @@ use ingraft_api::Reason;
 use ingraft_engine::{Caller, MeasurementId, PairInfo, Reading};
 use ingraft_model::Course;
 use ingraft_model::history::INTERVAL_NS;
-use ingraft_wire::Failure;
+use ingraft_wire::ProtocolFailure;
 use tokio::time::MissedTickBehavior;
 
 use crate::core::Core;
@@ -17,11 +17,11 @@ use crate::recording::{PAIRS_MAX, Recording, course};
 
 /// The recordings of a running engine.
 #[derive(Debug, Default)]
-pub struct Recorder {
+pub struct HistoryRecorder {
     recordings: Mutex<HashMap<MeasurementId, Arc<Mutex<Recording>>>>,
 }
 
-impl Recorder {
+impl HistoryRecorder {
     fn table(&self) -> MutexGuard<'_, HashMap<MeasurementId, Arc<Mutex<Recording>>>> {
         self.recordings.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -37,11 +37,11 @@ impl Recorder {
 }
 
 /// Fails if a measurement with histories would have too many pairs.
-pub fn permit(pairs: usize) -> Result<(), Failure> {
+pub fn permit(pairs: usize) -> Result<(), ProtocolFailure> {
     if pairs <= PAIRS_MAX {
         return Ok(());
     }
-    Err(Failure::new(
+    Err(ProtocolFailure::new(
         Reason::TooManyHistories,
         format!("histories of {pairs} pairs were asked for; {PAIRS_MAX} are the most"),
         "ask for fewer pairs, or for no history",
@@ -77,7 +77,7 @@ async fn record(core: Core, id: MeasurementId) {
 }
 
 /// Reads the current values and adds them to the recording. Fails if `caller` may not read them.
-pub async fn look(core: &Core, id: MeasurementId, caller: Caller) -> Result<Arc<Mutex<Recording>>, Failure> {
+pub async fn look(core: &Core, id: MeasurementId, caller: Caller) -> Result<Arc<Mutex<Recording>>, ProtocolFailure> {
     let Reading { time_ns, values, ended } = core.engine_call(move |engine| engine.read(id, false, caller)).await?;
     let recording = core.recorder().of(id).ok_or_else(|| not_recorded(id))?;
     let known = open(&recording).pairs();
@@ -104,8 +104,8 @@ pub fn open(recording: &Mutex<Recording>) -> MutexGuard<'_, Recording> {
     recording.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn not_recorded(id: MeasurementId) -> Failure {
-    Failure::new(
+fn not_recorded(id: MeasurementId) -> ProtocolFailure {
+    ProtocolFailure::new(
         Reason::NoHistory,
         format!("measurement {} keeps no history", id.0),
         "insert it with Measure.history (`ingraft watch --history`)",
@@ -113,8 +113,8 @@ fn not_recorded(id: MeasurementId) -> Failure {
 }
 
 /// Returns the failure for a phase that does not exist or whose histories were deleted.
-pub fn no_phase(number: u32) -> Failure {
-    Failure::new(
+pub fn no_phase(number: u32) -> ProtocolFailure {
+    ProtocolFailure::new(
         Reason::NoSuchPhase,
         format!("there is no phase {number}, or it was long ago"),
         "the first message of an answer without a phase lists them",

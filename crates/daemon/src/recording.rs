@@ -13,7 +13,7 @@ pub const PAIRS_MAX: usize = HISTORIES_MAX / 2;
 
 /// A phase and its histories, one for each pair.
 #[derive(Debug)]
-struct Chapter {
+struct RecordedPhase {
     phase: Phase,
     histories: Vec<History>,
 }
@@ -23,8 +23,8 @@ struct Chapter {
 pub struct Recording {
     courses: Vec<Course>,
     whole: Vec<History>,
-    ended: VecDeque<Chapter>,
-    current: Chapter,
+    ended: VecDeque<RecordedPhase>,
+    current: RecordedPhase,
     /// Time of the latest reading, as Unix time in nanoseconds, and the value of each pair in it.
     latest: (u64, Vec<i64>),
 }
@@ -44,7 +44,7 @@ impl Recording {
         let whole = fresh(&courses, &latest);
         let phase = Phase { number: 0, name: String::new(), start_ns: now_ns, end_ns: None };
         Recording {
-            current: Chapter { phase, histories: whole.clone() },
+            current: RecordedPhase { phase, histories: whole.clone() },
             whole,
             ended: VecDeque::new(),
             courses,
@@ -109,7 +109,7 @@ impl Recording {
     pub fn start_phase(&mut self, name: String) -> Phase {
         let now_ns = self.latest.0;
         let phase = Phase { number: self.current.phase.number.saturating_add(1), name, start_ns: now_ns, end_ns: None };
-        let next = Chapter { phase: phase.clone(), histories: fresh(&self.courses, &self.latest) };
+        let next = RecordedPhase { phase: phase.clone(), histories: fresh(&self.courses, &self.latest) };
         let mut over = std::mem::replace(&mut self.current, next);
         over.phase.end_ns = Some(now_ns);
         over.histories.iter_mut().for_each(History::close);

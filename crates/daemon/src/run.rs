@@ -19,12 +19,12 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::auth::{Access, TokenCell};
+use crate::auth::{ListenerAuth, TokenCell};
 use crate::call::Serving;
 use crate::config::{ConfigError, Flags, Settings};
-use crate::core::{Core, Host};
-use crate::listen::{Accept, Address, ListenError, UnixSocket, accept};
-use crate::quota::Table;
+use crate::core::{Core, ServingProgram};
+use crate::listen::{Accept, ListenAddress, ListenError, UnixSocket, accept};
+use crate::quota::ResourceTable;
 use crate::reception::Reception;
 use crate::rpc;
 use crate::state::{StateError, StateLock};
@@ -43,7 +43,7 @@ enum StartError {
     #[error(transparent)]
     Listen(#[from] ListenError),
     #[error("cannot listen at {0}: {1}")]
-    Tcp(Address, io::Error),
+    Tcp(ListenAddress, io::Error),
     #[error(transparent)]
     State(#[from] StateError),
     #[error(transparent)]
@@ -151,10 +151,10 @@ async fn serve(
     held: &mut Option<StateLock>,
 ) -> Result<ExitCode, StartError> {
     // Install the signal handlers first, so that no signal ends the daemon while it has code in a target.
-    let mut signals = Signals::new()?;
+    let mut signals = DaemonSignals::new()?;
     let (engine, lock) = engine(&settings).await?;
     *held = Some(lock);
-    let core = Core::new(engine, Host::Daemon);
+    let core = Core::new(engine, ServingProgram::Daemon);
     core.start_keeper();
     let token = settings.token.clone().map(TokenCell::new);
     let (routes, health) = rpc::routes(&core).await?;
@@ -163,7 +163,7 @@ async fn serve(
         settings: &settings,
         token: token.as_ref(),
         routes,
-        table: Table::new(settings.quotas, files()?),
+        table: ResourceTable::new(settings.quotas, files()?),
         tasks: JoinSet::new(),
     };
     let mut lines = String::new();
@@ -177,7 +177,7 @@ async fn serve(
     notify(sd_notify::NotifyState::Ready);
 
     let mut settings = settings;
-    while let Event::Reload = signals.next().await {
+    while let SignalAction::Reload = signals.next().await {
         if let Some(new) = reload(flags, &settings, token.as_ref()) {
             follow(&new);
             settings = new;
@@ -199,7 +199,7 @@ pub fn files() -> io::Result<usize> {
 async fn engine(settings: &Settings) -> Result<(Engine, StateLock), StartError> {
     let config = ingraft_engine::Config {
         state_dir: settings.state_dir.clone(),
-        program: Host::Daemon.program().to_owned(),
+        program: ServingProgram::Daemon.program().to_owned(),
         max_overhead: settings.max_overhead,
         clock: settings.clock,
     };
@@ -270,40 +270,46 @@ struct Servers<'a> {
     settings: &'a Settings,
     token: Option<&'a TokenCell>,
     routes: Routes,
-    table: Arc<Table>,
+    table: Arc<ResourceTable>,
     tasks: JoinSet<()>,
 }
 
 impl Servers<'_> {
     /// Listens at an address, and returns the address with the actual port.
-    async fn open(&mut self, address: &Address) -> Result<Address, StartError> {
+    async fn open(&mut self, address: &ListenAddress) -> Result<ListenAddress, StartError> {
         let failed = |e| StartError::Tcp(address.clone(), e);
         match address {
-            Address::Unix(path) => {
+            ListenAddress::Unix(path) => {
                 let socket = UnixSocket::bind(path, self.settings.socket_mode, self.settings.socket_group.as_deref())?;
                 let listener = UnixListener::from_std(socket.listener.try_clone()?)?;
-                self.serve(None, Access::Peer, listener, Some(socket));
+                self.serve(None, ListenerAuth::Peer, listener, Some(socket));
                 Ok(address.clone())
             }
-            Address::Http(at) => {
+            ListenAddress::Http(at) => {
                 let token = self.token.ok_or_else(|| ConfigError::NoToken(address.clone()))?;
                 let listener = TcpListener::bind(at).await.map_err(failed)?;
                 let bound = listener.local_addr()?;
-                self.serve(None, Access::Token(token.clone()), listener, None);
-                Ok(Address::Http(bound))
+                self.serve(None, ListenerAuth::Token(token.clone()), listener, None);
+                Ok(ListenAddress::Http(bound))
             }
-            Address::Https { host, port } => {
+            ListenAddress::Https { host, port } => {
                 let files = self.settings.tls.as_ref().ok_or_else(|| ConfigError::NoTls(address.clone()))?;
                 let tls = tls::acceptor(files)?;
                 let listener = TcpListener::bind(format!("{host}:{port}")).await.map_err(failed)?;
                 let port = listener.local_addr()?.port();
-                self.serve(Some(tls), Access::Certificate, listener, None);
-                Ok(Address::Https { host: host.clone(), port })
+                self.serve(Some(tls), ListenerAuth::Certificate, listener, None);
+                Ok(ListenAddress::Https { host: host.clone(), port })
             }
         }
     }
 
-    fn serve<A: Accept>(&mut self, tls: Option<TlsAcceptor>, access: Access, listener: A, socket: Option<UnixSocket>) {
+    fn serve<A: Accept>(
+        &mut self,
+        tls: Option<TlsAcceptor>,
+        access: ListenerAuth,
+        listener: A,
+        socket: Option<UnixSocket>,
+    ) {
         let closing = self.core.closing();
         let serving =
             Serving { routes: self.routes.clone(), access, table: Arc::clone(&self.table), closing: closing.clone() };
@@ -330,31 +336,31 @@ fn notify(state: sd_notify::NotifyState<'_>) {
 }
 
 /// Action that a signal requests.
-enum Event {
+enum SignalAction {
     Reload,
     End,
 }
 
-struct Signals {
+struct DaemonSignals {
     hangup: Signal,
     terminate: Signal,
     interrupt: Signal,
 }
 
-impl Signals {
+impl DaemonSignals {
     fn new() -> io::Result<Self> {
-        Ok(Signals {
+        Ok(DaemonSignals {
             hangup: signal(SignalKind::hangup())?,
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
         })
     }
 
-    async fn next(&mut self) -> Event {
+    async fn next(&mut self) -> SignalAction {
         tokio::select! {
-            _ = self.hangup.recv() => Event::Reload,
-            _ = self.terminate.recv() => Event::End,
-            _ = self.interrupt.recv() => Event::End,
+            _ = self.hangup.recv() => SignalAction::Reload,
+            _ = self.terminate.recv() => SignalAction::End,
+            _ = self.interrupt.recv() => SignalAction::End,
         }
     }
 }

@@ -11,7 +11,7 @@ use tokio_rustls::rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use tokio_rustls::rustls::{self, RootCertStore, ServerConfig, ServerConnection};
 
 use crate::config::TlsFiles;
-use crate::quota::Holder;
+use crate::quota::QuotaHolder;
 
 /// Reason why TLS cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -59,8 +59,8 @@ pub fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, TlsError> {
 }
 
 /// Returns the holder for the client's certificate; `None` if the client has sent none.
-pub fn holder(connection: &ServerConnection) -> Option<Holder> {
+pub fn holder(connection: &ServerConnection) -> Option<QuotaHolder> {
     let certificate = connection.peer_certificates()?.first()?;
     let digest = ring::digest::digest(&ring::digest::SHA256, certificate);
-    Some(Holder::Certificate(digest.as_ref().try_into().ok()?))
+    Some(QuotaHolder::Certificate(digest.as_ref().try_into().ok()?))
 }

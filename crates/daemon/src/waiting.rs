@@ -6,52 +6,55 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
-use ingraft_wire::Failure;
+use ingraft_wire::ProtocolFailure;
 use prost::Message;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::Stream;
 use tonic::Status;
 
-use crate::quota::{Held, Payer};
+use crate::quota::{CountedBytes, Payer};
 
 /// Messages in their order. Each is decoded or built only when the client is ready for it.
-pub struct Waiting<T> {
+pub struct WaitingMessages<T> {
     messages: Box<dyn Iterator<Item = Result<T, Status>> + Send>,
     begun: Option<oneshot::Sender<()>>,
 }
 
-impl<T: Message + Default + 'static> Waiting<T> {
+impl<T: Message + Default + 'static> WaitingMessages<T> {
     /// Encodes messages now, and decodes each when its turn comes, because encoded messages take much less memory. Fails if too many bytes
     /// of the user wait. Without a payer, the messages are kept unencoded.
-    pub fn packed(payer: Option<&Payer>, messages: impl IntoIterator<Item = T>) -> Result<Waiting<T>, Failure> {
+    pub fn packed(
+        payer: Option<&Payer>,
+        messages: impl IntoIterator<Item = T>,
+    ) -> Result<WaitingMessages<T>, ProtocolFailure> {
         let Some(payer) = payer else {
             let messages: Vec<T> = messages.into_iter().collect();
-            return Ok(Waiting::lazy(messages));
+            return Ok(WaitingMessages::lazy(messages));
         };
         let pack = |message: T| {
             let held = payer.hold(message.encoded_len())?;
             Ok(Packed { bytes: message.encode_to_vec(), held, kind: PhantomData })
         };
-        let packed: Vec<Packed<T>> = messages.into_iter().map(pack).collect::<Result<_, Failure>>()?;
-        Ok(Waiting { messages: Box::new(packed.into_iter().map(Packed::unpack)), begun: None })
+        let packed: Vec<Packed<T>> = messages.into_iter().map(pack).collect::<Result<_, ProtocolFailure>>()?;
+        Ok(WaitingMessages { messages: Box::new(packed.into_iter().map(Packed::unpack)), begun: None })
     }
 }
 
-impl<T: 'static> Waiting<T> {
+impl<T: 'static> WaitingMessages<T> {
     /// Returns messages that are built when their turn comes.
-    pub fn lazy(messages: impl IntoIterator<Item = T, IntoIter: Send + 'static>) -> Waiting<T> {
-        Waiting { messages: Box::new(messages.into_iter().map(Ok)), begun: None }
+    pub fn lazy(messages: impl IntoIterator<Item = T, IntoIter: Send + 'static>) -> WaitingMessages<T> {
+        WaitingMessages { messages: Box::new(messages.into_iter().map(Ok)), begun: None }
     }
 
     /// Adds a receiver. It gets a message when the first message of the answer is taken, or an error if the client is gone before that.
-    pub fn with_receipt(mut self) -> (Waiting<T>, oneshot::Receiver<()>) {
+    pub fn with_receipt(mut self) -> (WaitingMessages<T>, oneshot::Receiver<()>) {
         let (tell, hear) = oneshot::channel();
         self.begun = Some(tell);
         (self, hear)
     }
 }
 
-impl<T: 'static> Iterator for Waiting<T> {
+impl<T: 'static> Iterator for WaitingMessages<T> {
     type Item = Result<T, Status>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -66,7 +69,7 @@ impl<T: 'static> Iterator for Waiting<T> {
 /// An encoded message.
 struct Packed<T> {
     bytes: Vec<u8>,
-    held: Held,
+    held: CountedBytes,
     kind: PhantomData<fn() -> T>,
 }
 
@@ -80,29 +83,29 @@ impl<T: Message + Default> Packed<T> {
 }
 
 /// Part of an answer that a task sends: one message, or several.
-pub enum Part<T> {
+pub enum AnswerPart<T> {
     /// One small message.
     Message(T),
     /// Several messages, which go out before any later part.
-    Many(Waiting<T>),
+    Many(WaitingMessages<T>),
 }
 
 /// The end of a channel into which a task sends its parts.
-pub type Teller<T> = mpsc::Sender<Result<Part<T>, Status>>;
+pub type PartSender<T> = mpsc::Sender<Result<AnswerPart<T>, Status>>;
 
 /// The messages of an answer, from the parts that a task sends.
-pub struct Told<T> {
-    parts: mpsc::Receiver<Result<Part<T>, Status>>,
-    many: Option<Waiting<T>>,
+pub struct AnswerMessages<T> {
+    parts: mpsc::Receiver<Result<AnswerPart<T>, Status>>,
+    many: Option<WaitingMessages<T>>,
 }
 
 /// Returns a channel that holds up to `parts` parts.
-pub fn channel<T>(parts: usize) -> (Teller<T>, Told<T>) {
+pub fn channel<T>(parts: usize) -> (PartSender<T>, AnswerMessages<T>) {
     let (tell, hear) = mpsc::channel(parts);
-    (tell, Told { parts: hear, many: None })
+    (tell, AnswerMessages { parts: hear, many: None })
 }
 
-impl<T: 'static> Stream for Told<T> {
+impl<T: 'static> Stream for AnswerMessages<T> {
     type Item = Result<T, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -112,8 +115,8 @@ impl<T: 'static> Stream for Told<T> {
             }
             self.many = None;
             match ready!(self.parts.poll_recv(cx)) {
-                Some(Ok(Part::Message(message))) => return Poll::Ready(Some(Ok(message))),
-                Some(Ok(Part::Many(many))) => self.many = Some(many),
+                Some(Ok(AnswerPart::Message(message))) => return Poll::Ready(Some(Ok(message))),
+                Some(Ok(AnswerPart::Many(many))) => self.many = Some(many),
                 Some(Err(status)) => return Poll::Ready(Some(Err(status))),
                 None => return Poll::Ready(None),
             }
@@ -125,12 +128,12 @@ impl<T: 'static> Stream for Told<T> {
 #[derive(Debug)]
 pub struct Unread {
     bytes: Bytes,
-    _held: Option<Held>,
+    _held: Option<CountedBytes>,
 }
 
 impl Unread {
     /// Counts the bytes to `payer`; without a payer they are not counted.
-    pub fn new(bytes: Bytes, payer: Option<&Payer>) -> Result<Unread, Failure> {
+    pub fn new(bytes: Bytes, payer: Option<&Payer>) -> Result<Unread, ProtocolFailure> {
         let held = payer.map(|payer| payer.hold(bytes.len())).transpose()?;
         Ok(Unread { bytes, _held: held })
     }
@@ -156,11 +159,11 @@ mod tests {
     use tokio_stream::StreamExt;
 
     use super::*;
-    use crate::quota::{Holder, Quotas, Table};
+    use crate::quota::{QuotaHolder, Quotas, ResourceTable};
 
     fn payer() -> Payer {
-        let table = Table::new(Quotas::default(), 1 << 20);
-        table.call(Holder::User(4_000_001)).unwrap().payer()
+        let table = ResourceTable::new(Quotas::default(), 1 << 20);
+        table.call(QuotaHolder::User(4_000_001)).unwrap().payer()
     }
 
     fn lines(count: usize) -> impl Iterator<Item = v1::Progress> + Send + 'static {
@@ -170,19 +173,19 @@ mod tests {
     #[test]
     fn messages_count_until_they_are_taken() {
         let payer = payer();
-        let mut waiting = Waiting::packed(Some(&payer), lines(3)).unwrap();
+        let mut waiting = WaitingMessages::packed(Some(&payer), lines(3)).unwrap();
         let count = payer.held();
         assert!((3000..3100).contains(&count), "{count}");
         assert_eq!(waiting.next().unwrap().unwrap().text.len(), 1000);
         assert_eq!(payer.held(), count * 2 / 3);
         assert_eq!(waiting.by_ref().count(), 2);
         assert_eq!(payer.held(), 0);
-        let refused = Waiting::packed(Some(&payer), lines(100_000)).map(|_| ()).unwrap_err();
+        let refused = WaitingMessages::packed(Some(&payer), lines(100_000)).map(|_| ()).unwrap_err();
         assert_eq!(refused.reason, "quota_exceeded");
         assert_eq!(payer.held(), 0, "nothing is kept of what is refused");
-        drop(Waiting::packed(Some(&payer), lines(3)).unwrap());
+        drop(WaitingMessages::packed(Some(&payer), lines(3)).unwrap());
         assert_eq!(payer.held(), 0, "nor of what nobody reads");
-        assert_eq!(Waiting::packed(None, lines(3)).unwrap().count(), 3);
+        assert_eq!(WaitingMessages::packed(None, lines(3)).unwrap().count(), 3);
     }
 
     #[test]
@@ -199,9 +202,9 @@ mod tests {
     #[tokio::test]
     async fn parts_come_in_order_and_their_beginning_is_acknowledged() {
         let (tell, told) = channel(4);
-        let (many, mut begun) = Waiting::packed(None, lines(2)).unwrap().with_receipt();
+        let (many, mut begun) = WaitingMessages::packed(None, lines(2)).unwrap().with_receipt();
         let one = || v1::Progress { text: "one".into(), ..Default::default() };
-        for part in [Part::Message(one()), Part::Many(many), Part::Message(one())] {
+        for part in [AnswerPart::Message(one()), AnswerPart::Many(many), AnswerPart::Message(one())] {
             assert!(tell.send(Ok(part)).await.is_ok());
         }
         drop(tell);
@@ -209,7 +212,7 @@ mod tests {
         let all: Vec<_> = told.map(|message| message.unwrap().text.len()).collect().await;
         assert_eq!(all, [3, 1000, 1000, 3]);
         assert!(begun.await.is_ok());
-        let (unread, begun) = Waiting::packed(None, lines(2)).unwrap().with_receipt();
+        let (unread, begun) = WaitingMessages::packed(None, lines(2)).unwrap().with_receipt();
         drop(unread);
         assert!(begun.await.is_err(), "the client has gone");
     }

@@ -10,7 +10,7 @@ use ingraft_testing::{Daemon, Mutatee, have, open_directory, skip, target, wait_
 use ingraft_wire::v1::daemon_client::DaemonClient;
 use ingraft_wire::v1::instrumentation_client::InstrumentationClient;
 use ingraft_wire::v1::metrics_client::MetricsClient;
-use ingraft_wire::{Failure, v1};
+use ingraft_wire::{ProtocolFailure, v1};
 use nix::sys::signal::{Signal, kill};
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
@@ -26,9 +26,9 @@ async fn connect(daemon: &Daemon) -> Channel {
     Endpoint::try_from(daemon.uri().replacen("unix:", "unix://", 1)).unwrap().connect().await.unwrap()
 }
 
-fn failure(status: &Status) -> Failure {
+fn failure(status: &Status) -> ProtocolFailure {
     assert!(!status.details().is_empty(), "no ErrorInfo: {status:?}");
-    let failure = Failure::from_status(status);
+    let failure = ProtocolFailure::from_status(status);
     assert!(!failure.what.is_empty() && !failure.hint.is_empty(), "{failure:?}");
     failure
 }
@@ -154,7 +154,12 @@ async fn a_lack_of_descriptors_is_called_by_its_name() {
 }
 
 /// Inserts a measurement. Returns the daemon's answer, or the failure.
-async fn enable(channel: &Channel, pid: i32, functions: &[&str], history: bool) -> Result<v1::Enabled, Failure> {
+async fn enable(
+    channel: &Channel,
+    pid: i32,
+    functions: &[&str],
+    history: bool,
+) -> Result<v1::Enabled, ProtocolFailure> {
     let functions = functions.iter().map(|f| (*f).to_owned()).collect();
     let measure = v1::Measure { functions, history, ..v1::Measure::default() };
     let target = v1::Target { which: Some(v1::target::Which::Pid(pid)) };
@@ -211,7 +216,7 @@ async fn phases_stay_within_the_quota_of_histories() {
     let mut phase = async |measurement: u64| {
         let request = v1::StartPhaseRequest { measurement, name: "next".into() };
         let answer = metrics.start_phase(request).await.map_err(|status| failure(&status))?;
-        Ok::<_, Failure>(answer.into_inner().phase.unwrap().number)
+        Ok::<_, ProtocolFailure>(answer.into_inner().phase.unwrap().number)
     };
     assert_eq!(phase(first).await.unwrap(), 1);
     let used = async || {

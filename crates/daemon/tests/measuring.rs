@@ -10,7 +10,7 @@ use ingraft_testing::Mutatee;
 use ingraft_wire::v1::instrumentation_client::InstrumentationClient;
 use ingraft_wire::v1::metrics_client::MetricsClient;
 use ingraft_wire::v1::{self, enable_response, read_response, remove_response, stream_response};
-use ingraft_wire::{Failure, Snapshot};
+use ingraft_wire::{ProtocolFailure, Snapshot};
 use tonic::Streaming;
 use tonic::transport::Channel;
 
@@ -151,7 +151,7 @@ async fn values_are_streamed_read_and_removed() {
         match stream.message().await {
             Ok(Some(_)) => {}
             Ok(None) => panic!("no reason"),
-            Err(status) => break Failure::from_status(&status),
+            Err(status) => break ProtocolFailure::from_status(&status),
         }
     };
     assert_eq!(ended.reason, "no_such_measurement");
@@ -171,7 +171,7 @@ async fn a_client_that_goes_away_leaves_nothing() {
     served.until_nothing_is_left().await;
     assert!(gone.elapsed() >= GRACE, "a moment is left to open the next stream");
     let describe = v1::DescribeRequest { measurement: one.head.measurement };
-    let missing = Failure::from_status(&served.instrumentation.describe(describe).await.unwrap_err());
+    let missing = ProtocolFailure::from_status(&served.instrumentation.describe(describe).await.unwrap_err());
     assert_eq!(missing.reason, "no_such_measurement");
 }
 
@@ -236,7 +236,7 @@ async fn the_end_of_the_engine_ends_streams_and_measurements() {
         match stream.message().await {
             Ok(Some(_)) => {}
             Ok(None) => panic!("no reason"),
-            Err(status) => break Failure::from_status(&status).reason,
+            Err(status) => break ProtocolFailure::from_status(&status).reason,
         }
     };
     assert_eq!(reason, "shutting_down");

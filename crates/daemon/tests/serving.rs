@@ -12,7 +12,7 @@ use ingraft_api::ErrorClass;
 use ingraft_wire::v1::daemon_client::DaemonClient;
 use ingraft_wire::v1::instrumentation_client::InstrumentationClient;
 use ingraft_wire::v1::metrics_client::MetricsClient;
-use ingraft_wire::{Failure, PROTOCOL, PROTOCOL_HEADER, v1};
+use ingraft_wire::{PROTOCOL, PROTOCOL_HEADER, ProtocolFailure, v1};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
@@ -95,7 +95,7 @@ fn bearing<T>(message: T, token: &str) -> Request<T> {
 }
 
 fn reason(status: &Status) -> (ErrorClass, String) {
-    let failure = Failure::from_status(status);
+    let failure = ProtocolFailure::from_status(status);
     assert!(!failure.what.is_empty() && !failure.hint.is_empty(), "{failure:?}");
     (failure.class, failure.reason)
 }
@@ -259,7 +259,7 @@ async fn https_needs_a_certificate_of_the_client() {
     assert!(connect(base.clone()).await.is_err(), "without a certificate");
     let other = Authority::new().sign();
     let refused = connect(base.identity(Identity::from_pem(other.0, other.1))).await.unwrap_err();
-    let failure = Failure::from_status(&refused);
+    let failure = ProtocolFailure::from_status(&refused);
     println!("the client is told: {failure}; {}", failure.hint);
     assert!(failure.hint.contains("certificate"), "of another authority: {failure:?}");
     let log = std::fs::read_to_string(dir.path().join("log")).unwrap();
@@ -368,7 +368,7 @@ async fn refusals_end_only_connections_that_have_proven_nothing() {
         Daemon::start(dir.path(), &["--listen=http://127.0.0.1:0", &format!("--token-file={}", token.display())]);
     let refuse = async |client: &mut DaemonClient<Channel>| {
         let refused = client.version(bearing(v1::VersionRequest::default(), "another-secret-16")).await.unwrap_err();
-        Failure::from_status(&refused).reason
+        ProtocolFailure::from_status(&refused).reason
     };
     // The channel may connect only once, because another connection would authenticate anew.
     let once = async || {

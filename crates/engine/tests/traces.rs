@@ -12,7 +12,7 @@ use ingraft_engine::{
 use ingraft_model::Capacity;
 use ingraft_model::buffer::SLACK;
 use ingraft_profile::{Step, TracedFunction, Unknown};
-use ingraft_report::{Chunk, TraceReplay, TracedCode};
+use ingraft_report::{TraceChunk, TraceReplay, TracedCode};
 use ingraft_testing::{Mutatee, open_directory, output, program, target};
 use nix::sys::ptrace;
 use nix::sys::signal::Signal;
@@ -126,7 +126,7 @@ fn counters(name: &str, run: &str, function: &str) -> Vec<u64> {
 }
 
 /// Traces a run of a program. Returns the functions, and the chunks.
-fn trace(name: &str, functions: &[&str], run: &str) -> (TracedCode, Vec<Chunk>) {
+fn trace(name: &str, functions: &[&str], run: &str) -> (TracedCode, Vec<TraceChunk>) {
     let (engine, _dir) = engine();
     let mut target = Mutatee::start(name, &[]);
     let before = target::Text::of(target.pid());
@@ -143,7 +143,7 @@ fn trace(name: &str, functions: &[&str], run: &str) -> (TracedCode, Vec<Chunk>) 
 }
 
 /// The blocks of a trace, by the addresses of their first instructions.
-fn blocks(code: &TracedCode, chunks: &[Chunk]) -> (Vec<u64>, Vec<Unknown>) {
+fn blocks(code: &TracedCode, chunks: &[TraceChunk]) -> (Vec<u64>, Vec<Unknown>) {
     let traced: Vec<TracedFunction> = code.functions.iter().map(|f| f.traced().unwrap()).collect();
     let (mut replay, mut found) = (TraceReplay::new(&traced), Vec::new());
     for chunk in chunks {
@@ -232,7 +232,7 @@ fn coroutines_lose_what_is_not_certain() {
 }
 
 /// Number of entries of each function, and of gaps.
-fn entries(code: &TracedCode, chunks: &[Chunk]) -> (BTreeMap<String, u64>, Vec<Unknown>) {
+fn entries(code: &TracedCode, chunks: &[TraceChunk]) -> (BTreeMap<String, u64>, Vec<Unknown>) {
     let traced: Vec<TracedFunction> = code.functions.iter().map(|f| f.traced().unwrap()).collect();
     let (mut replay, mut found) = (TraceReplay::new(&traced), BTreeMap::new());
     for chunk in chunks {

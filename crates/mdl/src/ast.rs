@@ -3,7 +3,7 @@
 pub use ingraft_model::snippet::{BinaryOp, Clock, UnaryOp};
 use ingraft_model::{Aggregate, Style, UnitsType};
 
-use crate::source::Span;
+use crate::source::SourceSpan;
 
 /// A name with its position in the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,25 +11,25 @@ pub struct Ident {
     /// The name, with its `$` if it has one.
     pub name: String,
     /// Position in the source.
-    pub span: Span,
+    pub span: SourceSpan,
 }
 
 /// A string with its position in the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Text {
+pub struct TextLiteral {
     /// The value, escapes resolved.
     pub value: String,
     /// Position in the source, quotes included.
-    pub span: Span,
+    pub span: SourceSpan,
 }
 
 /// A whole source.
 #[derive(Clone, Debug, PartialEq, Default)]
-pub struct File {
+pub struct MdlFile {
     /// Definitions of the source, in order.
     pub definitions: Vec<Definition>,
     /// Comments of the source with their marks, in order.
-    pub comments: Vec<Span>,
+    pub comments: Vec<SourceSpan>,
 }
 
 /// One definition.
@@ -38,7 +38,7 @@ pub struct Definition {
     /// Kind of the definition.
     pub kind: DefinitionKind,
     /// Position in the source, from the definition's first token to its last.
-    pub span: Span,
+    pub span: SourceSpan,
     /// Comment directly before the definition, in one line; empty if there is none.
     pub doc: String,
     /// Whether a part of the definition could not be parsed. Such a definition is checked, but not used.
@@ -49,28 +49,28 @@ pub struct Definition {
 #[derive(Clone, Debug, PartialEq)]
 pub enum DefinitionKind {
     /// `resourceList`.
-    List(List),
+    List(ListDefinition),
     /// A `constraint` that any metric may name.
-    Constraint(Constraint),
+    Constraint(ConstraintDefinition),
     /// `metric`.
-    Metric(Metric),
+    Metric(MetricDefinition),
     /// `exclude`.
-    Exclude(Exclude),
+    Exclude(ExcludeDefinition),
     /// `daemon`, `process`, `visi` or `tunable_constant`.
-    Config(Config),
+    Config(ConfigBlock),
     /// A statement outside of definitions: legal, without effect.
-    Statement(Meta),
+    Statement(MetaStatement),
 }
 
 /// A named list of things in the program.
 #[derive(Clone, Debug, PartialEq)]
-pub struct List {
+pub struct ListDefinition {
     /// Name of the list.
     pub name: Ident,
     /// Kind of the items.
-    pub element: Element,
+    pub element: ElementKind,
     /// The items; numbers are quoted, too.
-    pub items: Vec<Text>,
+    pub items: Vec<TextLiteral>,
     /// Flavors for which the list exists; empty: all.
     pub flavors: Vec<Ident>,
     /// Whether the `.tag` of the listed functions is 1: they count as part of their callers (`libraryTag`).
@@ -80,7 +80,7 @@ pub struct List {
 /// Kind of the items of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
-pub enum Element {
+pub enum ElementKind {
     Procedure,
     Module,
     String,
@@ -90,11 +90,11 @@ pub enum Element {
 
 /// `constraint NAME PATH is …`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Constraint {
+pub struct ConstraintDefinition {
     /// Name of the constraint, which is also the name of its flag.
     pub name: Ident,
     /// Path to which the constraint restricts a metric.
-    pub path: Path,
+    pub path: ResourcePattern,
     /// Method by which the constraint restricts a metric.
     pub body: ConstraintBody,
 }
@@ -103,29 +103,29 @@ pub struct Constraint {
 #[derive(Clone, Debug, PartialEq)]
 pub enum ConstraintBody {
     /// By a flag that the statements maintain.
-    Flag(Vec<Meta>),
+    Flag(Vec<MetaStatement>),
     /// The constraint allows its path and needs no flag. If it names kinds, it allows only these kinds of /SyncObject.
-    Default(Vec<Text>),
+    Default(Vec<TextLiteral>),
     /// By a flag that is not 0 while the resource is anywhere on the thread's stack.
     Inclusive,
     /// By a flag that is not 0 while the resource itself executes.
     Exclusive,
     /// By code that takes the place of the metric's own.
-    Replace(Accumulator, Vec<Meta>),
+    Replace(Accumulator, Vec<MetaStatement>),
 }
 
 /// Path of resources, as `/Code/*`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Path {
+pub struct ResourcePattern {
     /// Names of the path, the root first; `*` stands for any resource.
     pub parts: Vec<Ident>,
     /// Position of the path in the source; for an empty path, the place where it would be.
-    pub span: Span,
+    pub span: SourceSpan,
 }
 
 /// `metric NAME { … }`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Metric {
+pub struct MetricDefinition {
     /// The variable that the metric's code updates.
     pub ident: Ident,
     /// Fields of the definition, in order.
@@ -138,14 +138,14 @@ pub struct MetricField {
     /// Kind of the field.
     pub kind: FieldKind,
     /// Position in the source, from the field's keyword to its end.
-    pub span: Span,
+    pub span: SourceSpan,
 }
 
 /// The fields of a metric.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FieldKind {
     /// The public name.
-    Name(Text),
+    Name(TextLiteral),
     /// The unit.
     Units(Ident),
     /// Operation that combines values.
@@ -161,22 +161,22 @@ pub enum FieldKind {
     /// Name of a constraint that is defined outside the metric.
     Use(Ident),
     /// A constraint that is defined inside the metric.
-    Constraint(Constraint),
+    Constraint(ConstraintDefinition),
     /// A scratch variable.
     Scratch(Ident),
     /// Index of a metric that has one value per index.
-    Vector(Vector),
+    Vector(VectorIndex),
     /// Computation of the unrestricted metric.
-    Base(Base),
+    Base(BaseMetric),
 }
 
 /// Index of a vectorised metric.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Vector {
+pub enum VectorIndex {
     /// The items of a list.
     List(Ident),
     /// Results of a function of the program: the function's name, and the number of slots. A result is less than this number.
-    Map(Text, i64),
+    Map(TextLiteral, i64),
     /// Ranges of equal size: the first number, the length of all ranges together, and the length of one (granule).
     Table(i64, i64, i64),
     /// Any numbers, which the code computes while the program runs.
@@ -187,13 +187,13 @@ pub enum Vector {
 
 /// `base is KIND { … }`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Base {
+pub struct BaseMetric {
     /// Kind of the accumulation.
     pub kind: Accumulator,
     /// The hardware event of `hwCounter` and `hwTimer`.
-    pub event: Option<Text>,
+    pub event: Option<TextLiteral>,
     /// Statements that put code at points.
-    pub body: Vec<Meta>,
+    pub body: Vec<MetaStatement>,
 }
 
 /// Kind of the accumulation of a metric.
@@ -217,18 +217,18 @@ pub enum Accumulator {
 
 /// `exclude …;`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Exclude {
+pub struct ExcludeDefinition {
     /// Whether the pattern ignores letter case.
     pub no_case: bool,
     /// Whether the pattern is a regular expression instead of a shell pattern.
     pub regex: bool,
     /// `/Code/MODULE` or `/Code/MODULE/FUNCTION`.
-    pub pattern: Text,
+    pub pattern: TextLiteral,
 }
 
 /// A block that configures something.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Config {
+pub struct ConfigBlock {
     /// Kind of the configuration.
     pub kind: ConfigKind,
     /// Name of the configured thing; `tunable_constant` has none.
@@ -258,7 +258,7 @@ pub struct ConfigItem {
     /// Value of the item.
     pub value: ConfigValue,
     /// Position of the value in the source.
-    pub span: Span,
+    pub span: SourceSpan,
 }
 
 /// A value in a configuration.
@@ -280,70 +280,70 @@ pub enum ConfigValue {
 
 /// A statement that the tool executes when a request arrives.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Meta {
+pub struct MetaStatement {
     /// Kind of the statement.
     pub kind: MetaKind,
     /// Position of the whole statement in the source.
-    pub span: Span,
+    pub span: SourceSpan,
 }
 
 /// The statements of the meta language.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MetaKind {
     /// `{ … }`.
-    Block(Vec<Meta>),
+    Block(Vec<MetaStatement>),
     /// `foreach VAR in LIST …`.
-    Foreach(Ident, Expr, Box<Meta>),
+    Foreach(Ident, SyntaxExpr, Box<MetaStatement>),
     /// `if (…) … else …`.
-    If(Expr, Box<Meta>, Option<Box<Meta>>),
+    If(SyntaxExpr, Box<MetaStatement>, Option<Box<MetaStatement>>),
     /// `append preInsn …`.
-    Insert(Insert),
+    Insert(InsertStatement),
 }
 
 /// `append|prepend preInsn|postInsn POINTS constrained (* CODE *)`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Insert {
+pub struct InsertStatement {
     /// Whether the code runs first among the code at its points instead of last.
     pub prepend: bool,
     /// Whether the code runs after the instruction of the point instead of before it.
     pub after: bool,
     /// Expression that names the points.
-    pub points: Expr,
+    pub points: SyntaxExpr,
     /// Whether the code runs only while the flags of the request's constraints are not 0.
     pub constrained: bool,
     /// Statements of the code.
-    pub code: Vec<Code>,
+    pub code: Vec<CodeStatement>,
     /// The code with its brackets.
-    pub code_span: Span,
+    pub code_span: SourceSpan,
 }
 
 /// A statement that the program executes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Code {
+pub struct CodeStatement {
     /// Kind of the statement.
     pub kind: CodeKind,
     /// Position of the whole statement in the source.
-    pub span: Span,
+    pub span: SourceSpan,
 }
 
 /// The statements of the code language.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CodeKind {
     /// `{ … }`.
-    Block(Vec<Code>),
+    Block(Vec<CodeStatement>),
     /// `if (…) … else …`.
-    If(Expr, Box<Code>, Option<Box<Code>>),
+    If(SyntaxExpr, Box<CodeStatement>, Option<Box<CodeStatement>>),
     /// An expression for its effect.
-    Expr(Expr),
+    Expr(SyntaxExpr),
 }
 
 /// An expression of either language.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Expr {
+pub struct SyntaxExpr {
     /// Kind of the expression.
     pub kind: ExprKind,
     /// Position of the whole expression in the source.
-    pub span: Span,
+    pub span: SourceSpan,
 }
 
 /// The expressions.
@@ -366,34 +366,34 @@ pub enum ExprKind {
     /// `$own`.
     Own,
     /// `$arg[…]`.
-    Arg(Box<Expr>),
+    Arg(Box<SyntaxExpr>),
     /// `name[…]`.
-    Index(Ident, Box<Expr>),
+    Index(Ident, Box<SyntaxExpr>),
     /// `….field`.
-    Field(Box<Expr>, Ident),
+    Field(Box<SyntaxExpr>, Ident),
     /// `f(…)` and `Call("f", …)`.
-    Call(Callee, Vec<Expr>),
+    Call(CalledName, Vec<SyntaxExpr>),
     /// `&x`.
-    Address(Box<Expr>),
+    Address(Box<SyntaxExpr>),
     /// `-x`, `!x`, `~x`.
-    Unary(UnaryOp, Box<Expr>),
+    Unary(UnaryOp, Box<SyntaxExpr>),
     /// `x++` (true) or `x--`.
-    Step(Box<Expr>, bool),
+    Step(Box<SyntaxExpr>, bool),
     /// `x = …`, `x += …`, `x -= …`.
-    Assign(Box<Expr>, AssignOp, Box<Expr>),
+    Assign(Box<SyntaxExpr>, AssignOp, Box<SyntaxExpr>),
     /// `a + b`.
-    Binary(BinaryOp, Box<Expr>, Box<Expr>),
+    Binary(BinaryOp, Box<SyntaxExpr>, Box<SyntaxExpr>),
     /// `(…)`, kept so that the printer shows what the author wrote.
-    Paren(Box<Expr>),
+    Paren(Box<SyntaxExpr>),
 }
 
 /// Function that a call names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Callee {
+pub struct CalledName {
     /// The function's name.
     pub name: String,
     /// Position of the name in the source.
-    pub span: Span,
+    pub span: SourceSpan,
     /// Whether the call is written as `Call("f", …)`, which always calls a function of the program.
     pub quoted: bool,
 }
@@ -407,7 +407,7 @@ pub enum AssignOp {
     Subtract,
 }
 
-impl Expr {
+impl SyntaxExpr {
     /// Whether the expression is an argument, a result or a variable of the program, or a member of one.
     pub(crate) fn is_data(&self) -> bool {
         match &self.bare().kind {
@@ -429,7 +429,7 @@ impl Expr {
     }
 
     /// Returns the expression without the parentheses around it.
-    pub fn bare(&self) -> &Expr {
+    pub fn bare(&self) -> &SyntaxExpr {
         let mut expr = self;
         while let ExprKind::Paren(inner) = &expr.kind {
             expr = inner;
@@ -438,14 +438,14 @@ impl Expr {
     }
 }
 
-impl Element {
+impl ElementKind {
     /// All kinds of items, with their keywords.
-    pub const ALL: [(&'static str, Element); 5] = [
-        ("procedure", Element::Procedure),
-        ("module", Element::Module),
-        ("string", Element::String),
-        ("int", Element::Int),
-        ("float", Element::Float),
+    pub const ALL: [(&'static str, ElementKind); 5] = [
+        ("procedure", ElementKind::Procedure),
+        ("module", ElementKind::Module),
+        ("string", ElementKind::String),
+        ("int", ElementKind::Int),
+        ("float", ElementKind::Float),
     ];
 
     /// The keyword.
@@ -540,14 +540,14 @@ pub(crate) const BINARY: [BinaryOp; 18] = [
     BinaryOp::LogicalOr,
 ];
 
-impl Metric {
+impl MetricDefinition {
     /// Returns what `pick` returns for the last field that it accepts: a repeated field replaces the earlier one.
     fn last<'a, T>(&'a self, pick: impl Fn(&'a FieldKind) -> Option<T>) -> Option<T> {
         self.fields.iter().rev().find_map(|f| pick(&f.kind))
     }
 
     /// The public name.
-    pub fn name(&self) -> Option<&Text> {
+    pub fn name(&self) -> Option<&TextLiteral> {
         self.last(|f| if let FieldKind::Name(t) = f { Some(t) } else { None })
     }
 
@@ -582,18 +582,18 @@ impl Metric {
     }
 
     /// Computation of the unrestricted metric.
-    pub fn base(&self) -> Option<&Base> {
+    pub fn base(&self) -> Option<&BaseMetric> {
         self.last(|f| if let FieldKind::Base(b) = f { Some(b) } else { None })
     }
 
     /// Returns the hardware event whose count is the metric's value; `None` if the metric has code, which then reads the event itself.
-    pub fn event(&self) -> Option<&Text> {
+    pub fn event(&self) -> Option<&TextLiteral> {
         let base = self.base().filter(|b| b.kind == Accumulator::HwCounter && b.body.is_empty())?;
         base.event.as_ref().filter(|_| self.vector().is_none())
     }
 
     /// Index of the vectorised metric.
-    pub fn vector(&self) -> Option<&Vector> {
+    pub fn vector(&self) -> Option<&VectorIndex> {
         self.last(|f| if let FieldKind::Vector(v) = f { Some(v) } else { None })
     }
 

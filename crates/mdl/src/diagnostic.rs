@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::source::{Source, Span};
+use crate::source::{SourceSpan, SourceText};
 
 /// Severity of a diagnostic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,7 +27,7 @@ impl fmt::Display for Severity {
 
 /// One finding with its position.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}{severity}[{code}]: {message}", Place(file, *line, *column))]
+#[error("{}{severity}[{code}]: {message}", LinePosition(file, *line, *column))]
 pub struct Diagnostic {
     /// Stable code, one of [`crate::codes`].
     pub code: &'static str,
@@ -36,7 +36,7 @@ pub struct Diagnostic {
     /// Name of the source; empty when the finding is about a request.
     pub file: String,
     /// Position in the source.
-    pub span: Span,
+    pub span: SourceSpan,
     /// Line of the first byte, from 1; 0 without a position.
     pub line: u32,
     /// Column of the first byte, from 1, in characters; 0 without a position.
@@ -49,9 +49,9 @@ pub struct Diagnostic {
     pub notes: Vec<String>,
 }
 
-struct Place<'a>(&'a str, u32, u32);
+struct LinePosition<'a>(&'a str, u32, u32);
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for LinePosition<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.1 == 0 { Ok(()) } else { write!(f, "{}:{}:{}: ", self.0, self.1, self.2) }
     }
@@ -59,7 +59,13 @@ impl fmt::Display for Place<'_> {
 
 impl Diagnostic {
     /// Returns a finding at a position in a source.
-    pub fn at(code: &'static str, severity: Severity, source: &Source, span: Span, message: impl Into<String>) -> Self {
+    pub fn at(
+        code: &'static str,
+        severity: Severity,
+        source: &SourceText,
+        span: SourceSpan,
+        message: impl Into<String>,
+    ) -> Self {
         let (line, column) = source.position(span.start);
         let file = source.name().to_owned();
         Diagnostic { code, severity, file, span, line, column, message: message.into(), help: None, notes: Vec::new() }
@@ -71,7 +77,7 @@ impl Diagnostic {
             code,
             severity: Severity::Error,
             file: String::new(),
-            span: Span::default(),
+            span: SourceSpan::default(),
             line: 0,
             column: 0,
             message: message.into(),
@@ -152,8 +158,8 @@ mod tests {
         let mut seen: Vec<_> = codes::ALL.iter().map(|c| c.0).collect();
         seen.dedup();
         assert_eq!(seen.len(), codes::ALL.len());
-        let source = Source::new("a.mdl", "x\ny");
-        let d = Diagnostic::at(codes::TYPE, Severity::Error, &source, Span { start: 2, end: 3 }, "no");
+        let source = SourceText::new("a.mdl", "x\ny");
+        let d = Diagnostic::at(codes::TYPE, Severity::Error, &source, SourceSpan { start: 2, end: 3 }, "no");
         assert_eq!(d.to_string(), "a.mdl:2:1: error[MDL032]: no");
         assert_eq!(Diagnostic::request(codes::NO_METRIC, "no").to_string(), "error[MDL050]: no");
     }

@@ -1,11 +1,11 @@
 //! Splits a text into tokens and comments. The lexer never fails: it reports and skips text that is no token.
 
 use crate::diagnostic::{Diagnostic, Severity, codes};
-use crate::source::{Source, Span};
+use crate::source::{SourceSpan, SourceText};
 
 /// Kind of a token.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Kind<'s> {
+pub(crate) enum TokenKind<'s> {
     /// A name or keyword, with its `$` if it has one.
     Word(&'s str),
     /// A whole number.
@@ -23,9 +23,9 @@ pub(crate) enum Kind<'s> {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Token<'s> {
-    pub(crate) kind: Kind<'s>,
-    pub(crate) span: Span,
+pub(crate) struct SourceToken<'s> {
+    pub(crate) kind: TokenKind<'s>,
+    pub(crate) span: SourceSpan,
 }
 
 /// Operators and brackets, longest first, because the longest match wins: `(*` is always the code bracket.
@@ -36,37 +36,38 @@ const MARKS: [&str; 37] = [
 
 /// Position of the reader in `constraint NAME PATH`, because `/*` in a path is no comment.
 #[derive(Clone, Copy, PartialEq)]
-enum Path {
+enum PathPosition {
     No,
     Name,
     Inside,
 }
 
-pub(crate) struct Lexed<'s> {
-    /// The tokens; the last one is [`Kind::End`].
-    pub(crate) tokens: Vec<Token<'s>>,
+pub(crate) struct LexedText<'s> {
+    /// The tokens; the last one is [`TokenKind::End`].
+    pub(crate) tokens: Vec<SourceToken<'s>>,
     /// Comments with their marks, in order.
-    pub(crate) comments: Vec<Span>,
+    pub(crate) comments: Vec<SourceSpan>,
 }
 
 struct Lexer<'s, 'd> {
-    source: &'s Source,
+    source: &'s SourceText,
     text: &'s str,
     at: usize,
-    path: Path,
-    tokens: Vec<Token<'s>>,
-    comments: Vec<Span>,
+    path: PathPosition,
+    tokens: Vec<SourceToken<'s>>,
+    comments: Vec<SourceSpan>,
     diagnostics: &'d mut Vec<Diagnostic>,
 }
 
-pub(crate) fn lex<'s>(source: &'s Source, diagnostics: &mut Vec<Diagnostic>) -> Lexed<'s> {
+pub(crate) fn lex<'s>(source: &'s SourceText, diagnostics: &mut Vec<Diagnostic>) -> LexedText<'s> {
     let text = source.text();
     let at = if text.starts_with('\u{feff}') { 3 } else { 0 };
-    let mut lexer = Lexer { source, text, at, path: Path::No, tokens: Vec::new(), comments: Vec::new(), diagnostics };
+    let mut lexer =
+        Lexer { source, text, at, path: PathPosition::No, tokens: Vec::new(), comments: Vec::new(), diagnostics };
     while lexer.step() {}
     let end = lexer.span(text.len());
-    lexer.tokens.push(Token { kind: Kind::End, span: Span { start: end.end, end: end.end } });
-    Lexed { tokens: lexer.tokens, comments: lexer.comments }
+    lexer.tokens.push(SourceToken { kind: TokenKind::End, span: SourceSpan { start: end.end, end: end.end } });
+    LexedText { tokens: lexer.tokens, comments: lexer.comments }
 }
 
 fn word_start(b: u8) -> bool {
@@ -86,8 +87,8 @@ pub(crate) fn is_word(text: &str) -> bool {
 
 impl<'s> Lexer<'s, '_> {
     /// Returns the span from `from` to the current position.
-    fn span(&self, from: usize) -> Span {
-        Span { start: from as u32, end: self.at as u32 }
+    fn span(&self, from: usize) -> SourceSpan {
+        SourceSpan { start: from as u32, end: self.at as u32 }
     }
 
     fn rest(&self) -> &'s str {
@@ -104,20 +105,27 @@ impl<'s> Lexer<'s, '_> {
         }
     }
 
-    fn report(&mut self, code: &'static str, severity: Severity, span: Span, message: impl Into<String>, help: &str) {
+    fn report(
+        &mut self,
+        code: &'static str,
+        severity: Severity,
+        span: SourceSpan,
+        message: impl Into<String>,
+        help: &str,
+    ) {
         self.diagnostics.push(Diagnostic::at(code, severity, self.source, span, message).help(help));
     }
 
-    fn push(&mut self, from: usize, kind: Kind<'s>) {
+    fn push(&mut self, from: usize, kind: TokenKind<'s>) {
         self.path = match (&kind, self.path) {
-            (Kind::Word("constraint"), _) => Path::Name,
-            (Kind::Word(_), Path::Name) => Path::Inside,
-            (Kind::Word(word), Path::Inside) if *word != "is" => Path::Inside,
-            (Kind::Mark("/" | "*"), Path::Inside) => Path::Inside,
-            _ => Path::No,
+            (TokenKind::Word("constraint"), _) => PathPosition::Name,
+            (TokenKind::Word(_), PathPosition::Name) => PathPosition::Inside,
+            (TokenKind::Word(word), PathPosition::Inside) if *word != "is" => PathPosition::Inside,
+            (TokenKind::Mark("/" | "*"), PathPosition::Inside) => PathPosition::Inside,
+            _ => PathPosition::No,
         };
         let span = self.span(from);
-        self.tokens.push(Token { kind, span });
+        self.tokens.push(SourceToken { kind, span });
     }
 
     fn step(&mut self) -> bool {
@@ -131,18 +139,18 @@ impl<'s> Lexer<'s, '_> {
             let line = self.rest().split('\n').next().unwrap_or_default();
             self.at += line.trim_end_matches('\r').len();
             self.comments.push(self.span(from));
-        } else if first == b'/' && second == b'*' && self.path != Path::Inside {
+        } else if first == b'/' && second == b'*' && self.path != PathPosition::Inside {
             self.block_comment(from);
         } else if word_start(first) || (first == b'$' && word_start(second)) {
             self.at += 1;
             self.skip_while(word_part);
             let word = &self.text[from..self.at];
             let kind = if word.eq_ignore_ascii_case("true") {
-                Kind::Bool(true)
+                TokenKind::Bool(true)
             } else if word.eq_ignore_ascii_case("false") {
-                Kind::Bool(false)
+                TokenKind::Bool(false)
             } else {
-                Kind::Word(word)
+                TokenKind::Word(word)
             };
             self.push(from, kind);
         } else if first.is_ascii_digit() {
@@ -151,7 +159,7 @@ impl<'s> Lexer<'s, '_> {
             self.string(from);
         } else if let Some(mark) = MARKS.into_iter().find(|m| self.rest().starts_with(m)) {
             self.at += mark.len();
-            self.push(from, Kind::Mark(mark));
+            self.push(from, TokenKind::Mark(mark));
         } else {
             self.at += self.rest().chars().next().map_or(1, char::len_utf8);
             let span = self.span(from);
@@ -172,7 +180,7 @@ impl<'s> Lexer<'s, '_> {
             Some(length) => self.at = from + 2 + length + 2,
             None => {
                 self.at = self.text.len();
-                let span = Span { start: from as u32, end: from as u32 + 2 };
+                let span = SourceSpan { start: from as u32, end: from as u32 + 2 };
                 self.report(
                     codes::UNTERMINATED,
                     Severity::Error,
@@ -191,13 +199,13 @@ impl<'s> Lexer<'s, '_> {
         self.skip_while(word_part);
         let whole = &self.text[from..self.at];
         let kind = if hex {
-            u64::from_str_radix(&whole[2..], 16).ok().map(|v| Kind::Int(v as i64))
+            u64::from_str_radix(&whole[2..], 16).ok().map(|v| TokenKind::Int(v as i64))
         } else if whole.bytes().all(|b| b.is_ascii_digit()) && fixed(self) {
             self.at += 1;
             self.skip_while(word_part);
-            self.text[from..self.at].parse().ok().filter(|v: &f64| v.is_finite()).map(Kind::Fixed)
+            self.text[from..self.at].parse().ok().filter(|v: &f64| v.is_finite()).map(TokenKind::Fixed)
         } else {
-            whole.parse().ok().map(Kind::Int)
+            whole.parse().ok().map(TokenKind::Int)
         };
         if kind.is_none() {
             let span = self.span(from);
@@ -210,7 +218,7 @@ impl<'s> Lexer<'s, '_> {
                 "numbers are decimal, or hexadecimal as in 0x1f",
             );
         }
-        self.push(from, kind.unwrap_or(Kind::Int(0)));
+        self.push(from, kind.unwrap_or(TokenKind::Int(0)));
     }
 
     fn string(&mut self, from: usize) {
@@ -235,7 +243,7 @@ impl<'s> Lexer<'s, '_> {
                 c => value.push(c),
             }
         }
-        self.push(from, Kind::Text(value));
+        self.push(from, TokenKind::Text(value));
     }
 
     fn escape(&mut self, value: &mut String) {
@@ -282,20 +290,20 @@ mod tests {
     use super::*;
 
     fn kinds(text: &str) -> (String, usize) {
-        let source = Source::new("t", text);
+        let source = SourceText::new("t", text);
         let mut diagnostics = Vec::new();
         let lexed = lex(&source, &mut diagnostics);
         let shown: Vec<String> = lexed
             .tokens
             .iter()
             .map(|t| match &t.kind {
-                Kind::Word(w) => (*w).to_owned(),
-                Kind::Int(i) => i.to_string(),
-                Kind::Fixed(f) => format!("{f:?}"),
-                Kind::Text(s) => format!("{s:?}"),
-                Kind::Bool(b) => format!("<{b}>"),
-                Kind::Mark(m) => (*m).to_owned(),
-                Kind::End => "END".to_owned(),
+                TokenKind::Word(w) => (*w).to_owned(),
+                TokenKind::Int(i) => i.to_string(),
+                TokenKind::Fixed(f) => format!("{f:?}"),
+                TokenKind::Text(s) => format!("{s:?}"),
+                TokenKind::Bool(b) => format!("<{b}>"),
+                TokenKind::Mark(m) => (*m).to_owned(),
+                TokenKind::End => "END".to_owned(),
             })
             .collect();
         (shown.join(" "), diagnostics.len())

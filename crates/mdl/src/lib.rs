@@ -3,17 +3,17 @@
 //! The crate turns texts and a focus into findings, metrics and snippets. It knows no files, processes or machine code.
 //!
 //! ```
-//! use ingraft_mdl::{Library, Look, Options};
+//! use ingraft_mdl::{Library, ParseOptions, RenderStyle};
 //!
-//! let mut library = Library::new(Options::default());
+//! let mut library = Library::new(ParseOptions::default());
 //! let findings = library.load("my.mdl", "metric m { name \"m\"; base is counter { } }");
 //! assert_eq!(findings[0].message, "the metric `m` lacks `units`, `aggregateOperator`, `style`");
-//! print!("{}", library.render(&findings, Look::Plain));
+//! print!("{}", library.render(&findings, RenderStyle::Plain));
 //! assert!(library.metrics().is_empty());
 //! ```
 //!
 //! The stages: `lex` and `parse` make the tree ([`ast`]) and recover from errors. `check` is the static stage, which checks all that does
-//! not depend on a program. [`evaluate`] is the request stage, for a metric, a focus and a [`Program`]. `print` writes the tree.
+//! not depend on a program. [`evaluate`] is the request stage, for a metric, a focus and a [`ProgramFacts`]. `print` writes the tree.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::too_many_lines)]
@@ -35,11 +35,11 @@ pub mod shipped;
 mod source;
 
 pub use diagnostic::{Diagnostic, Severity, codes};
-pub use evaluate::{Evaluated, Evaluator, Metered, evaluate};
+pub use evaluate::{Evaluated, Evaluator, EventReadMethod, evaluate};
 pub use library::{Library, ProcessDefinition};
-pub use parse::{Options, parse};
+pub use parse::{ParseOptions, parse};
 pub use pattern::Exclusion;
 pub use print::{format, print};
-pub use program::{Access, Global, Location, Parameter, Program, Unresolved};
-pub use render::{Look, render};
-pub use source::{Source, Span};
+pub use program::{IntegerPath, Parameter, ProgramFacts, ProgramVariable, Unresolved, VariableLocation};
+pub use render::{RenderStyle, render};
+pub use source::{SourceSpan, SourceText};

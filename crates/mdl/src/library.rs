@@ -6,17 +6,18 @@ use std::sync::Arc;
 use ingraft_model::MetricInfo;
 
 use crate::ast::{
-    Accumulator, Config, ConfigKind, ConfigValue, Constraint, DefinitionKind, FieldKind, File, List, Metric,
+    Accumulator, ConfigBlock, ConfigKind, ConfigValue, ConstraintDefinition, DefinitionKind, FieldKind, ListDefinition,
+    MdlFile, MetricDefinition,
 };
-use crate::check::{Scope, check_definition};
+use crate::check::{NameScope, check_definition};
 use crate::diagnostic::{Diagnostic, Severity, codes};
-use crate::parse::{MAX_FINDINGS, Options, parse};
+use crate::parse::{MAX_FINDINGS, ParseOptions, parse};
 use crate::pattern::Exclusion;
-use crate::source::Source;
+use crate::source::SourceText;
 
 /// A definition and the text that it comes from.
 #[derive(Debug)]
-pub(crate) struct Entry<T> {
+pub(crate) struct LibraryEntry<T> {
     /// Index into the library's sources.
     pub(crate) source: usize,
     pub(crate) node: T,
@@ -26,7 +27,7 @@ pub(crate) struct Entry<T> {
 #[derive(Debug)]
 pub(crate) struct MetricEntry {
     pub(crate) source: usize,
-    pub(crate) node: Metric,
+    pub(crate) node: MetricDefinition,
     pub(crate) info: Arc<MetricInfo>,
 }
 
@@ -52,16 +53,16 @@ pub struct ProcessDefinition {
 /// All definitions that are known.
 #[derive(Debug, Default)]
 pub struct Library {
-    options: Options,
-    pub(crate) sources: Vec<Source>,
-    pub(crate) lists: HashMap<String, Entry<List>>,
-    pub(crate) constraints: HashMap<String, Entry<Constraint>>,
+    options: ParseOptions,
+    pub(crate) sources: Vec<SourceText>,
+    pub(crate) lists: HashMap<String, LibraryEntry<ListDefinition>>,
+    pub(crate) constraints: HashMap<String, LibraryEntry<ConstraintDefinition>>,
     /// Metrics by public name.
     pub(crate) metrics: HashMap<String, MetricEntry>,
     /// Public names of metrics by identifier.
     names: HashMap<String, String>,
     pub(crate) exclusions: Vec<Exclusion>,
-    configs: Vec<Entry<Config>>,
+    configs: Vec<LibraryEntry<ConfigBlock>>,
     /// Positions of named blocks in `configs`.
     named_configs: HashMap<(ConfigKind, String), usize>,
     /// Names of definitions with errors. A reference to such a definition is not reported as another error.
@@ -76,7 +77,7 @@ pub struct Library {
 
 impl Library {
     /// Returns a library without any definition.
-    pub fn new(options: Options) -> Self {
+    pub fn new(options: ParseOptions) -> Self {
         Library { options, ..Library::default() }
     }
 
@@ -84,10 +85,10 @@ impl Library {
     /// those in another.
     pub fn load(&mut self, name: &str, text: &str) -> Vec<Diagnostic> {
         let mut diagnostics = Vec::new();
-        let source = Source::new(name, text);
+        let source = SourceText::new(name, text);
         let is_shipped = crate::shipped::FILES.contains(&(name, text));
-        if text.len() > Source::MAX_BYTES {
-            let message = format!("the text is longer than {} MiB", Source::MAX_BYTES >> 20);
+        if text.len() > SourceText::MAX_BYTES {
+            let message = format!("the text is longer than {} MiB", SourceText::MAX_BYTES >> 20);
             diagnostics.push(Diagnostic::at(codes::TOO_LARGE, Severity::Error, &source, Default::default(), message));
         }
         let file = parse(&source, self.options, &mut diagnostics);
@@ -117,8 +118,8 @@ impl Library {
     }
 
     /// Tells for each definition whether it has no error.
-    fn check(&self, source: &Source, file: &File, diagnostics: &mut Vec<Diagnostic>) -> Vec<bool> {
-        let scope = Scope::new(self, file);
+    fn check(&self, source: &SourceText, file: &MdlFile, diagnostics: &mut Vec<Diagnostic>) -> Vec<bool> {
+        let scope = NameScope::new(self, file);
         let mut good = Vec::with_capacity(file.definitions.len());
         for definition in &file.definitions {
             let before = diagnostics.len();
@@ -135,12 +136,12 @@ impl Library {
         match kind {
             DefinitionKind::List(node) => {
                 self.broken.remove(&node.name.name);
-                self.lists.insert(node.name.name.clone(), Entry { source, node });
+                self.lists.insert(node.name.name.clone(), LibraryEntry { source, node });
             }
             DefinitionKind::Constraint(node) => {
                 self.broken.remove(&node.name.name);
                 self.texts.insert(node.name.name.clone(), text.to_owned());
-                self.constraints.insert(node.name.name.clone(), Entry { source, node });
+                self.constraints.insert(node.name.name.clone(), LibraryEntry { source, node });
             }
             DefinitionKind::Metric(node) => {
                 // A new definition replaces the one of the same identifier. Requests use the public name.
@@ -157,10 +158,10 @@ impl Library {
             DefinitionKind::Config(node) => {
                 let key = node.name.as_ref().map(|n| (node.kind, n.name.clone()));
                 match key.clone().and_then(|k| self.named_configs.get(&k).copied()) {
-                    Some(index) => self.configs[index] = Entry { source, node },
+                    Some(index) => self.configs[index] = LibraryEntry { source, node },
                     None => {
                         self.named_configs.extend(key.map(|k| (k, self.configs.len())));
-                        self.configs.push(Entry { source, node });
+                        self.configs.push(LibraryEntry { source, node });
                     }
                 }
             }
@@ -168,7 +169,7 @@ impl Library {
         }
     }
 
-    fn info(&self, metric: &Metric, doc: String, text: &str) -> MetricInfo {
+    fn info(&self, metric: &MetricDefinition, doc: String, text: &str) -> MetricInfo {
         let constraints = metric.fields.iter().filter_map(|f| match &f.kind {
             FieldKind::Constraint(c) => Some(c.path.to_string()),
             FieldKind::Use(name) => self.constraints.get(&name.name).map(|c| c.node.path.to_string()),
@@ -219,7 +220,7 @@ impl Library {
     }
 
     /// Returns the text to which a diagnostic refers: the latest one of that name.
-    pub fn source(&self, name: &str) -> Option<&Source> {
+    pub fn source(&self, name: &str) -> Option<&SourceText> {
         self.sources.iter().rev().find(|s| s.name() == name)
     }
 
@@ -230,7 +231,7 @@ impl Library {
     }
 
     /// All configuration blocks in the order of their definition.
-    pub fn configs(&self) -> impl Iterator<Item = &Config> {
+    pub fn configs(&self) -> impl Iterator<Item = &ConfigBlock> {
         self.configs.iter().map(|c| &c.node)
     }
 
@@ -273,7 +274,7 @@ pub(crate) fn name_of(kind: &DefinitionKind) -> Option<&str> {
     }
 }
 
-fn process_definition(config: &Config) -> ProcessDefinition {
+fn process_definition(config: &ConfigBlock) -> ProcessDefinition {
     let mut process = ProcessDefinition { auto_start: true, ..ProcessDefinition::default() };
     process.name = config.name.as_ref().map_or_else(String::new, |n| n.name.clone());
     for item in &config.items {

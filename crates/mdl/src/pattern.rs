@@ -1,6 +1,6 @@
 //! `exclude`: shell patterns and regular expressions over `/Code/MODULE/FUNCTION`. One matcher serves all uses.
 
-use crate::ast::Exclude;
+use crate::ast::ExcludeDefinition;
 use crate::regex::Regex;
 
 /// Parts of the code that are left out of `$procedures`, `$modules` and `.funcs`.
@@ -20,7 +20,7 @@ enum Matcher {
 
 impl Exclusion {
     /// Reads a definition. The error says in a sentence why the pattern is invalid.
-    pub fn new(exclude: &Exclude) -> Result<Self, String> {
+    pub fn new(exclude: &ExcludeDefinition) -> Result<Self, String> {
         let no_case = exclude.no_case;
         let text = if no_case { exclude.pattern.value.to_lowercase() } else { exclude.pattern.value.clone() };
         if exclude.regex {
@@ -127,12 +127,12 @@ fn set(pattern: &[char], c: char) -> Option<(bool, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ast::Text;
-    use crate::source::Span;
+    use crate::ast::TextLiteral;
+    use crate::source::SourceSpan;
 
     fn exclusion(pattern: &str, regex: bool, no_case: bool) -> Result<Exclusion, String> {
-        let pattern = Text { value: pattern.to_owned(), span: Span::default() };
-        Exclusion::new(&Exclude { no_case, regex, pattern })
+        let pattern = TextLiteral { value: pattern.to_owned(), span: SourceSpan::default() };
+        Exclusion::new(&ExcludeDefinition { no_case, regex, pattern })
     }
 
     #[test]

@@ -6,7 +6,7 @@ use ingraft_model::{Avma, FunctionId, LoopEdges, ModuleId, Offset, PartName, Pid
 
 /// Path from an address to an integer of the program.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Access {
+pub struct IntegerPath {
     /// Offsets of the pointers on the path, in bytes: the first from the address, each other one from where the pointer before it leads.
     pub pointers: Vec<i64>,
     /// Distance of the integer from the place where the last pointer leads, in bytes.
@@ -17,25 +17,25 @@ pub struct Access {
 
 /// An integer in a variable of the program, or one to which a variable leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Global {
+pub struct ProgramVariable {
     /// Location of the variable.
-    pub at: Location,
+    pub at: VariableLocation,
     /// Path from the variable to the integer.
-    pub access: Access,
+    pub access: IntegerPath,
     /// Whether debugging information gives the type of the variable, not only its size.
     pub described: bool,
 }
 
 /// Location of a variable of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Location {
+pub enum VariableLocation {
     /// Address in memory that stays mapped as long as the process lives.
     Lasting(Avma),
     /// Address in memory that may be unmapped.
     Fleeting(Avma),
     /// Offset from the thread pointer. Every thread has its own variable.
     PerThread(i64),
-    /// Like [`Location::PerThread`], in a library.
+    /// Like [`VariableLocation::PerThread`], in a library.
     PerThreadOfLibrary(i64),
 }
 
@@ -74,7 +74,7 @@ impl Unresolved {
 const LOOPS_NAMED: usize = 8;
 
 /// A program to which requests are made.
-pub trait Program {
+pub trait ProgramFacts {
     /// Name of the machine, the value of `$machine`.
     fn machine(&self) -> &str;
     /// Flavors of the program's platform, e.g. `linux`, `unix`: definitions of other flavors do not exist for it.
@@ -102,10 +102,10 @@ pub trait Program {
     fn function_name(&self, function: FunctionId) -> &str;
     /// The variable that a name means: `NAME`, `FILE:NAME` or `MODULE:NAME`. With members, the integer to which they lead from the
     /// variable, through pointers.
-    fn variable(&self, _name: &str, _members: &[&str]) -> Result<Global, Unresolved> {
+    fn variable(&self, _name: &str, _members: &[&str]) -> Result<ProgramVariable, Unresolved> {
         Err(Unresolved::unknown())
     }
-    /// Address of the variable that a name means, whatever its type. The name has the form that [`Program::variable`] takes.
+    /// Address of the variable that a name means, whatever its type. The name has the form that [`ProgramFacts::variable`] takes.
     fn address(&self, _name: &str) -> Result<Avma, Unresolved> {
         Err(Unresolved::unknown())
     }
@@ -144,7 +144,7 @@ pub trait Program {
         Err(Unresolved::NotFound { what, help: Some(help) })
     }
     /// Returns the path by which members lead to an integer in an argument or result of a function.
-    fn member(&self, _function: FunctionId, _of: Parameter, _members: &[&str]) -> Result<Access, Unresolved> {
+    fn member(&self, _function: FunctionId, _of: Parameter, _members: &[&str]) -> Result<IntegerPath, Unresolved> {
         Err(Unresolved::unknown())
     }
 }

@@ -4,11 +4,11 @@ use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 
 use crate::diagnostic::{Diagnostic, Severity};
 use crate::library::Library;
-use crate::source::Source;
+use crate::source::SourceText;
 
 /// Look of rendered diagnostics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Look {
+pub enum RenderStyle {
     /// Text only.
     #[default]
     Plain,
@@ -17,7 +17,7 @@ pub enum Look {
 }
 
 /// Renders one diagnostic, with an excerpt if its source is given.
-pub fn render(diagnostic: &Diagnostic, source: Option<&Source>, look: Look) -> String {
+pub fn render(diagnostic: &Diagnostic, source: Option<&SourceText>, look: RenderStyle) -> String {
     let level = match diagnostic.severity {
         Severity::Error => Level::ERROR,
         Severity::Warning => Level::WARNING,
@@ -36,8 +36,8 @@ pub fn render(diagnostic: &Diagnostic, source: Option<&Source>, look: Look) -> S
         group = group.element(Level::HELP.message(help.as_str()));
     }
     let renderer = match look {
-        Look::Plain => Renderer::plain(),
-        Look::Coloured => Renderer::styled(),
+        RenderStyle::Plain => Renderer::plain(),
+        RenderStyle::Coloured => Renderer::styled(),
     };
     renderer.render(&[group])
 }
@@ -57,7 +57,7 @@ fn clamped(diagnostic: &Diagnostic, text: &str) -> std::ops::Range<usize> {
 
 impl Library {
     /// Renders all diagnostics, with excerpts from the loaded texts, and an empty line between them.
-    pub fn render(&self, diagnostics: &[Diagnostic], look: Look) -> String {
+    pub fn render(&self, diagnostics: &[Diagnostic], look: RenderStyle) -> String {
         let mut out = String::new();
         for diagnostic in diagnostics {
             if !out.is_empty() {

@@ -1,7 +1,7 @@
 //! The metric library that comes with ingraft.
 
 use crate::library::Library;
-use crate::parse::Options;
+use crate::parse::ParseOptions;
 
 /// Name and text of each file, in the order in which they are loaded.
 pub const FILES: &[(&str, &str)] = &[
@@ -19,7 +19,7 @@ pub const FILES: &[(&str, &str)] = &[
 ];
 
 /// Returns a library with all shipped files. A test checks that no file has a finding.
-pub fn library(options: Options) -> Library {
+pub fn library(options: ParseOptions) -> Library {
     let mut library = Library::new(options);
     for (name, text) in FILES {
         library.load(name, text);

@@ -5,17 +5,17 @@ use std::ops::Range;
 
 /// A range of a source text in bytes, end excluded.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
-pub struct Span {
+pub struct SourceSpan {
     /// Offset of the first byte.
     pub start: u32,
     /// Offset after the last byte.
     pub end: u32,
 }
 
-impl Span {
+impl SourceSpan {
     /// Returns the span from the beginning of `self` to the end of `other`.
-    pub fn to(self, other: Span) -> Span {
-        Span { start: self.start.min(other.start), end: self.end.max(other.end) }
+    pub fn to(self, other: SourceSpan) -> SourceSpan {
+        SourceSpan { start: self.start.min(other.start), end: self.end.max(other.end) }
     }
 
     /// Returns the span as a range of indices.
@@ -24,12 +24,12 @@ impl Span {
     }
 
     /// Whether `other` lies inside `self`.
-    pub fn contains(self, other: Span) -> bool {
+    pub fn contains(self, other: SourceSpan) -> bool {
         self.start <= other.start && other.end <= self.end
     }
 }
 
-impl fmt::Debug for Span {
+impl fmt::Debug for SourceSpan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}..{}", self.start, self.end)
     }
@@ -37,22 +37,22 @@ impl fmt::Debug for Span {
 
 /// A named text.
 #[derive(Clone, Debug)]
-pub struct Source {
+pub struct SourceText {
     name: String,
     text: String,
     lines: Vec<u32>,
 }
 
-impl Source {
+impl SourceText {
     /// Size in bytes of the longest text that is read. People write definitions by hand, so they are short.
     pub const MAX_BYTES: usize = 4 << 20;
 
-    /// Keeps a text under the name that diagnostics will show. If the text is longer than [`Source::MAX_BYTES`], keeps nothing of it.
+    /// Keeps a text under the name that diagnostics will show. If the text is longer than [`SourceText::MAX_BYTES`], keeps nothing of it.
     pub fn new(name: &str, text: &str) -> Self {
         let text = if text.len() > Self::MAX_BYTES { "" } else { text };
         let mut lines = vec![0];
         lines.extend(text.bytes().enumerate().filter(|(_, b)| *b == b'\n').map(|(i, _)| i as u32 + 1));
-        Source { name: name.to_owned(), text: text.to_owned(), lines }
+        SourceText { name: name.to_owned(), text: text.to_owned(), lines }
     }
 
     /// The name.
@@ -66,7 +66,7 @@ impl Source {
     }
 
     /// A part of the text; empty if the span does not fit.
-    pub fn slice(&self, span: Span) -> &str {
+    pub fn slice(&self, span: SourceSpan) -> &str {
         self.text.get(span.range()).unwrap_or_default()
     }
 
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn positions_count_characters_from_one() {
-        let source = Source::new("x", "a\nbä c\n");
+        let source = SourceText::new("x", "a\nbä c\n");
         assert_eq!(source.position(0), (1, 1));
         assert_eq!(source.position(2), (2, 1));
         assert_eq!(source.position(6), (2, 4));

@@ -18,16 +18,16 @@ pub(crate) type Regs = libc::user_regs_struct;
 
 /// Type of a request in the declaration of the C library.
 #[cfg(target_env = "musl")]
-type Request = libc::c_int;
+type PtraceRequest = libc::c_int;
 #[cfg(not(target_env = "musl"))]
-type Request = libc::c_uint;
+type PtraceRequest = libc::c_uint;
 
-const PTRACE_SEIZE: Request = 0x4206;
-const PTRACE_INTERRUPT: Request = 0x4207;
-const PTRACE_GETSIGMASK: Request = 0x420a;
-const PTRACE_SETSIGMASK: Request = 0x420b;
-const PTRACE_GET_RSEQ_CONFIGURATION: Request = 0x420f;
-const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: Request = 0x4211;
+const PTRACE_SEIZE: PtraceRequest = 0x4206;
+const PTRACE_INTERRUPT: PtraceRequest = 0x4207;
+const PTRACE_GETSIGMASK: PtraceRequest = 0x420a;
+const PTRACE_SETSIGMASK: PtraceRequest = 0x420b;
+const PTRACE_GET_RSEQ_CONFIGURATION: PtraceRequest = 0x420f;
+const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: PtraceRequest = 0x4211;
 const NT_X86_XSTATE: usize = 0x202;
 const PTRACE_EVENT_STOP: i32 = 128;
 /// PTRACE_O_TRACESYSGOOD: stops at system calls are told from breakpoints.
@@ -79,7 +79,7 @@ pub(crate) fn step() {
 
 /// # Safety
 /// `addr` and `data` are what `request` asks for: integers, or pointers to live memory of the right size.
-unsafe fn ptrace(request: Request, tid: Tid, addr: usize, data: usize) -> io::Result<()> {
+unsafe fn ptrace(request: PtraceRequest, tid: Tid, addr: usize, data: usize) -> io::Result<()> {
     step();
     // SAFETY: as the caller promises.
     let r = unsafe { libc::ptrace(request, tid.0, addr, data) };

@@ -9,21 +9,21 @@ use std::rc::Rc;
 use addr2line::{Context, FunctionName};
 use gimli::{AttributeValue, Dwarf, EndianArcSlice, LittleEndian, SectionId, Unit, UnitOffset, UnitRef, constants};
 use iced_x86::{Decoder, DecoderOptions};
-use ingraft_analysis::{Disassembled, disassemble};
+use ingraft_analysis::{DisassembledLine, disassemble};
 use ingraft_model::Svma;
 use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol, SymbolKind};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::saved::BlockCount;
 
-type Bytes = EndianArcSlice<LittleEndian>;
+type DwarfBytes = EndianArcSlice<LittleEndian>;
 
 /// Largest number of inlined functions around an instruction.
 const FRAMES_MAX: usize = 256;
 
 /// Source position of an instruction, or of the call that was inlined there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Frame {
+pub struct SourceFrame {
     /// Name of the function as the linker has it; empty if it is not known.
     pub function: Rc<str>,
     /// Path of the source file; empty if it is not known.
@@ -51,7 +51,7 @@ pub struct Symbol {
 
 /// One instruction, or a whole block whose instructions are not known.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct CodeStep {
     /// Address of the first byte, as in the file.
     pub at: Svma,
     /// Number of instructions.
@@ -68,17 +68,17 @@ pub struct ModuleCode {
     /// Lowest address that the file maps.
     base: u64,
     symbols: Vec<Symbol>,
-    debug: Option<Debug>,
+    debug: Option<ModuleDebugInfo>,
 }
 
 /// The debugging information of a module.
-struct Debug {
-    context: Context<Bytes>,
-    dwarf: Dwarf<Bytes>,
+struct ModuleDebugInfo {
+    context: Context<DwarfBytes>,
+    dwarf: Dwarf<DwarfBytes>,
     discriminators: OnceCell<Vec<(u64, u64, u64)>>,
     /// All units, sorted by offset; read when an entry refers to another unit.
-    units: OnceCell<Vec<Unit<Bytes>>>,
-    names: Names,
+    units: OnceCell<Vec<Unit<DwarfBytes>>>,
+    names: NameMemo,
 }
 
 impl ModuleCode {
@@ -100,7 +100,7 @@ impl ModuleCode {
             text: text.collect(),
             base: elf.segments().map(|segment| segment.address()).min().unwrap_or(0),
             symbols,
-            debug: Debug::of(&elf).or_else(|| Debug::of(other.as_ref()?)),
+            debug: ModuleDebugInfo::of(&elf).or_else(|| ModuleDebugInfo::of(other.as_ref()?)),
         }
     }
 
@@ -123,25 +123,25 @@ impl ModuleCode {
     }
 
     /// The instructions of a block; empty if the file does not have them.
-    pub fn disassembly(&self, block: &BlockCount) -> Vec<Disassembled> {
+    pub fn disassembly(&self, block: &BlockCount) -> Vec<DisassembledLine> {
         self.bytes(block).map(|bytes| disassemble(block.start.0, bytes)).unwrap_or_default()
     }
 
     /// The instructions of a block, one by one if the file has exactly the number that the profile states.
-    pub fn steps(&self, block: &BlockCount) -> Vec<Step> {
+    pub fn steps(&self, block: &BlockCount) -> Vec<CodeStep> {
         let mut steps = Vec::new();
         if let Some(bytes) = self.bytes(block) {
             let decoder = Decoder::with_ip(64, bytes, block.start.0, DecoderOptions::NONE);
-            steps.extend(decoder.into_iter().map(|decoded| Step { at: Svma(decoded.ip()), instructions: 1 }));
+            steps.extend(decoder.into_iter().map(|decoded| CodeStep { at: Svma(decoded.ip()), instructions: 1 }));
         }
         if steps.len() != block.instructions as usize {
-            steps = vec![Step { at: block.start, instructions: block.instructions.into() }];
+            steps = vec![CodeStep { at: block.start, instructions: block.instructions.into() }];
         }
         steps
     }
 
     /// Source positions of an instruction, the innermost inlined function first. Empty if there is no debugging information for it.
-    pub fn frames(&self, at: Svma) -> Vec<Frame> {
+    pub fn frames(&self, at: Svma) -> Vec<SourceFrame> {
         self.debug.as_ref().and_then(|debug| debug.frames(at.0)).unwrap_or_default()
     }
 
@@ -184,7 +184,7 @@ fn symbols(elf: &object::File<'_>) -> Vec<Symbol> {
     symbols
 }
 
-impl Debug {
+impl ModuleDebugInfo {
     /// The debugging information of a file; `None` if it has none.
     fn of(elf: &object::File<'_>) -> Option<Self> {
         elf.section_by_name(".debug_info")?;
@@ -194,14 +194,20 @@ impl Debug {
         };
         let dwarf = Dwarf::load(section).ok()?;
         let context = Context::from_dwarf(Dwarf::load(section).ok()?).ok()?;
-        Some(Debug { context, dwarf, discriminators: OnceCell::new(), units: OnceCell::new(), names: Names::default() })
+        Some(ModuleDebugInfo {
+            context,
+            dwarf,
+            discriminators: OnceCell::new(),
+            units: OnceCell::new(),
+            names: NameMemo::default(),
+        })
     }
 
-    fn frames(&self, at: u64) -> Option<Vec<Frame>> {
+    fn frames(&self, at: u64) -> Option<Vec<SourceFrame>> {
         let mut found = self.context.find_frames(at).skip_all_loads().ok()?;
         let mut unit = None;
         let mut discriminator = self.discriminator(at);
-        let mut frames: Vec<Frame> = Vec::new();
+        let mut frames: Vec<SourceFrame> = Vec::new();
         while let Ok(Some(frame)) = found.next() {
             if frames.len() == FRAMES_MAX {
                 return None;
@@ -215,7 +221,7 @@ impl Debug {
                 None => None,
             };
             let facts = facts.unwrap_or_default();
-            frames.push(Frame {
+            frames.push(SourceFrame {
                 function: facts.name,
                 file: file.map(|file| self.names.file(file)).unwrap_or_default(),
                 line: line.unwrap_or(0),
@@ -229,7 +235,7 @@ impl Debug {
     }
 
     /// Line of the declaration of a function.
-    fn declared<'a>(&'a self, mut unit: UnitRef<'a, Bytes>, mut at: UnitOffset) -> Option<u32> {
+    fn declared<'a>(&'a self, mut unit: UnitRef<'a, DwarfBytes>, mut at: UnitOffset) -> Option<u32> {
         // An inlined function stands for an abstract one, which may complete a declaration.
         for _ in 0..4 {
             let entry = unit.entry(at).ok()?;
@@ -242,7 +248,7 @@ impl Debug {
                 // Optimisation at link time refers to entries of other units.
                 AttributeValue::DebugInfoRef(offset) => {
                     let units = self.units.get_or_init(|| units(&self.dwarf));
-                    let start = |unit: &Unit<Bytes>| unit.header.debug_info_offset().map_or(0, |start| start.0);
+                    let start = |unit: &Unit<DwarfBytes>| unit.header.debug_info_offset().map_or(0, |start| start.0);
                     let after = units.partition_point(|unit| start(unit) <= offset.0);
                     let other = units.get(after.checked_sub(1)?)?;
                     at = offset.to_unit_offset(&other.header)?;
@@ -264,7 +270,7 @@ impl Debug {
 }
 
 /// The units of the debugging information that can be read.
-fn units(dwarf: &Dwarf<Bytes>) -> Vec<Unit<Bytes>> {
+fn units(dwarf: &Dwarf<DwarfBytes>) -> Vec<Unit<DwarfBytes>> {
     let mut found = Vec::new();
     let mut headers = dwarf.units();
     while let Ok(Some(header)) = headers.next() {
@@ -274,7 +280,7 @@ fn units(dwarf: &Dwarf<Bytes>) -> Vec<Unit<Bytes>> {
 }
 
 /// Rows of the line tables with a discriminator: first address, first address after them, discriminator. Sorted by address.
-fn discriminators(dwarf: &Dwarf<Bytes>) -> Vec<(u64, u64, u64)> {
+fn discriminators(dwarf: &Dwarf<DwarfBytes>) -> Vec<(u64, u64, u64)> {
     let mut found = Vec::new();
     for unit in units(dwarf) {
         let Some(program) = unit.line_program.clone() else { continue };
@@ -294,9 +300,9 @@ fn discriminators(dwarf: &Dwarf<Bytes>) -> Vec<(u64, u64, u64)> {
 
 /// Facts about functions and files that were read before. Most instructions ask for the same ones as their neighbours.
 #[derive(Default)]
-struct Names {
+struct NameMemo {
     /// Facts by the offsets of the unit and of the entry in it.
-    facts: RefCell<FxHashMap<(usize, usize), Facts>>,
+    facts: RefCell<FxHashMap<(usize, usize), DwarfFunction>>,
     /// Paths by the address of their text in memory.
     files: RefCell<FxHashMap<usize, Rc<str>>>,
     /// All paths, each once.
@@ -305,7 +311,7 @@ struct Names {
 
 /// Facts of the entry of a function.
 #[derive(Clone, Debug, Default)]
-struct Facts {
+struct DwarfFunction {
     /// Name as the linker has it; empty if it is not known.
     name: Rc<str>,
     /// Line of the declaration; 0 if it is not known.
@@ -314,7 +320,7 @@ struct Facts {
     call_discriminator: u64,
 }
 
-impl Names {
+impl NameMemo {
     /// A path that is shared with all other frames of the file.
     fn file(&self, path: &str) -> Rc<str> {
         let mut files = self.files.borrow_mut();
@@ -332,23 +338,28 @@ impl Names {
 
     fn facts(
         &self,
-        debug: &Debug,
-        unit: UnitRef<'_, Bytes>,
+        debug: &ModuleDebugInfo,
+        unit: UnitRef<'_, DwarfBytes>,
         at: UnitOffset,
-        name: Option<&FunctionName<Bytes>>,
-    ) -> Facts {
+        name: Option<&FunctionName<DwarfBytes>>,
+    ) -> DwarfFunction {
         let key = (unit.header.debug_info_offset().map_or(0, |offset| offset.0), at.0);
         let mut facts = self.facts.borrow_mut();
-        facts.entry(key).or_insert_with(|| Facts::read(debug, unit, at, name)).clone()
+        facts.entry(key).or_insert_with(|| DwarfFunction::read(debug, unit, at, name)).clone()
     }
 }
 
-impl Facts {
-    fn read(debug: &Debug, unit: UnitRef<'_, Bytes>, at: UnitOffset, name: Option<&FunctionName<Bytes>>) -> Self {
+impl DwarfFunction {
+    fn read(
+        debug: &ModuleDebugInfo,
+        unit: UnitRef<'_, DwarfBytes>,
+        at: UnitOffset,
+        name: Option<&FunctionName<DwarfBytes>>,
+    ) -> Self {
         let entry = unit.entry(at).ok();
         let discriminator = entry.and_then(|entry| entry.attr_value(constants::DW_AT_GNU_discriminator)?.udata_value());
         let name = name.and_then(|name| name.raw_name().ok());
-        Facts {
+        DwarfFunction {
             name: name.map(|name| Rc::from(&*name)).unwrap_or_default(),
             line: debug.declared(unit, at).unwrap_or(0),
             call_discriminator: discriminator.unwrap_or(0),

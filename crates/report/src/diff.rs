@@ -9,14 +9,14 @@ use crate::saved::{BlockCount, FunctionProfile, SavedProfile};
 
 /// An old and a new number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Change {
+pub struct CountChange {
     /// Number in the old profile; 0 if it has none.
     pub old: u64,
     /// Number in the new profile; 0 if it has none.
     pub new: u64,
 }
 
-impl Change {
+impl CountChange {
     /// The new number minus the old one.
     pub fn difference(&self) -> i128 {
         i128::from(self.new) - i128::from(self.old)
@@ -33,9 +33,9 @@ pub struct FunctionChange {
     /// Address of the first byte, as in the file.
     pub start: Svma,
     /// Executed instructions.
-    pub instructions: Change,
+    pub instructions: CountChange,
     /// Arrivals from outside at the first byte.
-    pub calls: Change,
+    pub calls: CountChange,
     /// Blocks whose counts differ, the largest difference first.
     pub blocks: Vec<BlockChange>,
 }
@@ -46,12 +46,12 @@ pub struct BlockChange {
     /// Address of the first byte, as in the file.
     pub start: Svma,
     /// Number of executions.
-    pub count: Change,
+    pub count: CountChange,
 }
 
 /// A function in both profiles.
 #[derive(Clone, Copy, Default)]
-struct Pair<'a> {
+struct FunctionPair<'a> {
     old: Option<&'a FunctionProfile>,
     new: Option<&'a FunctionProfile>,
 }
@@ -67,7 +67,7 @@ pub fn diff(old: &SavedProfile, new: &SavedProfile) -> Result<Vec<FunctionChange
     // Modules of the old profile that the new one does not have come after the new modules.
     let module =
         |index: usize| modules.get(index).copied().flatten().unwrap_or(new.modules.len().saturating_add(index));
-    let mut pairs: BTreeMap<(usize, Svma), Pair<'_>> = BTreeMap::new();
+    let mut pairs: BTreeMap<(usize, Svma), FunctionPair<'_>> = BTreeMap::new();
     for function in &old.functions {
         pairs.entry((module(function.module), function.start)).or_default().old = Some(function);
     }
@@ -78,15 +78,15 @@ pub fn diff(old: &SavedProfile, new: &SavedProfile) -> Result<Vec<FunctionChange
         profile.modules.get(function.module).map(|module| module.name.clone()).unwrap_or_default()
     };
     let mut changes: Vec<FunctionChange> = Vec::new();
-    for Pair { old: before, new: after } in pairs.into_values() {
+    for FunctionPair { old: before, new: after } in pairs.into_values() {
         let (function, module) = match (before, after) {
             (_, Some(function)) => (function, name(new, function)),
             (Some(function), None) => (function, name(old, function)),
             (None, None) => continue,
         };
         let change =
-            |of: &dyn Fn(&FunctionProfile) -> u64| Change { old: before.map_or(0, of), new: after.map_or(0, of) };
-        let blocks = blocks(Pair { old: before, new: after });
+            |of: &dyn Fn(&FunctionProfile) -> u64| CountChange { old: before.map_or(0, of), new: after.map_or(0, of) };
+        let blocks = blocks(FunctionPair { old: before, new: after });
         let calls = change(&|function| function.calls);
         if blocks.is_empty() && calls.old == calls.new {
             continue;
@@ -105,8 +105,8 @@ pub fn diff(old: &SavedProfile, new: &SavedProfile) -> Result<Vec<FunctionChange
 }
 
 /// The blocks whose counts differ.
-fn blocks(pair: Pair<'_>) -> Vec<BlockChange> {
-    let mut counts: BTreeMap<Svma, Change> = BTreeMap::new();
+fn blocks(pair: FunctionPair<'_>) -> Vec<BlockChange> {
+    let mut counts: BTreeMap<Svma, CountChange> = BTreeMap::new();
     let of = |function: Option<&'_ FunctionProfile>| -> Vec<BlockCount> {
         function.map(|function| function.blocks.clone()).unwrap_or_default()
     };

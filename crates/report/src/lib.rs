@@ -15,8 +15,8 @@ mod saved;
 mod times;
 mod trace;
 
-pub use code::{Frame, ModuleCode, Step, Symbol};
-pub use diff::{BlockChange, Change, FunctionChange, diff};
+pub use code::{CodeStep, ModuleCode, SourceFrame, Symbol};
+pub use diff::{BlockChange, CountChange, FunctionChange, diff};
 pub use export::{EXPORTERS, Exporter, Sources, ran_lines};
 pub use file::FileError;
 pub use ingraft_analysis::demangle;
@@ -25,13 +25,13 @@ pub use ingraft_profile::{
     Unknown,
 };
 pub use merge::MergeError;
-pub use program::{Program, Routine};
+pub use program::{ProfiledProgram, ProfiledRoutine};
 pub use saved::{
-    BlockCount, CallCount, Callee, Covered, Details, EdgeCount, EdgeEnd, FunctionProfile, InclusiveTotal, ModuleInfo,
-    ProfileKind, Refused, SavedProfile,
+    BlockCount, CallCount, CallTarget, Covered, EdgeCount, EdgeEnd, FunctionProfile, InclusiveTotal, ModuleInfo,
+    ProfileKind, SavedProfile, UnprofiledFunction, UnsavedDetails,
 };
 pub use times::{FunctionTimes, Untimed, times};
 pub use trace::{
-    Cause, Chunk, Newest, TraceClock, TraceEnd, TraceError, TraceRecord, TraceRecords, TraceReplay, TracedCode,
-    TracedProgram, TracedRoutine, functions_of, trace_beginning,
+    NewestCause, NewestPart, TraceChunk, TraceClock, TraceEnd, TraceError, TraceRecord, TraceRecords, TraceReplay,
+    TracedCode, TracedProgram, TracedRoutine, functions_of, trace_beginning,
 };

@@ -3,7 +3,9 @@
 use ingraft_model::Svma;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::saved::{BlockCount, Callee, EdgeCount, FunctionProfile, ModuleInfo, ProfileKind, Refused, SavedProfile};
+use crate::saved::{
+    BlockCount, CallTarget, EdgeCount, FunctionProfile, ModuleInfo, ProfileKind, SavedProfile, UnprofiledFunction,
+};
 
 /// Reason why profiles are not summed or compared.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,13 +35,17 @@ pub enum MergeError {
 
 /// Identity of a module in all profiles: its build-id, or its path if it has none.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Identity<'a> {
+enum ModuleIdentity<'a> {
     BuildId(&'a [u8]),
     Path(&'a str),
 }
 
-fn identity(module: &ModuleInfo) -> Identity<'_> {
-    if module.build_id.is_empty() { Identity::Path(&module.path) } else { Identity::BuildId(&module.build_id) }
+fn identity(module: &ModuleInfo) -> ModuleIdentity<'_> {
+    if module.build_id.is_empty() {
+        ModuleIdentity::Path(&module.path)
+    } else {
+        ModuleIdentity::BuildId(&module.build_id)
+    }
 }
 
 /// For each module of a profile, the index of the same module in another list. Fails if a module has another build-id there.
@@ -86,7 +92,7 @@ impl SavedProfile {
             let mut function = FunctionProfile { details: None, ..function.clone() };
             function.module = module(function.module);
             for call in &mut function.call_sites {
-                if let Callee::Other { module: of, .. } = &mut call.callee {
+                if let CallTarget::Other { module: of, .. } = &mut call.callee {
                     *of = module(*of);
                 }
             }
@@ -99,7 +105,7 @@ impl SavedProfile {
         let listed = self.refused.iter().map(|refused| (refused.module, refused.start));
         let mut listed: FxHashSet<(usize, Svma)> = listed.collect();
         for refused in &other.refused {
-            let refused = Refused { module: module(refused.module), ..refused.clone() };
+            let refused = UnprofiledFunction { module: module(refused.module), ..refused.clone() };
             if listed.insert((refused.module, refused.start)) {
                 self.refused.push(refused);
             }

@@ -3,25 +3,25 @@
 use ingraft_model::Svma;
 use rustc_hash::FxHashMap;
 
-use crate::code::{Frame, ModuleCode, Step, Symbol};
-use crate::saved::{BlockCount, CallCount, Callee, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, SavedProfile};
+use crate::code::{CodeStep, ModuleCode, SourceFrame, Symbol};
+use crate::saved::{BlockCount, CallCount, CallTarget, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, SavedProfile};
 
 /// A saved profile and what is known about the code of its modules.
-pub struct Program<'a> {
+pub struct ProfiledProgram<'a> {
     profile: &'a SavedProfile,
     code: Vec<ModuleCode>,
     /// Indexes of functions by module and address of the first byte.
     by_start: FxHashMap<(usize, Svma), usize>,
 }
 
-impl<'a> Program<'a> {
+impl<'a> ProfiledProgram<'a> {
     /// Puts a profile together with the code of its modules, in the order of [`SavedProfile::modules`]. Modules without code are like
     /// [`ModuleCode::default`].
     pub fn new(profile: &'a SavedProfile, mut code: Vec<ModuleCode>) -> Self {
         code.resize_with(profile.modules.len(), ModuleCode::default);
         let starts = profile.functions.iter().enumerate();
         let by_start = starts.map(|(number, function)| ((function.module, function.start), number)).collect();
-        Program { profile, code, by_start }
+        ProfiledProgram { profile, code, by_start }
     }
 
     /// The profile.
@@ -30,28 +30,28 @@ impl<'a> Program<'a> {
     }
 
     /// The profiled functions with their modules, in the order of the profile.
-    pub fn functions(&self) -> impl Iterator<Item = Routine<'_>> {
+    pub fn functions(&self) -> impl Iterator<Item = ProfiledRoutine<'_>> {
         self.profile.functions.iter().filter_map(|function| self.routine(function))
     }
 
     /// The functions that have executed an instruction, or may have, the one with most instructions first.
-    pub fn hottest(&self) -> Vec<Routine<'_>> {
+    pub fn hottest(&self) -> Vec<ProfiledRoutine<'_>> {
         let mut found: Vec<_> = self.functions().filter(|routine| routine.function.may_have_run()).collect();
         found.sort_by(|a, b| b.function.executed().cmp(&a.function.executed()).then_with(|| a.key().cmp(&b.key())));
         found
     }
 
     /// The profiled function that begins at an address of a module.
-    pub fn at(&self, module: usize, start: Svma) -> Option<Routine<'_>> {
+    pub fn at(&self, module: usize, start: Svma) -> Option<ProfiledRoutine<'_>> {
         self.profile.functions.get(*self.by_start.get(&(module, start))?).and_then(|function| self.routine(function))
     }
 
     /// The profiled function that a call of another one leads to; `None` if it is not known or not profiled.
-    pub fn callee(&self, of: &Routine<'_>, callee: &Callee) -> Option<Routine<'_>> {
+    pub fn callee(&self, of: &ProfiledRoutine<'_>, callee: &CallTarget) -> Option<ProfiledRoutine<'_>> {
         match callee {
-            Callee::Own(at) => self.at(of.function.module, *at),
-            Callee::Other { module, at } => self.at(*module, *at),
-            Callee::Named(_) | Callee::Indirect | Callee::System => None,
+            CallTarget::Own(at) => self.at(of.function.module, *at),
+            CallTarget::Other { module, at } => self.at(*module, *at),
+            CallTarget::Named(_) | CallTarget::Indirect | CallTarget::System => None,
         }
     }
 
@@ -70,15 +70,15 @@ impl<'a> Program<'a> {
         module.filter(|module| module.bias != 0).map_or(0, |module| module.mapped.0)
     }
 
-    fn routine(&self, function: &'a FunctionProfile) -> Option<Routine<'_>> {
+    fn routine(&self, function: &'a FunctionProfile) -> Option<ProfiledRoutine<'_>> {
         let (module, code) = self.profile.modules.get(function.module).zip(self.code.get(function.module))?;
-        Some(Routine { function, module, code })
+        Some(ProfiledRoutine { function, module, code })
     }
 }
 
 /// A profiled function with its module.
 #[derive(Clone, Copy)]
-pub struct Routine<'a> {
+pub struct ProfiledRoutine<'a> {
     /// The function.
     pub function: &'a FunctionProfile,
     /// Module of the function.
@@ -86,7 +86,7 @@ pub struct Routine<'a> {
     code: &'a ModuleCode,
 }
 
-impl<'a> Routine<'a> {
+impl<'a> ProfiledRoutine<'a> {
     /// Index of the module and address of the first byte, which no two functions share.
     pub fn key(&self) -> (usize, Svma) {
         (self.function.module, self.function.start)
@@ -98,12 +98,12 @@ impl<'a> Routine<'a> {
     }
 
     /// The instructions of a block.
-    pub fn steps(&self, block: &BlockCount) -> Vec<Step> {
+    pub fn steps(&self, block: &BlockCount) -> Vec<CodeStep> {
         self.code.steps(block)
     }
 
     /// Source positions of an instruction, the innermost inlined function first.
-    pub fn frames(&self, at: Svma) -> Vec<Frame> {
+    pub fn frames(&self, at: Svma) -> Vec<SourceFrame> {
         self.code.frames(at)
     }
 

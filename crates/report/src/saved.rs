@@ -33,7 +33,7 @@ pub struct SavedProfile {
     /// Profiled functions.
     pub functions: Vec<FunctionProfile>,
     /// Functions that were asked for and are not profiled.
-    pub refused: Vec<Refused>,
+    pub refused: Vec<UnprofiledFunction>,
     /// Calls in progress when counting began, and calls that counting left in progress, as far as they were corrected for.
     pub corrected: (u64, u64),
     /// Longest time for which a thread was held for the reading, in nanoseconds; 0 if the target had ended, and in a saved profile.
@@ -102,12 +102,12 @@ pub struct FunctionProfile {
     /// Reason why the counts are not exact, with the bound; `None` if they are exact.
     pub inexact: Option<String>,
     /// Details; `None` in a saved profile.
-    pub details: Option<Details>,
+    pub details: Option<UnsavedDetails>,
 }
 
 /// Details of a function that saved profiles do not have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Details {
+pub struct UnsavedDetails {
     /// Preferred name, demangled.
     pub name: String,
     /// Events of one execution of each block, in the order of the blocks.
@@ -245,14 +245,14 @@ pub struct CallCount {
     /// Index of the block that it ends.
     pub block: usize,
     /// The called function.
-    pub callee: Callee,
+    pub callee: CallTarget,
     /// Number of executions.
     pub count: u64,
 }
 
 /// The function that a call leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Callee {
+pub enum CallTarget {
     /// Function at an address in the same file.
     Own(Svma),
     /// Function of a module, by the module's index, at an address in its file.
@@ -272,7 +272,7 @@ pub enum Callee {
 
 /// A function without a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct UnprofiledFunction {
     /// Index of its module.
     pub module: usize,
     /// Name as the symbol table has it.

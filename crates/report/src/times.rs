@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use ingraft_model::{EdgeKind, Svma};
 use ingraft_profile::{Call, FlowEdge, MeasuredFlow, NoTimes, NodeTime, Origin, Times, program_times};
 
-use crate::saved::{Callee, EdgeEnd, FunctionProfile, SavedProfile};
+use crate::saved::{CallTarget, EdgeEnd, FunctionProfile, SavedProfile};
 
 /// Times of a function.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,12 +47,12 @@ impl<'p> Callees<'p> {
         callees
     }
 
-    fn find(&self, caller: &FunctionProfile, callee: &Callee) -> Option<usize> {
+    fn find(&self, caller: &FunctionProfile, callee: &CallTarget) -> Option<usize> {
         match callee {
-            Callee::Own(at) => self.places.get(&(caller.module, *at)).copied(),
-            Callee::Other { module, at } => self.places.get(&(*module, *at)).copied(),
-            Callee::Named(name) => self.names.get(name.as_str()).copied().flatten(),
-            Callee::Indirect | Callee::System => None,
+            CallTarget::Own(at) => self.places.get(&(caller.module, *at)).copied(),
+            CallTarget::Other { module, at } => self.places.get(&(*module, *at)).copied(),
+            CallTarget::Named(name) => self.names.get(name.as_str()).copied().flatten(),
+            CallTarget::Indirect | CallTarget::System => None,
         }
     }
 }
@@ -83,11 +83,11 @@ pub fn times(profile: &SavedProfile) -> Vec<Result<FunctionTimes, Untimed>> {
 }
 
 /// Calls and tail jumps that a function has made: the block that each ends, the callee, and how often. System calls are none.
-fn called(function: &FunctionProfile) -> impl Iterator<Item = (usize, Callee, u64)> {
-    let calls = function.call_sites.iter().filter(|site| site.callee != Callee::System);
+fn called(function: &FunctionProfile) -> impl Iterator<Item = (usize, CallTarget, u64)> {
+    let calls = function.call_sites.iter().filter(|site| site.callee != CallTarget::System);
     let calls = calls.map(|site| (site.block, site.callee.clone(), site.count));
     let jumps = function.edges.iter().filter(|edge| edge.kind == EdgeKind::TailJump).map(|edge| {
-        let callee = if let EdgeEnd::Outside(at) = edge.to { Callee::Own(at) } else { Callee::Indirect };
+        let callee = if let EdgeEnd::Outside(at) = edge.to { CallTarget::Own(at) } else { CallTarget::Indirect };
         (edge.from, callee, edge.count.unwrap_or_default())
     });
     calls.chain(jumps)
@@ -106,7 +106,7 @@ fn flow(function: &FunctionProfile, callees: &Callees<'_>) -> Option<MeasuredFlo
         let idle = [Some(edge.from), to].into_iter().flatten().any(|block| function.executions(block) == Some(0));
         Some(FlowEdge { from: edge.from, to, count: edge.count.or(idle.then_some(0))? })
     };
-    let call = |(block, callee, count): (usize, Callee, u64)| {
+    let call = |(block, callee, count): (usize, CallTarget, u64)| {
         Some(Call { block, callee: callees.find(function, &callee)?, count })
     };
     Some(MeasuredFlow {
@@ -125,7 +125,7 @@ mod tests {
     use crate::saved::{BlockCount, CallCount, EdgeCount};
 
     /// A function whose second block calls something and returns.
-    fn caller(start: u64, calls: u64, callee: Callee, made: u64) -> FunctionProfile {
+    fn caller(start: u64, calls: u64, callee: CallTarget, made: u64) -> FunctionProfile {
         let block = |at: u64, instructions, count| BlockCount {
             start: Svma(start + at),
             size: 4,
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn callees_are_a_part_of_the_times() {
-        let (outer, inner) = (caller(0, 10, Callee::Own(Svma(100)), 5), caller(100, 5, Callee::Indirect, 5));
+        let (outer, inner) = (caller(0, 10, CallTarget::Own(Svma(100)), 5), caller(100, 5, CallTarget::Indirect, 5));
         let profile = SavedProfile { functions: vec![outer, inner], ..SavedProfile::default() };
         let all = times(&profile);
         let (outer, inner) = (all[0].as_ref().expect("times"), all[1].as_ref().expect("times"));
@@ -171,15 +171,15 @@ mod tests {
 
     #[test]
     fn unknown_counts_give_no_times() {
-        let mut function = caller(0, 10, Callee::Indirect, 5);
+        let mut function = caller(0, 10, CallTarget::Indirect, 5);
         function.edges[0].count = None;
         let profile = |function| SavedProfile { functions: vec![function], ..SavedProfile::default() };
         assert_eq!(times(&profile(function.clone()))[0], Err(Untimed::Unknown));
         // Nothing has passed an edge to a block that never ran.
-        function = caller(0, 10, Callee::Indirect, 0);
+        function = caller(0, 10, CallTarget::Indirect, 0);
         function.edges[0].count = None;
         assert!(times(&profile(function))[0].is_ok());
-        let never = caller(0, 0, Callee::Indirect, 0);
+        let never = caller(0, 0, CallTarget::Indirect, 0);
         assert_eq!(times(&profile(never))[0], Err(Untimed::NoTimes(NoTimes::NotCalled)));
     }
 }

@@ -2,8 +2,8 @@
 
 use ingraft_model::{EdgeKind, Svma};
 use ingraft_report::{
-    BlockCount, CallCount, Callee, EdgeCount, EdgeEnd, Exporter, FunctionProfile, MergeError, ModuleInfo, ProfileKind,
-    Program, SavedProfile, diff,
+    BlockCount, CallCount, CallTarget, EdgeCount, EdgeEnd, Exporter, FunctionProfile, MergeError, ModuleInfo,
+    ProfileKind, ProfiledProgram, SavedProfile, diff,
 };
 
 fn block(start: u64, count: u64) -> BlockCount {
@@ -39,9 +39,9 @@ fn profile() -> SavedProfile {
         edge(1, EdgeEnd::Block(2), EdgeKind::FallThrough, 2),
         edge(2, EdgeEnd::Outside(Svma(0x1200)), EdgeKind::TailJump, 2),
     ];
-    outer.call_sites = vec![CallCount { block: 1, callee: Callee::Own(Svma(0x1100)), count: 20 }];
+    outer.call_sites = vec![CallCount { block: 1, callee: CallTarget::Own(Svma(0x1100)), count: 20 }];
     let mut inner = function("inner", 0x1100, 50, vec![block(0x1100, 50)]);
-    inner.call_sites = vec![CallCount { block: 0, callee: Callee::Own(Svma(0x1100)), count: 30 }];
+    inner.call_sites = vec![CallCount { block: 0, callee: CallTarget::Own(Svma(0x1100)), count: 30 }];
     inner.edges = vec![edge(0, EdgeEnd::Dynamic, EdgeKind::Return, 50)];
     let last = function("last", 0x1200, 2, vec![block(0x1200, 2)]);
     let module = ModuleInfo {
@@ -63,7 +63,7 @@ fn profile() -> SavedProfile {
 /// A profile in the format with this name, without the code of its modules.
 fn exported(profile: &SavedProfile, name: &str) -> Vec<u8> {
     let exporter = Exporter::named(name).expect("a format");
-    (exporter.write)(&Program::new(profile, Vec::new()), 0, &|_| None)
+    (exporter.write)(&ProfiledProgram::new(profile, Vec::new()), 0, &|_| None)
 }
 
 fn text(profile: &SavedProfile, name: &str) -> String {

@@ -5,8 +5,9 @@
 use ingraft_model::{Block, BlockId, Cfg, Edge, EdgeId, EdgeKind, EdgeTarget, Scale, Svma, WayIn, WayInReason};
 use ingraft_profile::ProbeAt;
 use ingraft_report::{
-    BlockCount, CallCount, Callee, Cause, Chunk, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, Newest, ProfileKind,
-    Refused, SavedProfile, TraceEnd, TraceRecord, TraceRecords, TracedCode, TracedProgram, TracedRoutine,
+    BlockCount, CallCount, CallTarget, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, NewestCause, NewestPart,
+    ProfileKind, SavedProfile, TraceChunk, TraceEnd, TraceRecord, TraceRecords, TracedCode, TracedProgram,
+    TracedRoutine, UnprofiledFunction,
 };
 
 fn stored(name: &str) -> Vec<u8> {
@@ -26,9 +27,9 @@ fn modules() -> Vec<ModuleInfo> {
     vec![shop, old]
 }
 
-fn refused() -> Vec<Refused> {
+fn refused() -> Vec<UnprofiledFunction> {
     let why = "an indirect jump is not resolved".to_owned();
-    vec![Refused { module: 1, name: "dispatch".to_owned(), start: Svma(0x2000), why }]
+    vec![UnprofiledFunction { module: 1, name: "dispatch".to_owned(), start: Svma(0x2000), why }]
 }
 
 /// A function with a block before its first byte, edges of all kinds, and calls to all kinds of callees.
@@ -60,11 +61,11 @@ fn busy() -> FunctionProfile {
             edge(4, EdgeEnd::Dynamic, EdgeKind::Return, None),
         ],
         call_sites: vec![
-            call(0, Callee::Own(Svma(0x2000))),
-            call(1, Callee::Other { module: 1, at: Svma(0x30) }),
-            call(2, Callee::Named("free".to_owned())),
-            call(3, Callee::Indirect),
-            call(4, Callee::System),
+            call(0, CallTarget::Own(Svma(0x2000))),
+            call(1, CallTarget::Other { module: 1, at: Svma(0x30) }),
+            call(2, CallTarget::Named("free".to_owned())),
+            call(3, CallTarget::Indirect),
+            call(4, CallTarget::System),
         ],
         inexact: Some("1 thread was at an unknown place".to_owned()),
         details: None,
@@ -149,7 +150,7 @@ fn program(clock: Option<Scale>) -> TraceRecord {
 
 fn chunk(sequence: u64, ticks: u64) -> TraceRecord {
     let time_ns = 1_700_000_000_000_000_100 + sequence;
-    TraceRecord::Chunk(Chunk { tid: 4712, stream: 1, sequence, time_ns, ticks, tokens: vec![1, 2, 3, 0x80, 0xff] })
+    TraceRecord::Chunk(TraceChunk { tid: 4712, stream: 1, sequence, time_ns, ticks, tokens: vec![1, 2, 3, 0x80, 0xff] })
 }
 
 const END: TraceRecord = TraceRecord::End(TraceEnd { ended_ns: 1_700_000_009_000_000_002, unbuffered: 5 });
@@ -167,10 +168,10 @@ fn traces_of_version_1_have_no_clock() {
 
 #[test]
 fn traces_of_version_2_have_a_clock() {
-    let newest = Newest {
+    let newest = NewestPart {
         from_ns: 1_700_000_000_000_000_050,
         until_ns: 1_700_000_000_000_000_060,
-        cause: Cause::Signal,
+        cause: NewestCause::Signal,
         dropped: 99,
     };
     let expected =

@@ -8,7 +8,7 @@ use ingraft_api::{
 };
 use ingraft_model::{How, Offset};
 
-use crate::field::{Field, FieldError, read};
+use crate::field::{FieldError, WireField, read};
 use crate::v1;
 use v1::code_item::Item;
 
@@ -33,7 +33,7 @@ messages! {
 nested! { InspectedPoint => InspectedPoint }
 
 /// Path of a source file, and number of a line.
-impl Field<v1::SourceLine> for (Arc<str>, u64) {
+impl WireField<v1::SourceLine> for (Arc<str>, u64) {
     fn to_wire(self) -> v1::SourceLine {
         v1::SourceLine { file: self.0.to_wire(), line: self.1 }
     }
@@ -124,7 +124,7 @@ pub fn add_item(functions: &mut Vec<InspectedFunction>, item: v1::CodeItem) -> R
 }
 
 /// Reads an item; `None` if only a later version knows it.
-fn known<T: Field<W>, W>(item: W) -> Result<Option<T>, FieldError> {
+fn known<T: WireField<W>, W>(item: W) -> Result<Option<T>, FieldError> {
     read("item", Some(item))
 }
 

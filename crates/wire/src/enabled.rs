@@ -6,8 +6,8 @@ use std::sync::Arc;
 use ingraft_api::{Enabled, MeasurementId, MetricFocus, PairFacts, PairInfo, RefusedFunction};
 use ingraft_model::{EdgeKind, HoldTime, MetricInfo, Pid};
 
-use crate::Parts;
-use crate::field::{Field, FieldError, read};
+use crate::MessageParts;
+use crate::field::{FieldError, WireField, read};
 use crate::function::{from_refused, to_refused};
 use crate::v1;
 use v1::describe_response::Event as Described;
@@ -69,9 +69,9 @@ fn counts(pairs: &[PairInfo], others: &[RefusedFunction]) -> v1::Enabled {
 
 fn pair_chunks(pairs: Arc<Vec<PairInfo>>) -> impl Iterator<Item = v1::PairChunk> + Send + 'static {
     let each = (0..pairs.len()).filter_map(move |n| pairs.get(n).map(pair));
-    Parts::new(each).scan(0, |first, pairs| {
+    MessageParts::new(each).scan(0, |first, pairs| {
         let chunk = v1::PairChunk { first: *first, pairs };
-        *first += Field::<u32>::to_wire(chunk.pairs.len());
+        *first += WireField::<u32>::to_wire(chunk.pairs.len());
         Some(chunk)
     })
 }
@@ -85,7 +85,7 @@ fn refused_chunks(
         refused.iter().map(|refused| to_refused(refused.clone(), Some(n.to_wire()))).collect::<Vec<_>>()
     });
     let all = others.into_iter().map(|refused| to_refused(refused, None)).chain(of_pairs);
-    Parts::new(all).map(|functions| v1::RefusedChunk { functions })
+    MessageParts::new(all).map(|functions| v1::RefusedChunk { functions })
 }
 
 /// A pair, without its metric and its refused functions: other messages have these.

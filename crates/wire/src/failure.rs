@@ -24,7 +24,7 @@ fn millis(delay: Duration) -> u32 {
 
 /// An error in the form that both sides use.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Failure {
+pub struct ProtocolFailure {
     /// Class of the failure: that of the reason, or of the status code if the other side gave another one.
     pub class: ErrorClass,
     /// The word of the [`Reason`]; a word that this version does not know if a later one has sent it.
@@ -54,10 +54,10 @@ const ERROR_INFO: &str = "type.googleapis.com/google.rpc.ErrorInfo";
 const DIAGNOSTICS: &str = "type.googleapis.com/ingraft.v1.Diagnostics";
 const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
 
-impl Failure {
+impl ProtocolFailure {
     /// An error without target and diagnostics.
     pub fn new(reason: Reason, what: impl Into<String>, hint: impl Into<String>) -> Self {
-        Failure {
+        ProtocolFailure {
             class: reason.class(),
             retry_ms: reason.retry_ms(),
             reason: reason.word().to_owned(),
@@ -108,7 +108,7 @@ impl Failure {
     /// Decodes a received status. If it does not come from ingraft, the reason is derived from the status code.
     pub fn from_status(status: &Status) -> Self {
         let (reason, hint) = unexplained(status.code());
-        let mut failure = Failure::new(reason, with_causes(status), hint);
+        let mut failure = ProtocolFailure::new(reason, with_causes(status), hint);
         failure.class = class_of(status.code());
         let breaks = ["transport error", "connection closed"];
         // If the other side explains the failure, it is not one of the connection, whatever words its message contains.
@@ -216,12 +216,12 @@ pub fn explained(status: &Status) -> Option<Status> {
     if !status.details().is_empty() || status.code() == Code::Ok {
         return None;
     }
-    let failure = Failure::from_status(status);
+    let failure = ProtocolFailure::from_status(status);
     let says = |word: &&str| status.message().contains(*word);
     // A message that cannot be decoded is an error of the request, whatever code the library gives it.
     if status.code() == Code::Internal && ["decode", "protocol error", "request message"].iter().any(says) {
         let hint = "send the messages that proto/ingraft/v1 describes, framed as gRPC says";
-        return Some(Failure::new(Reason::MalformedMessage, failure.what, hint).into_status());
+        return Some(ProtocolFailure::new(Reason::MalformedMessage, failure.what, hint).into_status());
     }
     let explained = failure.into_status();
     // Keep the code, which is more specific than the class of the failure.
@@ -247,16 +247,16 @@ fn with_causes(status: &Status) -> String {
     text
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for ProtocolFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.what)
     }
 }
 
-impl std::error::Error for Failure {}
+impl std::error::Error for ProtocolFailure {}
 
-impl From<Failure> for Status {
-    fn from(failure: Failure) -> Self {
+impl From<ProtocolFailure> for Status {
+    fn from(failure: ProtocolFailure) -> Self {
         failure.into_status()
     }
 }
@@ -311,44 +311,44 @@ mod tests {
             retry in proptest::option::of(0..100_000_u32),
             messages in proptest::collection::vec(".{0,20}", 0..5),
         ) {
-            let mut failure = Failure::new(reason, what, hint);
+            let mut failure = ProtocolFailure::new(reason, what, hint);
             failure.retry_ms = retry;
             (failure.pid, failure.holder) = (pid.map(Pid), holder.map(Pid));
             failure.diagnostics = messages.into_iter().map(diagnostic).collect();
-            prop_assert_eq!(Failure::from_status(&failure.clone().into_status()), failure);
+            prop_assert_eq!(ProtocolFailure::from_status(&failure.clone().into_status()), failure);
         }
 
         #[test]
         fn any_failure_is_small_enough_for_headers(what in ".{0,4000}", hint in ".{0,4000}", n in 0_usize..500) {
-            let mut failure = Failure::new(Reason::Mdl, what, hint);
+            let mut failure = ProtocolFailure::new(Reason::Mdl, what, hint);
             failure.diagnostics = (0..n).map(|i| diagnostic(format!("number {i}"))).collect();
             let status = failure.into_status();
             // Percent encoding can triple the message, and base64 adds a third to the details.
             prop_assert!(status.message().len() * 3 + status.details().len() * 4 / 3 < 15 * 1024);
-            let back = Failure::from_status(&status);
+            let back = ProtocolFailure::from_status(&status);
             prop_assert_eq!(back.diagnostics.len() + back.omitted as usize, n);
         }
 
         #[test]
         fn any_details_are_read_or_ignored(bytes in proptest::collection::vec(any::<u8>(), 0..200), code in 0..20) {
-            let _ = Failure::from_status(&Status::with_details(Code::from(code), "x", bytes.into()));
+            let _ = ProtocolFailure::from_status(&Status::with_details(Code::from(code), "x", bytes.into()));
         }
     }
 
     #[test]
     fn statuses_of_others_get_a_hint() {
-        let failure = Failure::from_status(&Status::unimplemented(""));
+        let failure = ProtocolFailure::from_status(&Status::unimplemented(""));
         assert_eq!((failure.class, failure.reason.as_str()), (ErrorClass::Version, "unimplemented"));
         assert!(!failure.what.is_empty() && !failure.hint.is_empty());
-        assert_eq!(Failure::from_status(&Status::unavailable("tcp connect error")).reason, "unavailable");
+        assert_eq!(ProtocolFailure::from_status(&Status::unavailable("tcp connect error")).reason, "unavailable");
     }
 
     #[test]
     fn details_go_before_the_words_of_a_message() {
         let what = "no function matches `transport error`";
-        let failure = Failure::new(Reason::NoSuchFunction, what, "`ingraft functions` lists them");
-        assert_eq!(Failure::from_status(&failure.clone().into_status()), failure);
-        let broken = Failure::from_status(&Status::unknown("transport error"));
+        let failure = ProtocolFailure::new(Reason::NoSuchFunction, what, "`ingraft functions` lists them");
+        assert_eq!(ProtocolFailure::from_status(&failure.clone().into_status()), failure);
+        let broken = ProtocolFailure::from_status(&Status::unknown("transport error"));
         assert_eq!((broken.class, broken.reason.as_str()), (ErrorClass::Unavailable, "unavailable"));
     }
 
@@ -363,7 +363,7 @@ mod tests {
         }
         let malformed = explained(&Status::internal("failed to decode Protobuf message: x")).unwrap();
         assert_eq!(malformed.code(), Code::InvalidArgument);
-        assert_eq!(Failure::from_status(&malformed).reason, "malformed_message");
+        assert_eq!(ProtocolFailure::from_status(&malformed).reason, "malformed_message");
     }
 
     #[test]
@@ -371,7 +371,7 @@ mod tests {
         let info = pb::ErrorInfo { reason: "moon_phase".into(), domain: DOMAIN.into(), ..pb::ErrorInfo::default() };
         let details = pb::Status { details: vec![detail(ERROR_INFO, &info)], ..pb::Status::default() };
         let status = Status::with_details(Code::FailedPrecondition, "x", details.encode_to_vec().into());
-        let failure = Failure::from_status(&status);
+        let failure = ProtocolFailure::from_status(&status);
         assert_eq!((failure.class, failure.reason.as_str()), (ErrorClass::Precondition, "moon_phase"));
         assert!(!failure.may_pass());
     }

@@ -10,7 +10,7 @@ use ingraft_model::{
     Aggregate, Avma, EdgeKind, Flavor, Focus, How, Offset, Pid, PointKind, Style, Svma, Tid, UnitsType, WayInReason,
 };
 
-use crate::failure::Failure;
+use crate::failure::ProtocolFailure;
 use crate::v1;
 
 /// Error about a field of a message: it is missing, or its value is not valid.
@@ -51,15 +51,15 @@ impl FieldError {
     }
 }
 
-impl From<FieldError> for Failure {
+impl From<FieldError> for ProtocolFailure {
     fn from(error: FieldError) -> Self {
         let hint = format!("correct the field `{}` of the request", error.path);
-        Failure::new(Reason::InvalidField, error.to_string(), hint)
+        ProtocolFailure::new(Reason::InvalidField, error.to_string(), hint)
     }
 }
 
 /// A value and its form in a field of a message.
-pub(crate) trait Field<W>: Sized {
+pub(crate) trait WireField<W>: Sized {
     /// Converts the value to the form of the field.
     fn to_wire(self) -> W;
     /// Reads the field.
@@ -67,7 +67,7 @@ pub(crate) trait Field<W>: Sized {
 }
 
 /// Reads a field; an error has its name.
-pub(crate) fn read<T: Field<W>, W>(name: &str, wire: W) -> Result<T, FieldError> {
+pub(crate) fn read<T: WireField<W>, W>(name: &str, wire: W) -> Result<T, FieldError> {
     T::from_wire(wire).map_err(|e| e.inside(name))
 }
 
@@ -79,7 +79,7 @@ pub fn known<T: TryFrom<W, Error = FieldError>, W>(messages: Vec<W>) -> Result<V
 
 macro_rules! plain {
     ($($t:ty),*) => {$(
-        impl Field<$t> for $t {
+        impl WireField<$t> for $t {
             fn to_wire(self) -> $t {
                 self
             }
@@ -93,7 +93,7 @@ plain!(bool, i32, i64, u32, u64, f64, String, Vec<u8>);
 
 macro_rules! numbers {
     ($($t:ident: $number:ty),*) => {$(
-        impl Field<$number> for $t {
+        impl WireField<$number> for $t {
             fn to_wire(self) -> $number {
                 self.0
             }
@@ -106,7 +106,7 @@ macro_rules! numbers {
 numbers!(Svma: u64, Avma: u64, Offset: i64, Pid: i32, Tid: i32, MeasurementId: u64);
 
 /// Nanoseconds, at most the largest number of 64 bits, 584 years.
-impl Field<u64> for Duration {
+impl WireField<u64> for Duration {
     fn to_wire(self) -> u64 {
         u64::try_from(self.as_nanos()).unwrap_or(u64::MAX)
     }
@@ -117,7 +117,7 @@ impl Field<u64> for Duration {
 }
 
 /// A number of things, at most the largest number of 32 bits.
-impl Field<u32> for usize {
+impl WireField<u32> for usize {
     fn to_wire(self) -> u32 {
         u32::try_from(self).unwrap_or(u32::MAX)
     }
@@ -127,7 +127,7 @@ impl Field<u32> for usize {
     }
 }
 
-impl Field<String> for Arc<str> {
+impl WireField<String> for Arc<str> {
     fn to_wire(self) -> String {
         self.as_ref().to_owned()
     }
@@ -138,7 +138,7 @@ impl Field<String> for Arc<str> {
 }
 
 /// The empty text stands for no text.
-impl Field<String> for Option<String> {
+impl WireField<String> for Option<String> {
     fn to_wire(self) -> String {
         self.unwrap_or_default()
     }
@@ -148,7 +148,7 @@ impl Field<String> for Option<String> {
     }
 }
 
-impl Field<String> for Focus {
+impl WireField<String> for Focus {
     fn to_wire(self) -> String {
         self.to_string()
     }
@@ -158,7 +158,7 @@ impl Field<String> for Focus {
     }
 }
 
-impl Field<String> for Flavor {
+impl WireField<String> for Flavor {
     fn to_wire(self) -> String {
         self.to_string()
     }
@@ -169,7 +169,7 @@ impl Field<String> for Flavor {
 }
 
 /// A value that only a later version knows is read as none.
-impl<T: Field<W>, W> Field<Option<W>> for Option<T> {
+impl<T: WireField<W>, W> WireField<Option<W>> for Option<T> {
     fn to_wire(self) -> Option<W> {
         self.map(T::to_wire)
     }
@@ -183,7 +183,7 @@ impl<T: Field<W>, W> Field<Option<W>> for Option<T> {
 }
 
 /// Elements that only a later version knows are left out.
-impl<T: Field<W>, W> Field<Vec<W>> for Vec<T> {
+impl<T: WireField<W>, W> WireField<Vec<W>> for Vec<T> {
     fn to_wire(self) -> Vec<W> {
         self.into_iter().map(T::to_wire).collect()
     }
@@ -200,7 +200,7 @@ impl<T: Field<W>, W> Field<Vec<W>> for Vec<T> {
     }
 }
 
-impl<T: Field<W>, W> Field<W> for Box<T> {
+impl<T: WireField<W>, W> WireField<W> for Box<T> {
     fn to_wire(self) -> W {
         (*self).to_wire()
     }
@@ -210,7 +210,7 @@ impl<T: Field<W>, W> Field<W> for Box<T> {
     }
 }
 
-impl<T: Field<W> + Clone, W> Field<W> for Arc<T> {
+impl<T: WireField<W> + Clone, W> WireField<W> for Arc<T> {
     fn to_wire(self) -> W {
         Arc::unwrap_or_clone(self).to_wire()
     }
@@ -243,7 +243,7 @@ macro_rules! enums {
             }
         }
 
-        impl $crate::field::Field<i32> for $name {
+        impl $crate::field::WireField<i32> for $name {
             fn to_wire(self) -> i32 {
                 v1::$name::from(self).into()
             }
@@ -277,8 +277,8 @@ macro_rules! messages {
             fn from(value: $api) -> Self {
                 let $api { $($same,)* $($($field,)*)? } = value;
                 v1::$wire {
-                    $($same: $crate::field::Field::to_wire($same),)*
-                    $($($name: $crate::field::Field::to_wire($field),)*)?
+                    $($same: $crate::field::WireField::to_wire($same),)*
+                    $($($name: $crate::field::WireField::to_wire($field),)*)?
                 }
             }
         }
@@ -309,7 +309,7 @@ macro_rules! messages {
 /// Lets messages that can be converted be elements of lists, and fields of other messages.
 macro_rules! nested {
     ($($api:ident => $wire:ident)*) => {$(
-        impl $crate::field::Field<v1::$wire> for $api {
+        impl $crate::field::WireField<v1::$wire> for $api {
             fn to_wire(self) -> v1::$wire {
                 self.into()
             }
@@ -319,7 +319,7 @@ macro_rules! nested {
             }
         }
 
-        impl $crate::field::Field<Option<v1::$wire>> for $api {
+        impl $crate::field::WireField<Option<v1::$wire>> for $api {
             fn to_wire(self) -> Option<v1::$wire> {
                 Some(self.into())
             }
@@ -344,7 +344,7 @@ enums! {
 }
 
 /// The protocol has one kind for both sides of a call, which is read as the side before it.
-impl Field<i32> for PointKind {
+impl WireField<i32> for PointKind {
     fn to_wire(self) -> i32 {
         let kind = match self {
             PointKind::Entry => v1::PointKind::Entry,
@@ -371,7 +371,7 @@ impl Field<i32> for PointKind {
 
 /// Checks that arbitrary values are equal to what is read from their messages.
 #[cfg(test)]
-pub(crate) fn round_trips<T: crate::any::Any + Field<W> + Clone + fmt::Debug + PartialEq, W>() {
+pub(crate) fn round_trips<T: crate::any::Any + WireField<W> + Clone + fmt::Debug + PartialEq, W>() {
     crate::any::comes_back(|value: T| T::from_wire(value.to_wire()).map_err(|e| e.to_string()));
 }
 
@@ -392,7 +392,7 @@ mod tests {
         assert_eq!(FieldError::new("[2]", "no").inside("pairs").path, "pairs[2]");
         let flavors = vec!["pvm".to_owned(), "a b".to_owned()];
         assert_eq!(read::<Vec<Flavor>, _>("flavors", flavors).unwrap_err().path, "flavors[1]");
-        assert_eq!(Failure::from(FieldError::missing("target")).reason, Reason::InvalidField);
+        assert_eq!(ProtocolFailure::from(FieldError::missing("target")).reason, Reason::InvalidField);
     }
 
     #[test]

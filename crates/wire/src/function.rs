@@ -2,7 +2,7 @@
 
 use ingraft_api::{FunctionEntry, FunctionFacts, FunctionRef, PointSummary, RefusedFunction, UntypedSymbol, WhyNot};
 
-use crate::field::{Field, FieldError, read};
+use crate::field::{FieldError, WireField, read};
 use crate::v1;
 
 messages! {

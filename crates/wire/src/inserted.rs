@@ -2,7 +2,7 @@
 
 use ingraft_api::{Costs, Inserted, PairCost};
 
-use crate::field::{Field, FieldError, read};
+use crate::field::{FieldError, WireField, read};
 use crate::v1;
 
 messages! {

@@ -46,9 +46,9 @@ pub mod v1 {
     tonic::include_proto!("ingraft.v1");
 }
 
-pub use failure::Failure;
+pub use failure::ProtocolFailure;
 pub use field::{FieldError, known};
-pub use parts::Parts;
+pub use parts::MessageParts;
 pub use sample::Snapshot;
 pub use version::{PROTOCOL, PROTOCOL_HEADER};
 

@@ -3,7 +3,7 @@
 use ingraft_api::{LowerRequest, LoweredLine, LoweredMetric, LoweredPiece};
 use ingraft_model::PointKind;
 
-use crate::field::{Field, FieldError, read};
+use crate::field::{FieldError, WireField, read};
 use crate::measure::flavors;
 use crate::metric::sources;
 use crate::v1;

@@ -11,7 +11,7 @@ use ingraft_api::{
 };
 use ingraft_model::{Capacity, EVENT_NAMES, FLAVORS_MAX, Flavor};
 
-use crate::field::{Field, FieldError, read};
+use crate::field::{FieldError, WireField, read};
 use crate::metric::sources;
 use crate::process::target;
 use crate::{profile, v1};

@@ -5,24 +5,24 @@ use prost::Message;
 use crate::PART_BYTES;
 
 /// Splits a sequence of messages into lists whose encoding is at most [`PART_BYTES`]. A larger message gets a list of its own.
-pub struct Parts<I: Iterator> {
+pub struct MessageParts<I: Iterator> {
     items: std::iter::Peekable<I>,
     limit: usize,
 }
 
-impl<T: Message, I: Iterator<Item = T>> Parts<I> {
+impl<T: Message, I: Iterator<Item = T>> MessageParts<I> {
     /// Splits `items` by the default limit.
     pub fn new(items: impl IntoIterator<Item = T, IntoIter = I>) -> Self {
-        Parts::with_limit(items, PART_BYTES)
+        MessageParts::with_limit(items, PART_BYTES)
     }
 
     /// Splits `items` by another limit in bytes.
     pub(crate) fn with_limit(items: impl IntoIterator<Item = T, IntoIter = I>, limit: usize) -> Self {
-        Parts { items: items.into_iter().peekable(), limit }
+        MessageParts { items: items.into_iter().peekable(), limit }
     }
 }
 
-impl<T: Message, I: Iterator<Item = T>> Iterator for Parts<I> {
+impl<T: Message, I: Iterator<Item = T>> Iterator for MessageParts<I> {
     type Item = Vec<T>;
 
     fn next(&mut self) -> Option<Vec<T>> {
@@ -61,7 +61,7 @@ mod tests {
         #[test]
         fn nothing_is_lost_and_nothing_is_too_large(sizes in proptest::collection::vec(0_usize..60, 0..80)) {
             let items: Vec<_> = sizes.iter().map(|s| progress(*s)).collect();
-            let parts: Vec<_> = Parts::with_limit(items.clone(), 100).collect();
+            let parts: Vec<_> = MessageParts::with_limit(items.clone(), 100).collect();
             prop_assert_eq!(parts.concat(), items);
             for part in parts {
                 prop_assert!(!part.is_empty());
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn one_that_is_too_large_stands_alone() {
-        let parts: Vec<_> = Parts::with_limit([progress(10), progress(500), progress(10)], 100).collect();
+        let parts: Vec<_> = MessageParts::with_limit([progress(10), progress(500), progress(10)], 100).collect();
         assert_eq!(parts.iter().map(Vec::len).collect::<Vec<_>>(), [1, 1, 1]);
     }
 }

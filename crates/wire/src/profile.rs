@@ -7,15 +7,15 @@ use ingraft_report::message::UNKNOWN_PASSAGES as UNKNOWN;
 use ingraft_report::{Earlier, EarlierProfile, SavedProfile};
 
 use crate::field::FieldError;
-use crate::parts::Parts;
+use crate::parts::MessageParts;
 use crate::v1;
 
 /// Splits a profile into parts that each fit into a message.
 pub fn parts(mut profile: SavedProfile) -> impl Iterator<Item = v1::Profile> + Send {
     let functions = take(&mut profile.functions).into_iter().map(|function| v1::FunctionCounts::from(&function));
-    let functions = Parts::new(functions).map(|functions| v1::Profile { functions, ..v1::Profile::default() });
+    let functions = MessageParts::new(functions).map(|functions| v1::Profile { functions, ..v1::Profile::default() });
     let refused = take(&mut profile.refused).into_iter().map(|refused| v1::FunctionNotCounted::from(&refused));
-    let refused = Parts::new(refused).map(|refused| v1::Profile { refused, ..v1::Profile::default() });
+    let refused = MessageParts::new(refused).map(|refused| v1::Profile { refused, ..v1::Profile::default() });
     std::iter::once(v1::Profile::from(&profile)).chain(functions).chain(refused)
 }
 
@@ -67,8 +67,8 @@ pub fn earlier(profile: v1::Profile) -> Result<EarlierProfile, FieldError> {
 mod tests {
     use ingraft_model::{BlockEvents, EdgeKind};
     use ingraft_report::{
-        BlockCount, CallCount, Callee, Details, EdgeCount, EdgeEnd, FunctionProfile, InclusiveTotal, ModuleInfo,
-        ProfileKind, Refused,
+        BlockCount, CallCount, CallTarget, EdgeCount, EdgeEnd, FunctionProfile, InclusiveTotal, ModuleInfo,
+        ProfileKind, UnprofiledFunction, UnsavedDetails,
     };
     use proptest::collection::vec;
     use proptest::option;
@@ -91,7 +91,7 @@ mod tests {
         };
         let total = InclusiveTotal { events: Some(8), inexact: None };
         let unknown = InclusiveTotal { events: None, inexact: Some("why".to_owned()) };
-        let details = Details {
+        let details = UnsavedDetails {
             name: "f()".to_owned(),
             events: (0..40).map(events).collect(),
             inclusive: Some(unknown.clone()),
@@ -110,11 +110,11 @@ mod tests {
                 edge(1, EdgeEnd::Dynamic, EdgeKind::Return, Some(0)),
             ],
             call_sites: vec![
-                call(1, Callee::Own(Svma(1))),
-                call(2, Callee::Other { module: 0, at: Svma(3) }),
-                call(3, Callee::Named("free".to_owned())),
-                call(4, Callee::Indirect),
-                call(5, Callee::System),
+                call(1, CallTarget::Own(Svma(1))),
+                call(2, CallTarget::Other { module: 0, at: Svma(3) }),
+                call(3, CallTarget::Named("free".to_owned())),
+                call(4, CallTarget::Indirect),
+                call(5, CallTarget::System),
             ],
             unknown: if n == 5 { vec![0, 3] } else { Vec::new() },
             inexact: (n == 3).then(|| "why".to_owned()),
@@ -122,7 +122,8 @@ mod tests {
         };
         let module =
             ModuleInfo { name: "m".to_owned(), path: "/m".to_owned(), build_id: vec![1, 2], bias: 3, mapped: (4, 5) };
-        let refused = |n| Refused { module: 0, name: "g".to_owned(), start: Svma(n), why: "because".to_owned() };
+        let refused =
+            |n| UnprofiledFunction { module: 0, name: "g".to_owned(), start: Svma(n), why: "because".to_owned() };
         SavedProfile {
             kind: ProfileKind::Coverage,
             host: String::new(),

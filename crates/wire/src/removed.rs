@@ -3,7 +3,7 @@
 use ingraft_api::Removed;
 use ingraft_model::HoldTime;
 
-use crate::field::{Field, FieldError, read};
+use crate::field::{FieldError, WireField, read};
 use crate::v1;
 
 /// A removal without the pairs, values, counts and tokens, which other messages have.

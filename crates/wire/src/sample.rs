@@ -4,7 +4,7 @@ use ingraft_api::Value;
 
 use crate::field::FieldError;
 use crate::v1::{PairValue, Sample};
-use crate::{PART_BYTES, Parts, parts};
+use crate::{MessageParts, PART_BYTES, parts};
 
 /// Maximum size in bytes of a [`Sample`] without its values.
 const HEAD_BYTES: usize = 64;
@@ -46,7 +46,7 @@ fn split_threads(value: PairValue, limit: usize) -> Vec<PairValue> {
     let rest = PairValue { pair, value, ..PairValue::default() };
     let room = limit.saturating_sub(parts::in_list(&rest) + LENGTH_BYTES);
     let first = PairValue { distribution, activations, taken_out, counted, keys, object, slept_ns, ..rest.clone() };
-    let others = Parts::with_limit(threads, room).map(|threads| PairValue { threads, ..rest.clone() });
+    let others = MessageParts::with_limit(threads, room).map(|threads| PairValue { threads, ..rest.clone() });
     std::iter::once(first).chain(others).collect()
 }
 

@@ -2,8 +2,8 @@
 
 use ingraft_api::{ThreadTotals, TotalsReading};
 
-use crate::Parts;
-use crate::field::{Field, FieldError, read};
+use crate::MessageParts;
+use crate::field::{FieldError, WireField, read};
 use crate::v1;
 
 impl From<ThreadTotals> for v1::ThreadEvents {
@@ -28,7 +28,7 @@ pub fn event_totals(reading: TotalsReading) -> impl Iterator<Item = v1::EventTot
     let TotalsReading { time_ns, held, functions, threads, inexact } = reading;
     let head = v1::EventTotalsHead { time_ns, held_ns: held.to_wire(), functions: functions.to_wire(), inexact };
     let first = v1::EventTotalsResponse { head: Some(head), threads: Vec::new() };
-    let parts = Parts::new(threads.into_iter().map(v1::ThreadEvents::from));
+    let parts = MessageParts::new(threads.into_iter().map(v1::ThreadEvents::from));
     std::iter::once(first).chain(parts.map(|threads| v1::EventTotalsResponse { head: None, threads }))
 }
 

@@ -1,6 +1,6 @@
 //! Traces as messages: the bytes of a file in parts.
 
-use ingraft_report::{Chunk, TraceEnd, TraceRecord, TracedCode, TracedProgram, trace_beginning};
+use ingraft_report::{TraceChunk, TraceEnd, TraceRecord, TracedCode, TracedProgram, trace_beginning};
 
 use crate::{PART_BYTES, v1};
 
@@ -11,12 +11,12 @@ pub fn beginning(program: TracedProgram, code: TracedCode) -> Option<Vec<u8>> {
 }
 
 /// The records of chunks. A chunk that is too long for a record is left out; the next one of its thread shows that it is missing.
-pub fn chunks(chunks: Vec<Chunk>) -> Vec<u8> {
+pub fn chunks(chunks: Vec<TraceChunk>) -> Vec<u8> {
     chunks.into_iter().filter_map(|chunk| TraceRecord::Chunk(chunk).to_bytes()).flatten().collect()
 }
 
 /// The rest of the file: the last chunks, and the end.
-pub fn rest(last: Vec<Chunk>, end: TraceEnd) -> Vec<u8> {
+pub fn rest(last: Vec<TraceChunk>, end: TraceEnd) -> Vec<u8> {
     let mut bytes = chunks(last);
     bytes.extend(TraceRecord::End(end).to_bytes().unwrap_or_default());
     bytes
@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn parts_make_a_file() {
-        let chunk = |sequence| Chunk { sequence, tokens: vec![7; PART_BYTES], ..Chunk::default() };
+        let chunk = |sequence| TraceChunk { sequence, tokens: vec![7; PART_BYTES], ..TraceChunk::default() };
         let mut file = beginning(TracedProgram::default(), TracedCode::default()).expect("few functions");
         file.extend(chunks(vec![chunk(0), chunk(1)]));
         file.extend(rest(vec![chunk(2)], TraceEnd::default()));

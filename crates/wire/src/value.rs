@@ -3,7 +3,7 @@
 use ingraft_api::{Counted, Details, Ended, KeyValue, Keys, TakenOut, ThreadValue, Value};
 use ingraft_model::{Activations, Bucket, Distribution, ObjectKind, ObjectState};
 
-use crate::field::{Field, FieldError, read};
+use crate::field::{FieldError, WireField, read};
 use crate::v1;
 
 messages! {
@@ -107,7 +107,7 @@ impl From<Activations> for v1::Activations {
 }
 
 /// Numbers that are all 0 are left out.
-impl Field<Option<v1::Activations>> for Activations {
+impl WireField<Option<v1::Activations>> for Activations {
     fn to_wire(self) -> Option<v1::Activations> {
         (self != Activations::default()).then(|| self.into())
     }

@@ -2,7 +2,7 @@
 
 use ingraft_api::Reason;
 
-use crate::failure::Failure;
+use crate::failure::ProtocolFailure;
 
 /// Version of the protocol in this build. It is raised only for a change that an older reader would misinterpret.
 pub const PROTOCOL: u32 = 1;
@@ -11,12 +11,12 @@ pub const PROTOCOL: u32 = 1;
 pub const PROTOCOL_HEADER: &str = "ingraft-protocol";
 
 /// Compares the version of the other side with this one. `None` means a generic client, which is accepted.
-pub fn check(theirs: Option<&str>) -> Result<(), Failure> {
+pub fn check(theirs: Option<&str>) -> Result<(), ProtocolFailure> {
     let Some(text) = theirs else { return Ok(()) };
     match text.parse::<u32>() {
         Ok(PROTOCOL) => Ok(()),
         Ok(other) => Err(mismatch(other)),
-        Err(_) => Err(Failure::new(
+        Err(_) => Err(ProtocolFailure::new(
             Reason::InvalidField,
             format!("the metadata `{PROTOCOL_HEADER}` is no number: `{}`", text.escape_debug()),
             format!("send `{PROTOCOL_HEADER}: {PROTOCOL}` or leave it out"),
@@ -25,9 +25,9 @@ pub fn check(theirs: Option<&str>) -> Result<(), Failure> {
 }
 
 /// Returns the failure for sides with the versions `theirs` and [`PROTOCOL`].
-pub fn mismatch(theirs: u32) -> Failure {
+pub fn mismatch(theirs: u32) -> ProtocolFailure {
     let older = if theirs < PROTOCOL { "the other side" } else { "this side" };
-    Failure::new(
+    ProtocolFailure::new(
         Reason::VersionMismatch,
         format!("protocol version {theirs} was asked for, version {PROTOCOL} is spoken here"),
         format!("install the same version of ingraft on both sides; {older} is the older one"),

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use ingraft_analysis::{FrameTable, Image, Registers};
+use ingraft_analysis::{AnalysedImage, FrameTable, Registers};
 use ingraft_fuzz::{image, survey};
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let text = [0xcc; 256];
-    if let Ok(image) = Image::parse(Arc::from(image(&text, &[0], data))) {
+    if let Ok(image) = AnalysedImage::parse(Arc::from(image(&text, &[0], data))) {
         survey(&image);
         let frames = FrameTable::read(image.elf());
         let registers = Registers { pc: 0x1000, general: [Some(0x7000); 16] };

@@ -3,18 +3,18 @@
 
 use std::sync::Arc;
 
-use ingraft_analysis::{Elf, Image};
+use ingraft_analysis::{AnalysedImage, Elf};
 use ingraft_fuzz::survey;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let bytes: Arc<[u8]> = Arc::from(data);
-    if let Ok(image) = Image::parse(Arc::clone(&bytes)) {
+    if let Ok(image) = AnalysedImage::parse(Arc::clone(&bytes)) {
         survey(&image);
     }
     if let Ok(debug) = Elf::parse_debug(Arc::clone(&bytes)) {
         let plain = ingraft_fuzz::image(&[0x90; 64], &[0, 16, 32], &[]);
         if let Ok(elf) = Elf::parse(Arc::from(plain)) {
-            survey(&Image::from_elf(elf, Some(&debug)));
+            survey(&AnalysedImage::from_elf(elf, Some(&debug)));
         }
     }
 });

@@ -1,7 +1,7 @@
 //! Takes any bytes as the content of a saved profile: they are refused, or give a profile that every format can hold.
 #![no_main]
 
-use ingraft_report::{EXPORTERS, Program, SavedProfile};
+use ingraft_report::{EXPORTERS, ProfiledProgram, SavedProfile};
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let _ = SavedProfile::from_bytes(data);
@@ -12,7 +12,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     file.extend(data);
     let Ok(profile) = SavedProfile::from_bytes(&file) else { return };
     assert_eq!(SavedProfile::from_bytes(&profile.to_bytes()).as_ref(), Ok(&profile));
-    let program = Program::new(&profile, Vec::new());
+    let program = ProfiledProgram::new(&profile, Vec::new());
     for exporter in EXPORTERS {
         for module in 0..2 {
             let text = (exporter.write)(&program, module, &|_| None);

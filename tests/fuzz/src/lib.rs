@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use ingraft_analysis::Image;
+use ingraft_analysis::AnalysedImage;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, Weave, weave_points};
 use ingraft_model::{
@@ -17,7 +17,7 @@ use ingraft_model::{
 pub const TEXT: u64 = 0x1000;
 
 /// Asks an image all questions, and returns the sites in it. Nothing may panic, and the answers must be consistent with each other.
-pub fn survey(image: &Image) -> Vec<Arc<Site>> {
+pub fn survey(image: &AnalysedImage) -> Vec<Arc<Site>> {
     let _ = (image.build_id(), image.debuglink(), image.soname(), image.interpreter(), image.entry(), image.uses_gs());
     let mut sites = Vec::new();
     for function in image.functions() {
@@ -54,7 +54,7 @@ pub fn survey(image: &Image) -> Vec<Arc<Site>> {
 
 /// Returns the bytes that a write of a plan overwrites: those of the file, or code of the plan itself, which may contain an exit that its
 /// entry displaces.
-pub fn bytes_before<'a>(image: &'a Image, weave: &'a Weave, at: Avma, len: usize) -> Option<&'a [u8]> {
+pub fn bytes_before<'a>(image: &'a AnalysedImage, weave: &'a Weave, at: Avma, len: usize) -> Option<&'a [u8]> {
     let of_plan = || {
         weave.plan.code.iter().find_map(|code| {
             let offset = usize::try_from(at.0.checked_sub(code.at.0)?).ok()?;
@@ -130,14 +130,14 @@ pub fn image(text: &[u8], functions: &[u16], frames: &[u8]) -> Vec<u8> {
 }
 
 /// Splits fuzz input for [`image`] into a number of functions, their offsets, and text.
-pub fn text_image(data: &[u8]) -> Option<Image> {
+pub fn text_image(data: &[u8]) -> Option<AnalysedImage> {
     let (&count, rest) = data.split_first()?;
     let count = usize::from(count % 16) + 1;
     let (offsets, text) = rest.split_at_checked(count * 2)?;
     let length = u16::try_from(text.len().min(4096)).ok()?.max(1);
     let functions: Vec<u16> =
         offsets.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]) % length).collect();
-    Image::parse(Arc::from(image(&text[..text.len().min(4096)], &functions, &[]))).ok()
+    AnalysedImage::parse(Arc::from(image(&text[..text.len().min(4096)], &functions, &[]))).ok()
 }
 
 /// Code that was woven into an image, with everything that a proof needs.
@@ -155,7 +155,7 @@ pub struct Woven {
 }
 
 /// Weaves counts, timers and calls of functions into every point.
-pub fn weave(image: &Image, sites: Vec<Arc<Site>>, identity: ThreadIdentity) -> Option<Woven> {
+pub fn weave(image: &AnalysedImage, sites: Vec<Arc<Site>>, identity: ThreadIdentity) -> Option<Woven> {
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
     let ticks = Scale { mult: 1 << 31, shift: 32 };
     let environment = Environment {

@@ -17,17 +17,17 @@ use object::read::{CompressedData, CompressionFormat};
 use crate::data::error::TypeError;
 use crate::file::elf::Elf;
 
-pub(crate) type Bytes<'a> = EndianSlice<'a, LittleEndian>;
-pub(crate) type Entry<'a> = DebuggingInformationEntry<Bytes<'a>>;
-pub(crate) type Value<'a> = AttributeValue<Bytes<'a>>;
-type Unit<'a> = gimli::Unit<Bytes<'a>>;
+pub(crate) type DwarfSlice<'a> = EndianSlice<'a, LittleEndian>;
+pub(crate) type DwarfEntry<'a> = DebuggingInformationEntry<DwarfSlice<'a>>;
+pub(crate) type DwarfValue<'a> = AttributeValue<DwarfSlice<'a>>;
+type DwarfUnit<'a> = gimli::Unit<DwarfSlice<'a>>;
 
 /// Budget of entries to read for each byte of debugging information; honest input reads each entry a few times.
 const READS_PER_BYTE: usize = 8;
 
 /// Location of an entry: the unit, and the offset in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct EntryLocation {
     unit: usize,
     at: UnitOffset,
 }
@@ -88,8 +88,8 @@ const EXPANSION_MAX: u64 = 2000;
 /// The descriptions of types in a file's debugging information.
 #[derive(Debug)]
 pub struct DebugInfo<'a> {
-    pub(super) dwarf: gimli::Dwarf<Bytes<'a>>,
-    pub(super) units: Vec<Unit<'a>>,
+    pub(super) dwarf: gimli::Dwarf<DwarfSlice<'a>>,
+    pub(super) units: Vec<DwarfUnit<'a>>,
     budget: Cell<usize>,
 }
 
@@ -118,34 +118,39 @@ impl<'a> DebugInfo<'a> {
         Some(())
     }
 
-    pub(crate) fn entry(&self, place: Place) -> Option<Entry<'a>> {
+    pub(crate) fn entry(&self, place: EntryLocation) -> Option<DwarfEntry<'a>> {
         self.spend()?;
         self.units.get(place.unit)?.entry(place.at).ok()
     }
 
     /// The entry that an attribute refers to.
-    pub(crate) fn follow(&self, from: Place, value: Option<Value<'a>>) -> Option<Place> {
+    pub(crate) fn follow(&self, from: EntryLocation, value: Option<DwarfValue<'a>>) -> Option<EntryLocation> {
         match value? {
-            AttributeValue::UnitRef(at) => Some(Place { at, ..from }),
+            AttributeValue::UnitRef(at) => Some(EntryLocation { at, ..from }),
             AttributeValue::DebugInfoRef(offset) => {
-                let start = |unit: &Unit<'a>| unit.header.debug_info_offset().map_or(0, |o| o.0);
+                let start = |unit: &DwarfUnit<'a>| unit.header.debug_info_offset().map_or(0, |o| o.0);
                 let unit = self.units.partition_point(|unit| start(unit) <= offset.0).checked_sub(1)?;
                 let at = offset.to_unit_offset(&self.units.get(unit)?.header)?;
-                Some(Place { unit, at })
+                Some(EntryLocation { unit, at })
             }
             _ => None,
         }
     }
 
     /// The name of an entry, or of the entry that it completes (specification) or stands for (abstract origin).
-    pub(crate) fn name(&self, place: Place, entry: &Entry<'a>) -> Option<&'a str> {
+    pub(crate) fn name(&self, place: EntryLocation, entry: &DwarfEntry<'a>) -> Option<&'a str> {
         let value = self.attribute(place, entry, dw::DW_AT_name)?.1;
         let name = self.dwarf.attr_string(self.units.get(place.unit)?, value).ok()?;
         std::str::from_utf8(name.slice()).ok()
     }
 
     /// An attribute of an entry, or of the entry that it completes or stands for, with the location of the entry that has the attribute.
-    pub(crate) fn attribute(&self, place: Place, entry: &Entry<'a>, name: dw::DwAt) -> Option<(Place, Value<'a>)> {
+    pub(crate) fn attribute(
+        &self,
+        place: EntryLocation,
+        entry: &DwarfEntry<'a>,
+        name: dw::DwAt,
+    ) -> Option<(EntryLocation, DwarfValue<'a>)> {
         let (mut place, mut entry) = (place, entry.clone());
         // a concrete function stands for an abstract one, which completes a declaration
         for _ in 0..4 {
@@ -160,13 +165,13 @@ impl<'a> DebugInfo<'a> {
     }
 
     /// The type of an entry.
-    pub(crate) fn type_of(&self, place: Place, entry: &Entry<'a>) -> Option<Place> {
+    pub(crate) fn type_of(&self, place: EntryLocation, entry: &DwarfEntry<'a>) -> Option<EntryLocation> {
         let (place, value) = self.attribute(place, entry, dw::DW_AT_type)?;
         self.follow(place, Some(value))
     }
 
     /// The direct children of an entry.
-    pub(crate) fn children(&self, of: Place) -> Vec<(Place, Entry<'a>)> {
+    pub(crate) fn children(&self, of: EntryLocation) -> Vec<(EntryLocation, DwarfEntry<'a>)> {
         let mut found = Vec::new();
         let Some(unit) = self.units.get(of.unit) else { return found };
         let Ok(mut cursor) = unit.entries_at_offset(of.at) else { return found };
@@ -175,7 +180,7 @@ impl<'a> DebugInfo<'a> {
         while let (Some(()), Ok(Some(entry))) = (self.spend(), cursor.next_dfs()) {
             match entry.depth() - depth {
                 ..=0 => break,
-                1 => found.push((Place { unit: of.unit, at: entry.offset() }, entry.clone())),
+                1 => found.push((EntryLocation { unit: of.unit, at: entry.offset() }, entry.clone())),
                 _ => {}
             }
         }
@@ -183,12 +188,12 @@ impl<'a> DebugInfo<'a> {
     }
 
     /// The first entry of any unit for which `fits` returns a value; returns that value.
-    pub(crate) fn find<T>(&self, mut fits: impl FnMut(Place, &Entry<'a>) -> Option<T>) -> Option<T> {
+    pub(crate) fn find<T>(&self, mut fits: impl FnMut(EntryLocation, &DwarfEntry<'a>) -> Option<T>) -> Option<T> {
         for (number, unit) in self.units.iter().enumerate() {
             let mut cursor = unit.entries();
             while let Ok(Some(entry)) = cursor.next_dfs() {
                 self.spend()?;
-                let place = Place { unit: number, at: entry.offset() };
+                let place = EntryLocation { unit: number, at: entry.offset() };
                 if let Some(found) = fits(place, entry) {
                     return Some(found);
                 }
@@ -198,7 +203,7 @@ impl<'a> DebugInfo<'a> {
     }
 
     /// The language of an entry's unit.
-    pub(crate) fn language(&self, place: Place) -> Option<dw::DwLang> {
+    pub(crate) fn language(&self, place: EntryLocation) -> Option<dw::DwLang> {
         let unit = self.units.get(place.unit)?;
         match unit.entry(unit.header.root_offset()).ok()?.attr_value(dw::DW_AT_language)? {
             AttributeValue::Language(language) => Some(language),
@@ -207,7 +212,7 @@ impl<'a> DebugInfo<'a> {
     }
 
     /// The variable that lies at an address or, with `per_thread`, at that offset in the thread-local data.
-    pub(crate) fn variable_at(&self, at: Svma, per_thread: bool) -> Option<Place> {
+    pub(crate) fn variable_at(&self, at: Svma, per_thread: bool) -> Option<EntryLocation> {
         self.find(|place, entry| {
             if entry.tag() != dw::DW_TAG_variable {
                 return None;
@@ -230,7 +235,7 @@ impl<'a> DebugInfo<'a> {
     }
 
     /// The function that begins at an address.
-    pub(crate) fn function_at(&self, at: Svma) -> Option<Place> {
+    pub(crate) fn function_at(&self, at: Svma) -> Option<EntryLocation> {
         self.find(|place, entry| {
             if entry.tag() != dw::DW_TAG_subprogram {
                 return None;

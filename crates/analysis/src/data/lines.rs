@@ -7,7 +7,7 @@ use gimli::{FileEntry, LineProgramHeader};
 use ingraft_model::{Svma, SvmaRange};
 use rustc_hash::FxHashMap;
 
-use crate::data::debug_info::{Bytes, DebugInfo};
+use crate::data::debug_info::{DebugInfo, DwarfSlice};
 
 /// A range of code and the source line that it was compiled from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,8 +113,8 @@ impl DebugInfo<'_> {
     fn is_file(
         &self,
         unit: usize,
-        header: &LineProgramHeader<Bytes<'_>>,
-        entry: &FileEntry<Bytes<'_>>,
+        header: &LineProgramHeader<DwarfSlice<'_>>,
+        entry: &FileEntry<DwarfSlice<'_>>,
         wanted: &str,
     ) -> bool {
         let Some(path) = self.path_of(unit, header, entry) else { return false };
@@ -125,8 +125,8 @@ impl DebugInfo<'_> {
     fn path_of(
         &self,
         unit: usize,
-        header: &LineProgramHeader<Bytes<'_>>,
-        entry: &FileEntry<Bytes<'_>>,
+        header: &LineProgramHeader<DwarfSlice<'_>>,
+        entry: &FileEntry<DwarfSlice<'_>>,
     ) -> Option<String> {
         let text = |value| {
             let string = self.dwarf.attr_string(self.units.get(unit)?, value).ok()?;

@@ -4,7 +4,7 @@ use gimli::AttributeValue;
 use gimli::constants as dw;
 use ingraft_model::{Scalar, Svma, Width};
 
-use crate::data::debug_info::{DebugInfo, Entry, Place, Value};
+use crate::data::debug_info::{DebugInfo, DwarfEntry, DwarfValue, EntryLocation};
 use crate::data::error::TypeError;
 
 /// Largest number of typedefs, qualifiers, pointers and anonymous members that are followed from one type.
@@ -14,7 +14,7 @@ const REGISTERS: u8 = 6;
 
 /// The way to an integer from an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reach {
+pub struct MemberPath {
     /// Offset of each pointer on the way, in bytes from the address that the pointer before it holds.
     pub pointers: Vec<i64>,
     /// Offset of the integer, in bytes from the address that the last pointer holds.
@@ -24,15 +24,15 @@ pub struct Reach {
 }
 
 /// A type without its names and qualifiers.
-struct Type<'a> {
-    place: Place,
-    entry: Entry<'a>,
+struct DataType<'a> {
+    place: EntryLocation,
+    entry: DwarfEntry<'a>,
 }
 
 impl<'a> DebugInfo<'a> {
     /// The way from the address of a variable to the integer that the variable is, or that members lead to in it. For a thread-local
     /// variable, `at` is the value of its symbol.
-    pub fn reach_in_variable(&self, at: Svma, per_thread: bool, members: &[&str]) -> Result<Reach, TypeError> {
+    pub fn reach_in_variable(&self, at: Svma, per_thread: bool, members: &[&str]) -> Result<MemberPath, TypeError> {
         let missing = TypeError::NotDescribed { what: "this variable" };
         let place = self.variable_at(at, per_thread).ok_or(missing.clone())?;
         let entry = self.entry(place).ok_or(missing.clone())?;
@@ -41,7 +41,7 @@ impl<'a> DebugInfo<'a> {
 
     /// The way from a pointer, which is argument `argument` of a function, to the integer that members lead to. Arguments are counted as
     /// the calling convention counts integers.
-    pub fn reach_in_argument(&self, function: Svma, argument: u8, members: &[&str]) -> Result<Reach, TypeError> {
+    pub fn reach_in_argument(&self, function: Svma, argument: u8, members: &[&str]) -> Result<MemberPath, TypeError> {
         let missing = TypeError::NotDescribed { what: "this function" };
         let place = self.function_at(function).ok_or(missing.clone())?;
         let entry = self.entry(place).ok_or(missing)?;
@@ -89,7 +89,7 @@ impl<'a> DebugInfo<'a> {
     }
 
     /// The way from a pointer that a function returns to the integer that members lead to.
-    pub fn reach_in_result(&self, function: Svma, members: &[&str]) -> Result<Reach, TypeError> {
+    pub fn reach_in_result(&self, function: Svma, members: &[&str]) -> Result<MemberPath, TypeError> {
         let missing = TypeError::NotDescribed { what: "what this function returns" };
         let place = self.function_at(function).ok_or(missing.clone())?;
         let entry = self.entry(place).ok_or(missing.clone())?;
@@ -98,7 +98,7 @@ impl<'a> DebugInfo<'a> {
     }
 
     /// The way from the value of a pointer to the integer that members lead to.
-    fn reach_through(&self, pointer: Type<'a>, members: &[&str]) -> Result<Reach, TypeError> {
+    fn reach_through(&self, pointer: DataType<'a>, members: &[&str]) -> Result<MemberPath, TypeError> {
         if !self.is_pointer(&pointer) {
             let member = members.first().map_or_else(String::new, |m| (*m).to_owned());
             return Err(TypeError::NoStructure { member, of: self.words(&pointer) });
@@ -107,7 +107,7 @@ impl<'a> DebugInfo<'a> {
         self.reach(target.ok_or(TypeError::NotDescribed { what: "what the pointer leads to" })?, members)
     }
 
-    fn reach(&self, of: Place, members: &[&str]) -> Result<Reach, TypeError> {
+    fn reach(&self, of: EntryLocation, members: &[&str]) -> Result<MemberPath, TypeError> {
         let unknown = TypeError::NotDescribed { what: "its type" };
         let (mut pointers, mut offset) = (Vec::new(), 0i64);
         let mut of = self.plain(of).ok_or(unknown.clone())?;
@@ -132,11 +132,11 @@ impl<'a> DebugInfo<'a> {
             offset = offset.wrapping_add(at);
             of = self.plain(inner).ok_or(unknown.clone())?;
         }
-        Ok(Reach { pointers, offset, scalar: self.scalar(&of)? })
+        Ok(MemberPath { pointers, offset, scalar: self.scalar(&of)? })
     }
 
     /// A type without typedefs and qualifiers.
-    fn plain(&self, mut place: Place) -> Option<Type<'a>> {
+    fn plain(&self, mut place: EntryLocation) -> Option<DataType<'a>> {
         for _ in 0..STEPS_MAX {
             let entry = self.entry(place)?;
             match entry.tag() {
@@ -145,21 +145,21 @@ impl<'a> DebugInfo<'a> {
                 | dw::DW_TAG_volatile_type
                 | dw::DW_TAG_restrict_type
                 | dw::DW_TAG_atomic_type => place = self.type_of(place, &entry)?,
-                _ => return Some(Type { place, entry }),
+                _ => return Some(DataType { place, entry }),
             }
         }
         None
     }
 
     /// The definition of a structure that one unit only declares.
-    fn definition(&self, of: Type<'a>) -> Result<Type<'a>, TypeError> {
+    fn definition(&self, of: DataType<'a>) -> Result<DataType<'a>, TypeError> {
         if of.entry.attr(dw::DW_AT_declaration).is_none() {
             return Ok(of);
         }
         let missing = TypeError::NotDescribed { what: "the members of this structure" };
         let name = self.name(of.place, &of.entry).ok_or(missing.clone())?;
-        let mut found: Option<Type<'a>> = None;
-        let size = |entry: &Entry<'a>| entry.attr_value(dw::DW_AT_byte_size).and_then(|v| v.udata_value());
+        let mut found: Option<DataType<'a>> = None;
+        let size = |entry: &DwarfEntry<'a>| entry.attr_value(dw::DW_AT_byte_size).and_then(|v| v.udata_value());
         let contradiction = self.find(|place, entry| {
             let named = entry.tag() == of.entry.tag()
                 && entry.attr(dw::DW_AT_declaration).is_none()
@@ -171,7 +171,7 @@ impl<'a> DebugInfo<'a> {
                 // two different structures have this name
                 Some(known) if size(&known.entry) != size(entry) => return Some(()),
                 Some(_) => {}
-                None => found = Some(Type { place, entry: entry.clone() }),
+                None => found = Some(DataType { place, entry: entry.clone() }),
             }
             None
         });
@@ -182,11 +182,11 @@ impl<'a> DebugInfo<'a> {
     /// type.
     fn member(
         &self,
-        of: &Type<'a>,
+        of: &DataType<'a>,
         wanted: &str,
         has: &mut Vec<String>,
         depth: u32,
-    ) -> Result<Option<(i64, Place)>, TypeError> {
+    ) -> Result<Option<(i64, EntryLocation)>, TypeError> {
         if depth > STEPS_MAX {
             return Ok(None);
         }
@@ -221,22 +221,22 @@ impl<'a> DebugInfo<'a> {
         Ok(None)
     }
 
-    fn is_pointer(&self, of: &Type<'a>) -> bool {
+    fn is_pointer(&self, of: &DataType<'a>) -> bool {
         matches!(of.entry.tag(), dw::DW_TAG_pointer_type | dw::DW_TAG_reference_type | dw::DW_TAG_rvalue_reference_type)
     }
 
-    fn is_float(&self, of: &Type<'a>) -> bool {
+    fn is_float(&self, of: &DataType<'a>) -> bool {
         of.entry.tag() == dw::DW_TAG_base_type
             && encoding(&of.entry) == Some(dw::DW_ATE_float)
             && self.bytes(of).is_some_and(|bytes| bytes <= 8)
     }
 
-    fn bytes(&self, of: &Type<'a>) -> Option<u64> {
+    fn bytes(&self, of: &DataType<'a>) -> Option<u64> {
         of.entry.attr_value(dw::DW_AT_byte_size).and_then(|v| v.udata_value())
     }
 
     /// The integer type that `of` denotes; an error if `of` is no integer.
-    fn scalar(&self, of: &Type<'a>) -> Result<Scalar, TypeError> {
+    fn scalar(&self, of: &DataType<'a>) -> Result<Scalar, TypeError> {
         let no_integer = || TypeError::NoInteger { what: self.words(of) };
         if self.is_pointer(of) {
             return Ok(Scalar::POINTER);
@@ -261,7 +261,7 @@ impl<'a> DebugInfo<'a> {
     }
 
     /// A type in words.
-    fn words(&self, of: &Type<'a>) -> String {
+    fn words(&self, of: &DataType<'a>) -> String {
         let name = self.name(of.place, &of.entry);
         match (of.entry.tag(), name) {
             (dw::DW_TAG_array_type, _) => "an array".to_owned(),
@@ -276,15 +276,15 @@ impl<'a> DebugInfo<'a> {
     }
 }
 
-fn is_normal(convention: &Value<'_>) -> bool {
+fn is_normal(convention: &DwarfValue<'_>) -> bool {
     matches!(convention, AttributeValue::CallingConvention(dw::DW_CC_normal))
 }
 
-fn encoding_of(of: &Type<'_>) -> Option<dw::DwAte> {
+fn encoding_of(of: &DataType<'_>) -> Option<dw::DwAte> {
     encoding(&of.entry)
 }
 
-fn encoding(entry: &Entry<'_>) -> Option<dw::DwAte> {
+fn encoding(entry: &DwarfEntry<'_>) -> Option<dw::DwAte> {
     match entry.attr_value(dw::DW_AT_encoding)? {
         AttributeValue::Encoding(encoding) => Some(encoding),
         _ => None,
@@ -296,7 +296,7 @@ fn is_structure(tag: dw::DwTag) -> bool {
 }
 
 /// Offset of a member from the beginning of its structure, in bytes. Members of unions have no such attribute.
-fn offset(entry: &Entry<'_>) -> Option<i64> {
+fn offset(entry: &DwarfEntry<'_>) -> Option<i64> {
     match entry.attr_value(dw::DW_AT_data_member_location) {
         None => Some(0),
         Some(value) => value.udata_value().and_then(|at| i64::try_from(at).ok()),

@@ -4,7 +4,7 @@ use ingraft_model::Svma;
 use object::elf;
 
 use crate::file::elf::{Elf, c_string, u16_at, u32_at, u64_at};
-use crate::file::name::{Binding, Name};
+use crate::file::name::{FunctionName, SymbolBinding};
 use crate::file::symbols::dynamic_table;
 
 /// Longest name that is compared, in bytes.
@@ -31,7 +31,8 @@ impl DataSymbol {
         let mut found: Vec<DataSymbol> = Vec::new();
         DataSymbol::each(image, debug, &mut |name, symbol| {
             let same = name == wanted
-                || wanted.contains("::") && Name::new(name, None, Binding::Global, false).demangled() == Some(wanted);
+                || wanted.contains("::")
+                    && FunctionName::new(name, None, SymbolBinding::Global, false).demangled() == Some(wanted);
             if same && !found.iter().any(|known| (known.at, known.per_thread) == (symbol.at, symbol.per_thread)) {
                 found.push(symbol);
             }

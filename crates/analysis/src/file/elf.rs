@@ -51,7 +51,7 @@ pub struct Segment {
 
 /// A section that has an address, or that is looked up by name.
 #[derive(Clone, Debug)]
-pub(crate) struct Section {
+pub(crate) struct ElfSection {
     pub name: String,
     pub kind: u32,
     pub link: u32,
@@ -80,7 +80,7 @@ impl TextRegion {
 
 /// Entries of the dynamic section that the analysis needs.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Dynamic {
+pub(crate) struct DynamicSection {
     pub symtab: Option<u64>,
     pub strtab: Option<u64>,
     pub strtab_size: u64,
@@ -117,8 +117,8 @@ pub struct Elf {
     /// Place of this file's thread-local data if the file is the program: the offset of its beginning from the thread pointer (negative),
     /// and its length in bytes.
     own_data: Option<(i64, u64)>,
-    pub(crate) sections: Vec<Section>,
-    pub(crate) dynamic: Dynamic,
+    pub(crate) sections: Vec<ElfSection>,
+    pub(crate) dynamic: DynamicSection,
     pub(crate) text: Vec<TextRegion>,
 }
 
@@ -191,7 +191,7 @@ impl Elf {
             eh_frame_hdr: None,
             own_data: None,
             sections: Vec::new(),
-            dynamic: Dynamic::default(),
+            dynamic: DynamicSection::default(),
             text: Vec::new(),
             bytes,
         };
@@ -304,7 +304,7 @@ impl Elf {
             let name = c_string(names, u32_at(header, 0).unwrap_or_default() as usize, 256).unwrap_or_default();
             let no_bits = kind == elf::SHT_NOBITS.0;
             let file = if no_bits { Some(0..0) } else { content(header) };
-            self.sections.push(Section {
+            self.sections.push(ElfSection {
                 name: String::from_utf8_lossy(name).into_owned(),
                 kind,
                 link: u32_at(header, 40).unwrap_or_default(),
@@ -376,7 +376,7 @@ impl Elf {
     }
 
     fn read_dynamic(&mut self, file: Range<usize>) {
-        let (mut d, mut needed) = (Dynamic::default(), Vec::new());
+        let (mut d, mut needed) = (DynamicSection::default(), Vec::new());
         let (mut rela, mut relr, mut plt, mut init, mut fini) = ((0, 0), (0, 0), (0, 0), (0, 0), (0, 0));
         let bytes = Arc::clone(&self.bytes);
         for entry in bytes[file].chunks_exact(16) {
@@ -443,7 +443,7 @@ impl Elf {
         self.data_at(svma, segment.file_size.checked_sub(svma - segment.svma.0)?)
     }
 
-    pub(crate) fn section(&self, name: &str) -> Option<&Section> {
+    pub(crate) fn section(&self, name: &str) -> Option<&ElfSection> {
         self.sections.iter().find(|s| s.name == name)
     }
 

@@ -82,20 +82,20 @@ pub struct FrameTable {
 /// Rules that lead from an address of the code to the caller's registers.
 #[derive(Clone, Debug)]
 pub struct FrameRules {
-    cfa: Base,
+    cfa: CfaBase,
     /// Rule of each register that the tables mention; register 16 is the return address.
-    registers: Vec<(u16, Rule)>,
+    registers: Vec<(u16, SavedRegister)>,
     signal: bool,
 }
 
 #[derive(Clone, Debug)]
-enum Base {
+enum CfaBase {
     Register { register: u16, offset: i64 },
     Expression(Box<[u8]>),
 }
 
 #[derive(Clone, Debug)]
-enum Rule {
+enum SavedRegister {
     Undefined,
     Same,
     /// The value is in memory, at this distance from the canonical frame address.
@@ -109,7 +109,7 @@ enum Rule {
     Computed(Box<[u8]>),
 }
 
-type Reader<'a> = EndianSlice<'a, LittleEndian>;
+type EhFrameSlice<'a> = EndianSlice<'a, LittleEndian>;
 
 impl FrameTable {
     /// Reads the table of a file: the places of the entries, without their rules.
@@ -148,19 +148,21 @@ impl FrameTable {
         let row = fde.unwind_info_for_address(&section, &bases, &mut context, at).ok()?;
         let code = |e: &UnwindExpression<usize>| Some(Box::from(e.get(&section).ok()?.0.slice()));
         let cfa = match row.cfa() {
-            CfaRule::RegisterAndOffset { register, offset } => Base::Register { register: register.0, offset: *offset },
-            CfaRule::Expression(e) => Base::Expression(code(e)?),
+            CfaRule::RegisterAndOffset { register, offset } => {
+                CfaBase::Register { register: register.0, offset: *offset }
+            }
+            CfaRule::Expression(e) => CfaBase::Expression(code(e)?),
         };
         let mut registers = Vec::new();
         for (register, rule) in row.registers().filter(|(register, _)| register.0 <= RETURN_ADDRESS) {
             let rule = match rule {
-                RegisterRule::Undefined => Rule::Undefined,
-                RegisterRule::SameValue => Rule::Same,
-                RegisterRule::Offset(n) => Rule::Saved(*n),
-                RegisterRule::ValOffset(n) => Rule::Offset(*n),
-                RegisterRule::Register(from) => Rule::Register(from.0),
-                RegisterRule::Expression(e) => Rule::SavedAt(code(e)?),
-                RegisterRule::ValExpression(e) => Rule::Computed(code(e)?),
+                RegisterRule::Undefined => SavedRegister::Undefined,
+                RegisterRule::SameValue => SavedRegister::Same,
+                RegisterRule::Offset(n) => SavedRegister::Saved(*n),
+                RegisterRule::ValOffset(n) => SavedRegister::Offset(*n),
+                RegisterRule::Register(from) => SavedRegister::Register(from.0),
+                RegisterRule::Expression(e) => SavedRegister::SavedAt(code(e)?),
+                RegisterRule::ValExpression(e) => SavedRegister::Computed(code(e)?),
                 RegisterRule::Architectural | RegisterRule::Constant(_) => return None,
             };
             registers.push((register.0, rule));
@@ -177,8 +179,8 @@ impl FrameRules {
         read: &mut dyn FnMut(u64) -> Option<u64>,
     ) -> Result<Unwound, UnwindError> {
         let cfa = match &self.cfa {
-            Base::Register { register, offset } => registers.get(*register)?.wrapping_add_signed(*offset),
-            Base::Expression(code) => compute(code, None, registers, read)?,
+            CfaBase::Register { register, offset } => registers.get(*register)?.wrapping_add_signed(*offset),
+            CfaBase::Expression(code) => compute(code, None, registers, read)?,
         };
         let mut caller = Registers::default();
         // a register that callees must preserve is unchanged unless the tables say otherwise
@@ -189,16 +191,16 @@ impl FrameRules {
         let mut returns = None;
         for (register, rule) in &self.registers {
             let value = match rule {
-                Rule::Undefined => None,
-                Rule::Same => registers.get(*register).ok(),
-                Rule::Saved(offset) => Some(word(read, cfa.wrapping_add_signed(*offset))?),
-                Rule::Offset(offset) => Some(cfa.wrapping_add_signed(*offset)),
-                Rule::Register(from) => registers.get(*from).ok(),
-                Rule::SavedAt(code) => {
+                SavedRegister::Undefined => None,
+                SavedRegister::Same => registers.get(*register).ok(),
+                SavedRegister::Saved(offset) => Some(word(read, cfa.wrapping_add_signed(*offset))?),
+                SavedRegister::Offset(offset) => Some(cfa.wrapping_add_signed(*offset)),
+                SavedRegister::Register(from) => registers.get(*from).ok(),
+                SavedRegister::SavedAt(code) => {
                     let at = compute(code, Some(cfa), registers, read)?;
                     Some(word(read, at)?)
                 }
-                Rule::Computed(code) => Some(compute(code, Some(cfa), registers, read)?),
+                SavedRegister::Computed(code) => Some(compute(code, Some(cfa), registers, read)?),
             };
             if *register == RETURN_ADDRESS {
                 returns = Some(value);
@@ -247,7 +249,7 @@ fn compute(
 ) -> Result<u64, UnwindError> {
     const ENCODING: Encoding = Encoding { address_size: 8, format: Format::Dwarf32, version: 4 };
     let bad = || UnwindError::BadEntry { at: registers.pc };
-    let mut evaluation = Expression::<Reader<'_>>(EndianSlice::new(code, LittleEndian)).evaluation(ENCODING);
+    let mut evaluation = Expression::<EhFrameSlice<'_>>(EndianSlice::new(code, LittleEndian)).evaluation(ENCODING);
     evaluation.set_max_iterations(MAX_STEPS);
     if let Some(value) = initial {
         evaluation.set_initial_value(value);
@@ -291,8 +293,8 @@ mod tests {
     #[test]
     fn a_frame_with_saved_registers() {
         let rules = FrameRules {
-            cfa: Base::Register { register: RSP, offset: 24 },
-            registers: vec![(RBP, Rule::Saved(-16)), (RETURN_ADDRESS, Rule::Saved(-8))],
+            cfa: CfaBase::Register { register: RSP, offset: 24 },
+            registers: vec![(RBP, SavedRegister::Saved(-16)), (RETURN_ADDRESS, SavedRegister::Saved(-8))],
             signal: false,
         };
         let mut stack = |at: u64| Some(at * 2);
@@ -307,9 +309,9 @@ mod tests {
 
     #[test]
     fn nobody_calls_the_first_frame_of_a_thread() {
-        let cfa = Base::Register { register: RSP, offset: 8 };
+        let cfa = CfaBase::Register { register: RSP, offset: 8 };
         let first = |rule| FrameRules { cfa: cfa.clone(), registers: vec![(RETURN_ADDRESS, rule)], signal: false };
-        for rules in [first(Rule::Undefined), first(Rule::Saved(-8))] {
+        for rules in [first(SavedRegister::Undefined), first(SavedRegister::Saved(-8))] {
             let unwound = rules.apply(&registers(7, 0x1000), &mut |_| Some(0)).expect("a frame");
             assert_eq!(unwound.caller, None);
         }

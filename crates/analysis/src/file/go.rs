@@ -12,9 +12,9 @@
 use std::ops::Range;
 
 use crate::file::elf::{Elf, c_string, u32_at, u64_at};
-use crate::file::name::{Binding, Name};
-use crate::file::relocs::Pointers;
-use crate::file::symbol::Symbol;
+use crate::file::name::{FunctionName, SymbolBinding};
+use crate::file::relocs::CodePointerWords;
+use crate::file::symbol::CodeSymbol;
 
 /// Longest name that is read.
 const NAME_MAX: usize = 4096;
@@ -42,18 +42,18 @@ const STEPS_MAX: usize = 1 << 16;
 
 /// Facts about the Go functions of an image, from the runtime's own table.
 #[derive(Clone, Debug)]
-pub(crate) enum Go {
+pub(crate) enum GoFunctions {
     /// The Go tool chain did not make the image.
     Absent,
     /// The Go tool chain made the image, but the table was not found, or has an unknown layout.
     Unknown,
     /// The image has this table.
-    Table(Table),
+    Table(GoFunctionTable),
 }
 
 /// Places of the parts of a table in the file.
 #[derive(Clone, Debug)]
-pub(crate) struct Table {
+pub(crate) struct GoFunctionTable {
     /// Range in the file, from the header on.
     bytes: Range<usize>,
     /// The base address to which the table's function offsets are added.
@@ -63,12 +63,12 @@ pub(crate) struct Table {
     names: usize,
     values: usize,
     functions: usize,
-    layout: Layout,
+    layout: GoFunctionLayout,
 }
 
 /// Offsets in the description of a function (`_func`).
 #[derive(Clone, Copy, Debug)]
-struct Layout {
+struct GoFunctionLayout {
     flags: usize,
     funcdata_count: usize,
     /// Offset of the array of the function's table numbers.
@@ -77,7 +77,7 @@ struct Layout {
 
 /// A function of the table.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct GoFunction {
     start: u64,
     end: u64,
     /// Offset of the function's description in the table.
@@ -109,11 +109,11 @@ impl Suspensions {
     }
 }
 
-impl Go {
+impl GoFunctions {
     /// Finds the table of an image.
-    pub fn read(image: &Elf, pointers: &Pointers) -> Go {
+    pub fn read(image: &Elf, pointers: &CodePointerWords) -> GoFunctions {
         if !image.is_go() {
-            return Go::Absent;
+            return GoFunctions::Absent;
         }
         let places = match [".gopclntab", ".data.rel.ro.gopclntab"].iter().find_map(|name| image.section(name)) {
             Some(section) => vec![(section.svma, section.file.clone())],
@@ -121,13 +121,13 @@ impl Go {
         };
         places
             .into_iter()
-            .find_map(|(svma, bytes)| Table::read(image, pointers, svma, bytes))
-            .map_or(Go::Unknown, Go::Table)
+            .find_map(|(svma, bytes)| GoFunctionTable::read(image, pointers, svma, bytes))
+            .map_or(GoFunctions::Unknown, GoFunctions::Table)
     }
 
     /// The functions of the table, each up to the start of the next one. Empty if the image is no Go program or the table's layout is
     /// unknown.
-    pub fn functions(&self, image: &Elf) -> Vec<Symbol> {
+    pub fn functions(&self, image: &Elf) -> Vec<CodeSymbol> {
         self.table().map(|table| table.symbols(image)).unwrap_or_default()
     }
 
@@ -135,7 +135,7 @@ impl Go {
     pub fn recoveries(&self, image: &Elf) -> Vec<u64> {
         let Some(table) = self.table() else { return Vec::new() };
         let bytes = table.bytes_of(image);
-        let recovery = |e: Entry| {
+        let recovery = |e: GoFunction| {
             let at = e.start + u64::from(u32_at(bytes, e.at + 12).filter(|offset| *offset != 0)?);
             (at < e.end).then_some(at)
         };
@@ -163,16 +163,16 @@ impl Go {
     /// The addresses in a range at which a goroutine may be suspended.
     pub fn suspensions(&self, image: &Elf, range: &Range<u64>) -> Suspensions {
         match self {
-            Go::Absent => Suspensions::NOWHERE,
-            Go::Unknown => Suspensions::Anywhere,
-            Go::Table(table) => table.suspensions(image, range).unwrap_or(Suspensions::Anywhere),
+            GoFunctions::Absent => Suspensions::NOWHERE,
+            GoFunctions::Unknown => Suspensions::Anywhere,
+            GoFunctions::Table(table) => table.suspensions(image, range).unwrap_or(Suspensions::Anywhere),
         }
     }
 
-    fn table(&self) -> Option<&Table> {
+    fn table(&self) -> Option<&GoFunctionTable> {
         match self {
-            Go::Table(table) => Some(table),
-            Go::Absent | Go::Unknown => None,
+            GoFunctions::Table(table) => Some(table),
+            GoFunctions::Absent | GoFunctions::Unknown => None,
         }
     }
 }
@@ -186,7 +186,9 @@ fn search(image: &Elf) -> Vec<(u64, Range<usize>)> {
         let begin = segment.file_offset as usize;
         for (n, word) in bytes[skip..].chunks_exact(8).enumerate() {
             let offset = skip + 8 * n;
-            if word[1..] == [0xff, 0xff, 0xff, 0, 0, 1, 8] && Layout::of(word).is_some() && found.len() < CANDIDATES_MAX
+            if word[1..] == [0xff, 0xff, 0xff, 0, 0, 1, 8]
+                && GoFunctionLayout::of(word).is_some()
+                && found.len() < CANDIDATES_MAX
             {
                 found.push((segment.svma.0 + offset as u64, begin + offset..begin + bytes.len()));
             }
@@ -195,23 +197,23 @@ fn search(image: &Elf) -> Vec<(u64, Range<usize>)> {
     found
 }
 
-impl Layout {
+impl GoFunctionLayout {
     /// The layout that the magic number of the header stands for.
-    fn of(header: &[u8]) -> Option<Layout> {
+    fn of(header: &[u8]) -> Option<GoFunctionLayout> {
         match u32_at(header, 0)? {
-            0xffff_fff0 => Some(Layout { flags: 37, funcdata_count: 39, tables: 40 }),
-            0xffff_fff1 => Some(Layout { flags: 41, funcdata_count: 43, tables: 44 }),
+            0xffff_fff0 => Some(GoFunctionLayout { flags: 37, funcdata_count: 39, tables: 40 }),
+            0xffff_fff1 => Some(GoFunctionLayout { flags: 41, funcdata_count: 43, tables: 44 }),
             _ => None,
         }
     }
 }
 
-impl Table {
+impl GoFunctionTable {
     /// Reads the header. A table is accepted only if the outermost function of goroutines' stacks lies where the table says. Newer linkers
     /// omit the base address of functions, and the other sources of that address may be wrong.
-    fn read(image: &Elf, pointers: &Pointers, svma: u64, bytes: Range<usize>) -> Option<Table> {
+    fn read(image: &Elf, pointers: &CodePointerWords, svma: u64, bytes: Range<usize>) -> Option<GoFunctionTable> {
         let header = image.bytes().get(bytes.clone())?;
-        let layout = Layout::of(header)?;
+        let layout = GoFunctionLayout::of(header)?;
         if header.get(6..8) != Some(&[1, 8]) {
             return None;
         }
@@ -227,7 +229,7 @@ impl Table {
             [svma.checked_add(HEADER_TEXT).and_then(held), module, image.section(".text").map(|text| text.svma)];
         let mut texts = texts.into_iter().flatten().filter(|text| *text != 0);
         texts.find_map(|text| {
-            let table = Table { bytes: bytes.clone(), text, count, names, values, functions, layout };
+            let table = GoFunctionTable { bytes: bytes.clone(), text, count, names, values, functions, layout };
             let right = |n| {
                 let entry = table.entry(header, n)?;
                 let calls = image.data_at(entry.start, 2) == Some(&[NOP, 0xe8]);
@@ -241,20 +243,20 @@ impl Table {
         image.bytes().get(self.bytes.clone()).unwrap_or_default()
     }
 
-    fn entry(&self, bytes: &[u8], n: usize) -> Option<Entry> {
+    fn entry(&self, bytes: &[u8], n: usize) -> Option<GoFunction> {
         let functions = bytes.get(self.functions..)?;
         let number = |at: usize| u32_at(functions, 8 * n + at);
         let (start, at, end) = (number(0)?, number(4)?, number(8)?);
         let address = |offset: u32| self.text.checked_add(u64::from(offset));
-        Some(Entry { start: address(start)?, end: address(end)?, at: self.functions.checked_add(at as usize)? })
+        Some(GoFunction { start: address(start)?, end: address(end)?, at: self.functions.checked_add(at as usize)? })
     }
 
-    fn is_top_frame(&self, image: &Elf, bytes: &[u8], entry: &Entry) -> bool {
+    fn is_top_frame(&self, image: &Elf, bytes: &[u8], entry: &GoFunction) -> bool {
         let flags = bytes.get(entry.at + self.layout.flags);
         flags.is_some_and(|flags| flags & TOP_FRAME != 0) && image.data_at(entry.start, 1) == Some(&[NOP])
     }
 
-    fn symbols(&self, image: &Elf) -> Vec<Symbol> {
+    fn symbols(&self, image: &Elf) -> Vec<CodeSymbol> {
         let table = self.bytes_of(image);
         let names = table.get(self.names..).unwrap_or_default();
         // In an honest table all names together are shorter than the table; in a hostile one, names share bytes.
@@ -267,9 +269,9 @@ impl Table {
             if matches!(name, b"" | b"go:buildid" | b"go.buildid") || image.text_index(entry.start).is_none() {
                 continue;
             }
-            let name = Name::new(&String::from_utf8_lossy(name), None, Binding::Local, false);
+            let name = FunctionName::new(&String::from_utf8_lossy(name), None, SymbolBinding::Local, false);
             let size = entry.end.saturating_sub(entry.start);
-            out.push(Symbol { svma: entry.start, size: padded_end(image, entry.start, size), ifunc: false, name });
+            out.push(CodeSymbol { svma: entry.start, size: padded_end(image, entry.start, size), ifunc: false, name });
         }
         out
     }
@@ -308,7 +310,7 @@ impl Table {
     }
 
     /// Adds the suspension ranges of one function that begin before `until`.
-    fn suspended(&self, table: &[u8], entry: Entry, until: u64, ranges: &mut Vec<Range<u64>>) -> Option<()> {
+    fn suspended(&self, table: &[u8], entry: GoFunction, until: u64, ranges: &mut Vec<Range<u64>>) -> Option<()> {
         let flags = *table.get(entry.at + self.layout.flags)?;
         let pcdata_count = u32_at(table, entry.at + 28)? as usize;
         let funcdata_count = usize::from(*table.get(entry.at + self.layout.funcdata_count)?);
@@ -387,8 +389,8 @@ mod tests {
 
     #[test]
     fn suspensions_of_a_function() {
-        let layout = Layout { flags: 41, funcdata_count: 43, tables: 44 };
-        let table = Table { bytes: 0..0, text: 0x1000, count: 1, names: 0, values: 0, functions: 0, layout };
+        let layout = GoFunctionLayout { flags: 41, funcdata_count: 43, tables: 44 };
+        let table = GoFunctionTable { bytes: 0..0, text: 0x1000, count: 1, names: 0, values: 0, functions: 0, layout };
         // unsafe for six bytes, safe for ten, then the end of the values
         let mut bytes = vec![0, 1, 6, 2, 10, 0];
         let values = bytes.len();
@@ -398,7 +400,7 @@ mod tests {
         for word in [1u32, u32::MAX, 0] {
             bytes.extend(word.to_le_bytes());
         }
-        let entry = Entry { start: 0x1000, end: 0x1010, at: values };
+        let entry = GoFunction { start: 0x1000, end: 0x1010, at: values };
         let read = |bytes: &[u8]| {
             let mut ranges = Vec::new();
             table.suspended(bytes, entry, u64::MAX, &mut ranges).map(|()| ranges)

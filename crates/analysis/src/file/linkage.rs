@@ -6,7 +6,7 @@ use object::elf;
 use rustc_hash::FxHasher;
 
 use crate::file::elf::{Elf, u16_at, u32_at};
-use crate::file::symbols::{self, Table};
+use crate::file::symbols::{self, SymbolTable};
 
 /// Largest number of bytes of a name that are read. Names that begin with the same bytes are taken for the same name.
 const NAME_MAX: usize = 256;
@@ -43,7 +43,7 @@ impl Elf {
 }
 
 /// The section and the name of a symbol.
-fn named<'t>(table: &Table<'t>, entry: &[u8]) -> Option<(u16, &'t [u8])> {
+fn named<'t>(table: &SymbolTable<'t>, entry: &[u8]) -> Option<(u16, &'t [u8])> {
     let name = table.strings.get(u32_at(entry, 0)? as usize..)?;
     let name = name.get(..NAME_MAX).unwrap_or(name);
     Some((u16_at(entry, 6)?, name.split(|byte| *byte == 0).next().unwrap_or_default()))

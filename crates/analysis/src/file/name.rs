@@ -8,7 +8,7 @@ const DEMANGLE_MAX: usize = 4096;
 
 /// Visibility of a symbol to the linker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Binding {
+pub enum SymbolBinding {
     /// Visible everywhere.
     Global,
     /// Visible everywhere; a global symbol of the same name takes precedence.
@@ -19,7 +19,7 @@ pub enum Binding {
 
 /// The version of a dynamic symbol.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Version {
+pub struct SymbolVersion {
     /// Name of the version, e.g. `GLIBC_2.2.5`.
     pub name: Box<str>,
     /// Whether new programs are linked against this version (`name@@version` instead of `name@version`).
@@ -28,26 +28,26 @@ pub struct Version {
 
 /// One name of a function.
 #[derive(Clone, Debug)]
-pub struct Name {
+pub struct FunctionName {
     mangled: Box<str>,
-    version: Option<Version>,
-    binding: Binding,
+    version: Option<SymbolVersion>,
+    binding: SymbolBinding,
     hidden: bool,
     ifunc: bool,
     demangled: OnceLock<Option<Box<str>>>,
 }
 
-impl Name {
-    pub(crate) fn new(text: &str, version: Option<Version>, binding: Binding, hidden: bool) -> Self {
+impl FunctionName {
+    pub(crate) fn new(text: &str, version: Option<SymbolVersion>, binding: SymbolBinding, hidden: bool) -> Self {
         // In a shared object, .symtab writes the version into the name.
         let (mangled, version) = match (text.split_once('@'), version) {
             (Some((name, rest)), None) if !name.is_empty() => {
                 let default = rest.starts_with('@');
-                (name, Some(Version { name: rest.trim_start_matches('@').into(), default }))
+                (name, Some(SymbolVersion { name: rest.trim_start_matches('@').into(), default }))
             }
             (_, version) => (text, version),
         };
-        Name { mangled: mangled.into(), version, binding, hidden, ifunc: false, demangled: OnceLock::new() }
+        FunctionName { mangled: mangled.into(), version, binding, hidden, ifunc: false, demangled: OnceLock::new() }
     }
 
     /// The name as the file has it, without a version.
@@ -56,12 +56,12 @@ impl Name {
     }
 
     /// The version of the symbol.
-    pub fn version(&self) -> Option<&Version> {
+    pub fn version(&self) -> Option<&SymbolVersion> {
         self.version.as_ref()
     }
 
     /// Visibility of the symbol to the linker.
-    pub fn binding(&self) -> Binding {
+    pub fn binding(&self) -> SymbolBinding {
         self.binding
     }
 
@@ -98,7 +98,7 @@ impl Name {
         Some(format!("{}{at}{}", self.mangled, version.name))
     }
 
-    pub(crate) fn same_symbol(&self, other: &Name) -> bool {
+    pub(crate) fn same_symbol(&self, other: &FunctionName) -> bool {
         self.mangled == other.mangled && self.version == other.version
     }
 
@@ -108,7 +108,7 @@ impl Name {
     }
 
     /// Sort key among the names of one function; the name with the smallest key is shown.
-    pub(crate) fn rank(&self) -> (bool, Binding, bool, usize, usize, &str) {
+    pub(crate) fn rank(&self) -> (bool, SymbolBinding, bool, usize, usize, &str) {
         let old_version = self.version.as_ref().is_some_and(|v| !v.default);
         let underscores = if self.mangled.starts_with("_Z") || self.mangled.starts_with("_R") {
             0
@@ -136,18 +136,18 @@ pub fn demangle(name: &str) -> Option<Box<str>> {
     let options = cpp_demangle::ParseOptions::default().recursion_limit(64);
     let symbol = cpp_demangle::Symbol::new_with_options(name, &options).ok()?;
     let options = cpp_demangle::DemangleOptions::default().recursion_limit(64);
-    let mut out = Bounded { text: String::new(), room: 4 * DEMANGLE_MAX };
+    let mut out = BoundedText { text: String::new(), room: 4 * DEMANGLE_MAX };
     symbol.structured_demangle(&mut out, &options).ok()?;
     Some(out.text.into())
 }
 
 /// A text that refuses to grow without bound: in a hostile name, every few bytes of back references can double the output.
-struct Bounded {
+struct BoundedText {
     text: String,
     room: usize,
 }
 
-impl std::fmt::Write for Bounded {
+impl std::fmt::Write for BoundedText {
     fn write_str(&mut self, s: &str) -> std::fmt::Result {
         self.room = self.room.checked_sub(s.len()).ok_or(std::fmt::Error)?;
         self.text.push_str(s);
@@ -200,8 +200,8 @@ fn without_parameters(text: &str) -> Option<&str> {
 mod tests {
     use super::*;
 
-    fn name(text: &str) -> Name {
-        Name::new(text, None, Binding::Global, false)
+    fn name(text: &str) -> FunctionName {
+        FunctionName::new(text, None, SymbolBinding::Global, false)
     }
 
     #[test]

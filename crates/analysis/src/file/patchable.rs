@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use crate::file::elf::{Elf, u32_at, u64_at};
-use crate::file::relocs::Pointers;
+use crate::file::relocs::CodePointerWords;
 
 /// Sections that list such places, each with the number of bytes that may be written at a place.
 const SECTIONS: [(&str, u64); 5] = [
@@ -23,7 +23,7 @@ pub(crate) const LONGEST: u64 = NOPS as u64;
 
 /// Collects the places, sorted. The sections have no common format, so every word that may be the address of code counts: absolute
 /// addresses of 64 bits, and distances from the word itself of 32 and 64 bits.
-pub(crate) fn places(image: &Elf, pointers: &Pointers) -> Vec<Range<u64>> {
+pub(crate) fn places(image: &Elf, pointers: &CodePointerWords) -> Vec<Range<u64>> {
     let mut found = Vec::new();
     for (name, len) in SECTIONS {
         let Some(section) = image.section(name) else { continue };

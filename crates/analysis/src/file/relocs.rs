@@ -7,12 +7,12 @@ use crate::file::elf::{Elf, ImageKind, u32_at, u64_at};
 
 /// Words of data that hold code addresses.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Pointers {
+pub(crate) struct CodePointerWords {
     /// Pairs of (address of the word, address of code), sorted by the word's address.
     pub entries: Vec<(u64, u64)>,
 }
 
-impl Pointers {
+impl CodePointerWords {
     /// The address of code that the word at `place` holds.
     pub fn get(&self, place: u64) -> Option<u64> {
         let at = self.entries.binary_search_by_key(&place, |e| e.0).ok()?;
@@ -21,7 +21,7 @@ impl Pointers {
 }
 
 /// Collects the words that point into text.
-pub(crate) fn read(image: &Elf) -> Pointers {
+pub(crate) fn read(image: &Elf) -> CodePointerWords {
     let mut entries = Vec::new();
     let low = image.text.first().map_or(0, |r| r.svma);
     let span = image.text.last().map_or(0, |r| r.end() - low);
@@ -73,7 +73,7 @@ pub(crate) fn read(image: &Elf) -> Pointers {
     }
     entries.sort_unstable();
     entries.dedup_by_key(|e| e.0);
-    Pointers { entries }
+    CodePointerWords { entries }
 }
 
 /// The slots that the loader fills with the address of a symbol, each with the offset of the symbol's name in the dynamic strings. Sorted.

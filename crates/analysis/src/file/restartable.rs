@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::file::elf::{Elf, u32_at, u64_at};
-use crate::file::relocs::Pointers;
+use crate::file::relocs::CodePointerWords;
 
 /// Signature with which glibc and librseq register the areas of threads on x86-64 (sys/rseq.h).
 const SIGNATURE: [u8; 4] = [0x53, 0x30, 0x05, 0x53];
@@ -24,7 +24,7 @@ const FLAGS: u32 = 7;
 
 /// A critical section.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Sequence {
+pub(crate) struct RestartableSequence {
     /// Instructions of the section.
     pub code: Range<u64>,
     /// First byte of the handler of an abort.
@@ -33,9 +33,9 @@ pub(crate) struct Sequence {
 
 /// The critical sections of a file.
 #[derive(Debug, Default)]
-pub(crate) struct Sequences {
+pub(crate) struct RestartableSequences {
     /// Sections with a descriptor in the file.
-    pub described: Vec<Sequence>,
+    pub described: Vec<RestartableSequence>,
     /// Handlers after a whole signature without a descriptor, which the program makes at run time.
     pub undescribed: Vec<u64>,
     /// Whether the file has too many of them, so that others are not known.
@@ -43,9 +43,9 @@ pub(crate) struct Sequences {
 }
 
 /// Finds the critical sections: by the section that librseq and others use, and by the signatures in text.
-pub(crate) fn find(image: &Elf, pointers: &Pointers) -> Sequences {
+pub(crate) fn find(image: &Elf, pointers: &CodePointerWords) -> RestartableSequences {
     let Some((mut described, (handlers, whole))) = listed(image, pointers).zip(signed(image)) else {
-        return Sequences { too_many: true, ..Sequences::default() };
+        return RestartableSequences { too_many: true, ..RestartableSequences::default() };
     };
     if !handlers.is_empty() {
         let to_handler = pointers.entries.iter().filter(|(_, target)| handlers.contains(target));
@@ -54,11 +54,11 @@ pub(crate) fn find(image: &Elf, pointers: &Pointers) -> Sequences {
     described.sort_unstable_by_key(|sequence| (sequence.code.start, sequence.code.end, sequence.handler));
     described.dedup();
     let known: BTreeSet<u64> = described.iter().map(|sequence| sequence.handler).collect();
-    Sequences { described, undescribed: whole.difference(&known).copied().collect(), too_many: false }
+    RestartableSequences { described, undescribed: whole.difference(&known).copied().collect(), too_many: false }
 }
 
 /// The descriptors in the section `__rseq_cs`; `None` if there are too many.
-fn listed(image: &Elf, pointers: &Pointers) -> Option<Vec<Sequence>> {
+fn listed(image: &Elf, pointers: &CodePointerWords) -> Option<Vec<RestartableSequence>> {
     let Some(section) = image.section("__rseq_cs") else { return Some(Vec::new()) };
     let bytes = image.bytes().get(section.file.clone()).unwrap_or_default();
     if bytes.len() / 32 > HANDLERS_MAX {
@@ -71,7 +71,7 @@ fn listed(image: &Elf, pointers: &Pointers) -> Option<Vec<Sequence>> {
             |at: u64| pointers.get(place.wrapping_add(at)).or_else(|| u64_at(entry, at as usize)).unwrap_or_default();
         let start = word(8);
         let end = start.checked_add(u64_at(entry, 16).unwrap_or_default())?;
-        Some(Sequence { code: start..end, handler: word(24) })
+        Some(RestartableSequence { code: start..end, handler: word(24) })
     };
     Some(bytes.chunks_exact(32).enumerate().filter_map(sequence).collect())
 }
@@ -110,7 +110,7 @@ fn signed(image: &Elf) -> Option<(BTreeSet<u64>, BTreeSet<u64>)> {
 }
 
 /// The descriptor whose last word lies at `place`, if it has the form of one.
-fn described_at(image: &Elf, pointers: &Pointers, place: u64, handler: u64) -> Option<Sequence> {
+fn described_at(image: &Elf, pointers: &CodePointerWords, place: u64, handler: u64) -> Option<RestartableSequence> {
     let descriptor = place.checked_sub(24)?;
     let head = image.data_at(descriptor, 24)?;
     let start = pointers.get(descriptor.checked_add(8)?)?;
@@ -118,10 +118,10 @@ fn described_at(image: &Elf, pointers: &Pointers, place: u64, handler: u64) -> O
     let code = start..start.checked_add(length)?;
     let in_text = image.text_index(code.start) == image.text_index(code.end - 1);
     let has_form = u32_at(head, 0) == Some(0) && u32_at(head, 4).is_some_and(|flags| flags & !FLAGS == 0);
-    (has_form && in_text && !code.contains(&handler)).then_some(Sequence { code, handler })
+    (has_form && in_text && !code.contains(&handler)).then_some(RestartableSequence { code, handler })
 }
 
-impl Sequence {
+impl RestartableSequence {
     /// The instructions, and the signature and first byte of the handler.
     pub fn ranges(&self) -> [Range<u64>; 2] {
         [self.code.clone(), at_handler(self.handler)]

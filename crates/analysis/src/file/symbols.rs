@@ -5,27 +5,27 @@ use object::elf;
 use rustc_hash::FxHashMap;
 
 use crate::file::elf::{Elf, c_string, u16_at, u32_at, u64_at};
-use crate::file::go::Go;
-use crate::file::name::{Binding, Name, Version};
-use crate::file::symbol::{Label, Symbol, Symbols};
+use crate::file::go::GoFunctions;
+use crate::file::name::{FunctionName, SymbolBinding, SymbolVersion};
+use crate::file::symbol::{CodeSymbol, CodeSymbols, UntypedLabel};
 
 /// Longest name that is read, in bytes.
 const NAME_MAX: usize = 64 << 10;
 
-pub(crate) struct Table<'a> {
+pub(crate) struct SymbolTable<'a> {
     pub symbols: &'a [u8],
     pub strings: &'a [u8],
-    versions: Option<Versions<'a>>,
+    versions: Option<VersionTables<'a>>,
 }
 
-struct Versions<'a> {
+struct VersionTables<'a> {
     indices: &'a [u8],
     names: FxHashMap<u16, &'a [u8]>,
 }
 
 /// Reads all tables of an image and of its debug file. Symbols outside of text are omitted.
-pub(crate) fn read(image: &Elf, debug: Option<&Elf>, go: &Go) -> Symbols {
-    let mut out = Symbols::default();
+pub(crate) fn read(image: &Elf, debug: Option<&Elf>, go: &GoFunctions) -> CodeSymbols {
+    let mut out = CodeSymbols::default();
     // Honest names may share bytes of a string table; hostile names share all of it, so a budget bounds the bytes that are read.
     let mut budget = (4 * (image.bytes().len() + debug.map_or(0, |d| d.bytes().len()))).max(1 << 20);
     if let Some(table) = dynamic_table(image) {
@@ -35,8 +35,11 @@ pub(crate) fn read(image: &Elf, debug: Option<&Elf>, go: &Go) -> Symbols {
     for file in [Some(image), debug].into_iter().flatten() {
         for section in file.sections.iter().filter(|s| s.kind == elf::SHT_SYMTAB.0) {
             let strings = file.sections.get(section.link as usize).map_or(0..0, |s| s.file.clone());
-            let table =
-                Table { symbols: &file.bytes()[section.file.clone()], strings: &file.bytes()[strings], versions: None };
+            let table = SymbolTable {
+                symbols: &file.bytes()[section.file.clone()],
+                strings: &file.bytes()[strings],
+                versions: None,
+            };
             read_table(image, &table, &mut budget, &mut out);
         }
     }
@@ -48,7 +51,7 @@ pub(crate) fn read(image: &Elf, debug: Option<&Elf>, go: &Go) -> Symbols {
     out
 }
 
-fn read_table(image: &Elf, table: &Table<'_>, budget: &mut usize, out: &mut Symbols) {
+fn read_table(image: &Elf, table: &SymbolTable<'_>, budget: &mut usize, out: &mut CodeSymbols) {
     for (index, entry) in table.symbols.chunks_exact(24).enumerate().skip(1) {
         let (info, other) = (entry[4], entry[5]);
         let section = u16_at(entry, 6).unwrap_or_default();
@@ -79,19 +82,19 @@ fn read_table(image: &Elf, table: &Table<'_>, budget: &mut usize, out: &mut Symb
             continue;
         }
         let binding = match elf::SymbolBind(info >> 4) {
-            elf::STB_LOCAL => Binding::Local,
-            elf::STB_WEAK => Binding::Weak,
-            _ => Binding::Global,
+            elf::STB_LOCAL => SymbolBinding::Local,
+            elf::STB_WEAK => SymbolBinding::Weak,
+            _ => SymbolBinding::Global,
         };
         let hidden = !matches!(other & 3, 0 | 3);
         let version = table.versions.as_ref().and_then(|v| v.of(index));
-        let name = Name::new(&String::from_utf8_lossy(name), version, binding, hidden);
+        let name = FunctionName::new(&String::from_utf8_lossy(name), version, binding, hidden);
         if kind == elf::STT_NOTYPE {
-            out.labels.push(Label { at: Svma(svma), name });
+            out.labels.push(UntypedLabel { at: Svma(svma), name });
             continue;
         }
         let size = u64_at(entry, 16).unwrap_or_default();
-        out.functions.push(Symbol { svma, size, ifunc: kind == elf::STT_GNU_IFUNC, name });
+        out.functions.push(CodeSymbol { svma, size, ifunc: kind == elf::STT_GNU_IFUNC, name });
     }
 }
 
@@ -110,7 +113,7 @@ pub(crate) fn defines(image: &Elf, name: &str) -> bool {
     image.sections.iter().filter(|s| s.kind == elf::SHT_SYMTAB.0).any(|section| {
         let strings = image.sections.get(section.link as usize).map_or(0..0, |s| s.file.clone());
         let (symbols, strings) = (&image.bytes()[section.file.clone()], &image.bytes()[strings]);
-        Table { symbols, strings, versions: None }.has(name, |section| section != elf::SHN_UNDEF.0)
+        SymbolTable { symbols, strings, versions: None }.has(name, |section| section != elf::SHN_UNDEF.0)
     })
 }
 
@@ -119,7 +122,7 @@ pub(crate) fn has_own_table(image: &Elf) -> bool {
     image.sections.iter().any(|s| s.kind == elf::SHT_SYMTAB.0)
 }
 
-impl Table<'_> {
+impl SymbolTable<'_> {
     /// Whether a symbol has this name, and a section of which `is_meant` holds.
     fn has(&self, name: &str, is_meant: impl Fn(u16) -> bool) -> bool {
         self.symbols.chunks_exact(24).any(|entry| {
@@ -133,7 +136,7 @@ impl Table<'_> {
     }
 }
 
-pub(crate) fn dynamic_table(image: &Elf) -> Option<Table<'_>> {
+pub(crate) fn dynamic_table(image: &Elf) -> Option<SymbolTable<'_>> {
     let d = &image.dynamic;
     let at = d.symtab?;
     let count = dynamic_count(image)?;
@@ -142,9 +145,9 @@ pub(crate) fn dynamic_table(image: &Elf) -> Option<Table<'_>> {
     let versions = d.versym.and_then(|versym| {
         let indices = image.data_from(versym)?;
         let indices = &indices[..indices.len().min(count * 2)];
-        Some(Versions { indices, names: version_names(image, d.verdef?) })
+        Some(VersionTables { indices, names: version_names(image, d.verdef?) })
     });
-    Some(Table { symbols, strings: image.dynamic_strings(), versions })
+    Some(SymbolTable { symbols, strings: image.dynamic_strings(), versions })
 }
 
 /// The address of a variable that an image defines for others.
@@ -205,10 +208,10 @@ fn version_names(image: &Elf, at: u64) -> FxHashMap<u16, &[u8]> {
     names
 }
 
-impl Versions<'_> {
-    fn of(&self, index: usize) -> Option<Version> {
+impl VersionTables<'_> {
+    fn of(&self, index: usize) -> Option<SymbolVersion> {
         let word = u16_at(self.indices, index * 2)?;
         let name = self.names.get(&(word & 0x7fff))?;
-        Some(Version { name: String::from_utf8_lossy(name).into(), default: word & 0x8000 == 0 })
+        Some(SymbolVersion { name: String::from_utf8_lossy(name).into(), default: word & 0x8000 == 0 })
     }
 }

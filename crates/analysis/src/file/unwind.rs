@@ -11,7 +11,7 @@ use crate::file::elf::{Elf, u64_at};
 
 /// A range of code that one entry of `.eh_frame` describes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Fde {
+pub(crate) struct FrameDescription {
     pub start: u64,
     pub end: u64,
     /// Whether the first rule is not that of a function just called, so that the range is a part of another function.
@@ -20,14 +20,14 @@ pub(crate) struct Fde {
 
 /// All entries, sorted by start, and all landing pads, unsorted.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Unwind {
-    pub fdes: Vec<Fde>,
+pub(crate) struct UnwindTables {
+    pub fdes: Vec<FrameDescription>,
     pub landing_pads: Vec<u64>,
 }
 
 /// Reads `.eh_frame`, found by its section or through its header, and the language-specific data that it points to.
-pub(crate) fn read(image: &Elf) -> Unwind {
-    let mut out = Unwind::default();
+pub(crate) fn read(image: &Elf) -> UnwindTables {
+    let mut out = UnwindTables::default();
     let Some((svma, bytes)) = eh_frame(image) else { return out };
     let section = EhFrame::new(bytes, LittleEndian);
     let bases = BaseAddresses::default().set_eh_frame(svma);
@@ -56,7 +56,7 @@ pub(crate) fn read(image: &Elf) -> Unwind {
             };
             throw_sites(image, (lsda, start), &mut budget, pads);
         }
-        out.fdes.push(Fde { start, end: end.min(image.text[region].end()), continued });
+        out.fdes.push(FrameDescription { start, end: end.min(image.text[region].end()), continued });
     });
     out.fdes.sort_by_key(|f| (f.start, f.end));
     out
@@ -118,7 +118,7 @@ pub(crate) fn throw_sites(
 ) -> Option<()> {
     const OMIT: u8 = 0xff;
     let (lsda, function) = of;
-    let mut r = Encoded { bytes: image.data_from(lsda)?, svma: lsda, at: 0 };
+    let mut r = EncodedPointer { bytes: image.data_from(lsda)?, svma: lsda, at: 0 };
     let encoding = r.byte()?;
     let base = if encoding == OMIT { function } else { r.value(encoding)? };
     if r.byte()? != OMIT {
@@ -139,13 +139,13 @@ pub(crate) fn throw_sites(
     Some(())
 }
 
-struct Encoded<'a> {
+struct EncodedPointer<'a> {
     bytes: &'a [u8],
     svma: u64,
     at: usize,
 }
 
-impl Encoded<'_> {
+impl EncodedPointer<'_> {
     fn byte(&mut self) -> Option<u8> {
         let byte = *self.bytes.get(self.at)?;
         self.at += 1;
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn numbers_are_decoded() {
-        let mut r = Encoded { bytes: &[0xe5, 0x8e, 0x26, 0x7f, 0xfc, 0xff, 0xff, 0xff], svma: 0x1000, at: 0 };
+        let mut r = EncodedPointer { bytes: &[0xe5, 0x8e, 0x26, 0x7f, 0xfc, 0xff, 0xff, 0xff], svma: 0x1000, at: 0 };
         assert_eq!(r.uleb(), Some(624_485));
         assert_eq!(r.sleb(), Some(u64::MAX));
         assert_eq!(r.value(0x1b), Some(0x1000));

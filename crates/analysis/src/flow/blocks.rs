@@ -2,19 +2,19 @@
 
 use ingraft_model::{Block, BlockId, Cfg, Edge, EdgeKind, EdgeTarget, IndexVec, Refusal, Svma, WayIn, WayInReason};
 
-use crate::flow::body::Body;
-use crate::flow::graph::Graph;
+use crate::flow::body::DecodedFunction;
+use crate::flow::graph::FlowGraph;
 use crate::flow::returns::{callee, never_returns};
 use crate::flow::traversal::{LEADER, REACHED};
 use crate::text::decode;
-use crate::text::transfer::Transfer;
+use crate::text::transfer::ControlTransfer;
 
 /// Index of no block.
 const NONE: BlockId = BlockId(u32::MAX);
 
 /// The control-flow graph of a function.
-pub(crate) fn cfg(body: &Body<'_>, graph: &Graph) -> Cfg {
-    let mut builder = Builder {
+pub(crate) fn cfg(body: &DecodedFunction<'_>, graph: &FlowGraph) -> Cfg {
+    let mut builder = CfgBuilder {
         body,
         graph,
         block_of: vec![NONE; body.code.len()],
@@ -24,7 +24,7 @@ pub(crate) fn cfg(body: &Body<'_>, graph: &Graph) -> Cfg {
         ways_in: Vec::new(),
     };
     builder.blocks();
-    builder.ways_in.extend(&graph.doors);
+    builder.ways_in.extend(&graph.ways_in);
     builder.ways_in.retain(|way| way.at != body.function.start() || way.reason == WayInReason::Entry);
     for found in [&graph.found, &graph.others] {
         let targets = found.tables.iter().flat_map(|(_, targets)| targets).filter(|at| body.contains(**at));
@@ -32,7 +32,7 @@ pub(crate) fn cfg(body: &Body<'_>, graph: &Graph) -> Cfg {
     }
     builder.blocks.keys().for_each(|block| builder.edges_of(block));
     builder.without_returns();
-    let Builder { blocks, mut edges, mut ways_in, .. } = builder;
+    let CfgBuilder { blocks, mut edges, mut ways_in, .. } = builder;
     edges.sort_unstable();
     edges.dedup();
     ways_in.sort_unstable();
@@ -45,9 +45,9 @@ pub(crate) fn cfg(body: &Body<'_>, graph: &Graph) -> Cfg {
     Cfg { blocks, edges: edges.into(), entry, ways_in, unresolved, ways_in_proven, ways_out_proven }
 }
 
-struct Builder<'a> {
-    body: &'a Body<'a>,
-    graph: &'a Graph,
+struct CfgBuilder<'a> {
+    body: &'a DecodedFunction<'a>,
+    graph: &'a FlowGraph,
     /// For each instruction, the block that it begins.
     block_of: Vec<BlockId>,
     /// For each block, the index of its last instruction.
@@ -57,7 +57,7 @@ struct Builder<'a> {
     ways_in: Vec<WayIn>,
 }
 
-impl Builder<'_> {
+impl CfgBuilder<'_> {
     /// Makes a block of every instruction that begins one and of those after it, up to a transfer of control or the next block.
     fn blocks(&mut self) {
         let marks = &self.graph.marks;
@@ -66,7 +66,7 @@ impl Builder<'_> {
                 continue;
             }
             let (mut last, mut instructions) = (first, 1);
-            while Transfer::of(&self.body.code[last]) == Transfer::Next
+            while ControlTransfer::of(&self.body.code[last]) == ControlTransfer::Next
                 && let Some(next) = self.index_behind(last)
                 && marks[next] & LEADER == 0
             {
@@ -88,22 +88,26 @@ impl Builder<'_> {
     fn edges_of(&mut self, from: BlockId) {
         let Some(&last) = self.last.get(from) else { return };
         let i = &self.body.code[last];
-        let transfer = Transfer::of(i);
+        let transfer = ControlTransfer::of(i);
         match transfer {
-            Transfer::Branch(to) | Transfer::Transaction(to) | Transfer::Jump(to) => {
+            ControlTransfer::Branch(to) | ControlTransfer::Transaction(to) | ControlTransfer::Jump(to) => {
                 let to = self.inside(to);
                 let kind = if matches!(to, EdgeTarget::Block(_)) { EdgeKind::Taken } else { EdgeKind::TailJump };
                 self.edges.push(Edge { from, to, kind });
             }
-            Transfer::Return => self.edges.push(Edge { from, to: EdgeTarget::Dynamic, kind: EdgeKind::Return }),
-            Transfer::Indirect => self.indirect(from, last),
-            Transfer::Next | Transfer::Stop | Transfer::Call(_) | Transfer::IndirectCall | Transfer::System => {}
+            ControlTransfer::Return => self.edges.push(Edge { from, to: EdgeTarget::Dynamic, kind: EdgeKind::Return }),
+            ControlTransfer::Indirect => self.indirect(from, last),
+            ControlTransfer::Next
+            | ControlTransfer::Stop
+            | ControlTransfer::Call(_)
+            | ControlTransfer::IndirectCall
+            | ControlTransfer::System => {}
         }
         let behind = self.index_behind(last).and_then(|next| self.begun_by(next));
         match behind.map(EdgeTarget::Block) {
             Some(to) if transfer.runs_on() => self.edges.push(Edge { from, to, kind: EdgeKind::FallThrough }),
             Some(to) if transfer.comes_back() => {
-                let system = transfer == Transfer::System;
+                let system = transfer == ControlTransfer::System;
                 let reason = if system { WayInReason::SyscallReturn } else { WayInReason::CallReturn };
                 self.ways_in.push(WayIn { at: Svma(i.next_ip()), reason });
                 self.edges.push(Edge { from, to, kind: EdgeKind::CallReturn });
@@ -128,7 +132,7 @@ impl Builder<'_> {
 
     fn indirect(&mut self, from: BlockId, jump: usize) {
         let found = [&self.graph.found, &self.graph.others];
-        let table = |found: &&crate::flow::traversal::Found| {
+        let table = |found: &&crate::flow::traversal::FoundTransfers| {
             let at = found.tables.binary_search_by_key(&jump, |table| table.0).ok()?;
             Some(found.tables[at].1.clone())
         };
@@ -152,16 +156,18 @@ impl Builder<'_> {
                 *known += 1;
             }
         }
-        let doors = &self.graph.doors;
+        let ways_in = &self.graph.ways_in;
         let (body, last, blocks) = (self.body, &self.last, &self.blocks);
         self.edges.retain(|edge| {
             let (EdgeTarget::Block(to), EdgeKind::CallReturn) = (edge.to, edge.kind) else { return true };
             let call = last.get(edge.from).and_then(|call| body.code.get(*call));
             let next = blocks.get(to).and_then(|to| body.code.get(body.index_of(to.range.start.0)?));
             let (Some(call), Some(next)) = (call, next) else { return true };
-            let entered = || doors.binary_search_by_key(&next.ip(), |way| way.at.0).is_ok();
-            let suspect =
-                others.get(to) != Some(&1) || decode::is_nop(next) || Transfer::of(next) == Transfer::Stop || entered();
+            let entered = || ways_in.binary_search_by_key(&next.ip(), |way| way.at.0).is_ok();
+            let suspect = others.get(to) != Some(&1)
+                || decode::is_nop(next)
+                || ControlTransfer::of(next) == ControlTransfer::Stop
+                || entered();
             !suspect || !callee(call).is_some_and(|callee| never_returns(body.image, callee))
         });
     }

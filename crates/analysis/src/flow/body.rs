@@ -7,11 +7,11 @@ use iced_x86::{Instruction, OpKind};
 use crate::file::go::Suspensions;
 use crate::functions::function::Function;
 use crate::functions::sweep;
-use crate::image::Image;
+use crate::image::AnalysedImage;
 
 /// Head and parts of a function, decoded.
-pub(crate) struct Body<'a> {
-    pub image: &'a Image,
+pub(crate) struct DecodedFunction<'a> {
+    pub image: &'a AnalysedImage,
     pub function: &'a Function,
     /// The instructions, sorted by address, including those that control does not reach.
     pub code: Vec<Instruction>,
@@ -21,8 +21,8 @@ pub(crate) struct Body<'a> {
     suspensions: Vec<Suspensions>,
 }
 
-impl<'a> Body<'a> {
-    pub fn new(image: &'a Image, function: &'a Function) -> Self {
+impl<'a> DecodedFunction<'a> {
+    pub fn new(image: &'a AnalysedImage, function: &'a Function) -> Self {
         let head = function.range();
         let inside: Vec<Range<u64>> =
             std::iter::once(&head).chain(function.parts()).map(|r| r.start.0..r.end.0).collect();
@@ -38,7 +38,7 @@ impl<'a> Body<'a> {
         if suspensions.iter().all(|of| *of == Suspensions::NOWHERE) {
             suspensions.clear();
         }
-        Body { image, function, code, inside, suspensions }
+        DecodedFunction { image, function, code, inside, suspensions }
     }
 
     /// Whether the language's runtime may continue at an address because it has suspended a call there.

@@ -4,18 +4,18 @@
 use iced_x86::{Instruction, Mnemonic, Register};
 use ingraft_model::{Callee, Svma};
 
-use crate::flow::body::Body;
+use crate::flow::body::DecodedFunction;
 use crate::flow::returns;
 use crate::functions::function::Function;
 use crate::functions::unwinders::SET_CANCELLATION_TYPE;
-use crate::image::Image;
+use crate::image::AnalysedImage;
 
 /// Offset in bytes of the address of the thread's descriptor from the thread pointer.
 const OWN: u64 = 0x10;
 
 /// The instruction of a function that changes the type of cancellation, or calls a function that does so; `None` if none is found. glibc
 /// before 2.41 calls functions without a name around its system calls, which are found by their form. They are looked for with `by_form`.
-pub(crate) fn changed<'b>(body: &'b Body<'_>, by_form: bool) -> Option<&'b Instruction> {
+pub(crate) fn changed<'b>(body: &'b DecodedFunction<'_>, by_form: bool) -> Option<&'b Instruction> {
     let calls = |i: &&Instruction| match returns::callee(i) {
         Some(Callee::Direct(at)) => match body.image.stub_slot(at) {
             Some(slot) => is_imported(body.image, slot),
@@ -27,13 +27,13 @@ pub(crate) fn changed<'b>(body: &'b Body<'_>, by_form: bool) -> Option<&'b Instr
     exchange(&body.code).or_else(|| body.code.iter().find(calls))
 }
 
-fn is_imported(image: &Image, slot: Svma) -> bool {
+fn is_imported(image: &AnalysedImage, slot: Svma) -> bool {
     image.import_at(slot) == Some(SET_CANCELLATION_TYPE)
 }
 
-fn changes(image: &Image, function: &Function, by_form: bool) -> bool {
+fn changes(image: &AnalysedImage, function: &Function, by_form: bool) -> bool {
     function.names().iter().any(|name| name.mangled() == SET_CANCELLATION_TYPE)
-        || by_form && exchange(&Body::new(image, function).code).is_some()
+        || by_form && exchange(&DecodedFunction::new(image, function).code).is_some()
 }
 
 /// The atomic exchange of a word in the thread's own descriptor, which holds the type of cancellation in glibc.

@@ -3,40 +3,40 @@
 use iced_x86::{Code, FlowControl, Instruction};
 use ingraft_model::{Refusal, Svma};
 
-use crate::flow::body::Body;
+use crate::flow::body::DecodedFunction;
 use crate::flow::jumps;
-use crate::flow::traversal::{Doubts, Found, REACHED, Traversal};
+use crate::flow::traversal::{Doubts, FoundTransfers, REACHED, Traversal};
 use crate::flow::ways_in;
 use crate::text::decode;
 
 /// Control flow of a function, first from the entry and the landing pads alone, then from all ways in.
-pub(crate) struct Graph {
+pub(crate) struct FlowGraph {
     /// For each instruction of the body, whether control reaches it from the entry or a landing pad.
     reached: Vec<u8>,
     /// For each instruction, whether control reaches it from any way in, and whether it begins a block ([`REACHED`], `LEADER`).
     pub marks: Vec<u8>,
     /// Transfers of control that are reached from the entry or a landing pad.
-    pub found: Found,
+    pub found: FoundTransfers,
     /// Transfers of control that are reached only from other ways in.
-    pub others: Found,
+    pub others: FoundTransfers,
     /// The ways in from outside, except returns from calls and entries of jump tables.
-    pub doors: Vec<ingraft_model::WayIn>,
+    pub ways_in: Vec<ingraft_model::WayIn>,
     /// Reasons why the ways in and out are not proven.
     pub doubts: Doubts,
 }
 
-impl Graph {
+impl FlowGraph {
     /// Follows control from the entry, the landing pads and then every other way in. Control is assumed to return from every call.
-    pub fn new(body: &Body<'_>) -> Graph {
+    pub fn new(body: &DecodedFunction<'_>) -> FlowGraph {
         Self::of(Traversal::new(body))
     }
 
-    /// Follows control as [`Graph::new`] does, but never examines callees, not even to resolve jump tables.
-    pub fn with_all_returns(body: &Body<'_>) -> Graph {
+    /// Follows control as [`FlowGraph::new`] does, but never examines callees, not even to resolve jump tables.
+    pub fn with_all_returns(body: &DecodedFunction<'_>) -> FlowGraph {
         Self::of(Traversal { trusts_calls: true, ..Traversal::new(body) })
     }
 
-    fn of(mut traversal: Traversal<'_>) -> Graph {
+    fn of(mut traversal: Traversal<'_>) -> FlowGraph {
         let body = traversal.body;
         traversal.work.push(body.function.start);
         for range in &body.inside {
@@ -47,21 +47,21 @@ impl Graph {
         let unexplained = is_entered_otherwise(body, &traversal.marks);
         let (first, mut found) = (traversal.jumps.len(), std::mem::take(&mut traversal.found));
         let before = traversal.marks.clone();
-        let doors = ways_in::enter(&mut traversal);
+        let ways_in = ways_in::enter(&mut traversal);
         let reached = if before == traversal.marks { Vec::new() } else { before };
         jumps::conclude(&mut traversal, &mut found, first);
         found.sort();
         traversal.found.sort();
         let Traversal { marks, found: others, doubts, .. } = traversal;
-        let mut graph = Graph { reached, marks, found, others, doors, doubts };
+        let mut graph = FlowGraph { reached, marks, found, others, ways_in, doubts };
         let doubt = if unexplained { Some(Refusal::EnteredFromElsewhere) } else { graph.left_behind(body) };
         graph.doubts.ways_out = graph.doubts.ways_out.take().or(doubt);
         graph
     }
 
     /// Returns the control flow of a function if all of its ways out are known. Otherwise the error is the first reason why they are not.
-    pub fn complete(body: &Body<'_>) -> Result<Graph, Refusal> {
-        let graph = Graph::new(body);
+    pub fn complete(body: &DecodedFunction<'_>) -> Result<FlowGraph, Refusal> {
+        let graph = FlowGraph::new(body);
         match &graph.doubts.ways_out {
             Some(refusal) => Err(refusal.clone()),
             None => Ok(graph),
@@ -90,7 +90,7 @@ impl Graph {
 
     /// Refusal for the first jump through a register that is assumed to leave the function, if the function has code that was not reached,
     /// to which that jump could lead.
-    fn left_behind(&self, body: &Body<'_>) -> Option<Refusal> {
+    fn left_behind(&self, body: &DecodedFunction<'_>) -> Option<Refusal> {
         let through_register = |index: &&usize| {
             let i = &body.code[**index];
             i.flow_control() == FlowControl::IndirectBranch && !i.is_ip_rel_memory_operand()
@@ -106,19 +106,19 @@ impl Graph {
 
     /// Whether control can arrive at an address other than by falling through, or a static probe is there: in both cases, no springboard that
     /// begins before it may cover it.
-    pub fn lands(&self, body: &Body<'_>, at: u64) -> bool {
+    pub fn lands(&self, body: &DecodedFunction<'_>, at: u64) -> bool {
         self.arrives(body, at) || body.is_resumed(at)
     }
 
-    /// As [`Graph::lands`], apart from calls that the language's runtime has suspended.
-    pub fn arrives(&self, body: &Body<'_>, at: u64) -> bool {
+    /// As [`FlowGraph::lands`], apart from calls that the language's runtime has suspended.
+    pub fn arrives(&self, body: &DecodedFunction<'_>, at: u64) -> bool {
         body.image.arrivals().get(at) || self.found.joins.binary_search(&at).is_ok() || body.image.is_probe(at)
     }
 }
 
 /// Whether control may arrive at an instruction that was not reached. If one way in is unknown, a way out may be unknown too. The first
 /// byte of a part does not count, because the table of functions alone lists it as such a place.
-fn is_entered_otherwise(body: &Body<'_>, marks: &[u8]) -> bool {
+fn is_entered_otherwise(body: &DecodedFunction<'_>, marks: &[u8]) -> bool {
     let elsewhere =
         |at| body.image.function_containing(Svma(at)).is_some_and(|other| other.start != body.function.start);
     let starts_part = |at| body.inside.iter().any(|range| range.start == at);

@@ -3,9 +3,9 @@
 use iced_x86::OpKind;
 
 use crate::flow::returns::{callee, never_returns};
-use crate::flow::traversal::{Found, REACHED, Traversal};
-use crate::functions::discovered::Door;
-use crate::functions::jump_table::{Predecessors, Resolved, Resolver};
+use crate::flow::traversal::{FoundTransfers, REACHED, Traversal};
+use crate::functions::discovered::SideEntry;
+use crate::functions::jump_table::{JumpResolver, Predecessors, ResolvedJump};
 
 /// Largest number of rounds in which all jumps are resolved again. The code at a target may contain more indirect jumps, and may lead to
 /// the code that reads another table.
@@ -13,7 +13,7 @@ const ROUNDS: usize = 8;
 
 /// An indirect jump that is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Jump {
+pub(crate) struct IndirectJump {
     /// Index of the jump instruction.
     pub index: usize,
     /// Destination.
@@ -77,19 +77,19 @@ fn note_last_calls(traversal: &mut Traversal<'_>) -> bool {
 }
 
 /// Resolves all indirect jumps that are reached so far, by the ways to them that are known so far.
-fn resolve(traversal: &Traversal<'_>) -> Vec<Jump> {
+fn resolve(traversal: &Traversal<'_>) -> Vec<IndirectJump> {
     let (body, image) = (traversal.body, traversal.body.image);
     let reached = traversal.marks.iter().map(|mark| mark & REACHED != 0).collect();
-    let mut doors = vec![body.function.start];
+    let mut entries = vec![body.function.start];
     let mut taken = Vec::new();
     for range in &body.inside {
-        doors.extend(image.landing_pads_in(range));
-        doors.extend(image.starts_in(range));
-        doors.extend(image.doors_in(range).iter().map(|door| door.at));
-        let addressed = image.doors_in(range).iter().filter(|door| door.why & Door::ADDRESSED != 0);
-        taken.extend(addressed.map(|door| door.at).filter(|at| body.index_of(*at).is_some()));
+        entries.extend(image.landing_pads_in(range));
+        entries.extend(image.starts_in(range));
+        entries.extend(image.side_entries_in(range).iter().map(|entry| entry.at));
+        let addressed = image.side_entries_in(range).iter().filter(|entry| entry.why & SideEntry::ADDRESSED != 0);
+        taken.extend(addressed.map(|entry| entry.at).filter(|at| body.index_of(*at).is_some()));
     }
-    let mut before = Predecessors::new(&body.code, doors, reached);
+    let mut before = Predecessors::new(&body.code, entries, reached);
     let tables = traversal.jumps.iter().filter_map(|jump| match &jump.leads {
         Leads::To(places) => Some((jump.index, places)),
         _ => None,
@@ -98,32 +98,32 @@ fn resolve(traversal: &Traversal<'_>) -> Vec<Jump> {
     before.last_calls.clone_from(&traversal.last_calls);
     let (pointers, tables, memory) = (image.pointers(), image.tables(), &traversal.memory);
     let (code, inside) = (&body.code[..], &body.inside[..]);
-    let resolver = Resolver { image: image.elf(), pointers, code, inside, before: &before, tables, memory };
+    let resolver = JumpResolver { image: image.elf(), pointers, code, inside, before: &before, tables, memory };
     let mut budget = body.budget();
-    let mut leads = |jump: &Jump| {
+    let mut leads = |jump: &IndirectJump| {
         let i = &body.code[jump.index];
         if !matches!(i.op0_kind(), OpKind::Register | OpKind::Memory) {
             return Leads::Unknown;
         }
         match resolver.resolve(jump.index, &mut budget) {
-            Resolved::Table(targets) if targets.bounded && (targets.exact || !traversal.exact_tables) => {
+            ResolvedJump::Table(targets) if targets.bounded && (targets.exact || !traversal.exact_tables) => {
                 Leads::To(targets.places)
             }
             // In this phase, targets that may not exist would hide the bounds and addresses of other tables.
-            Resolved::Table(_) | Resolved::Pointer if traversal.exact_tables => Leads::Unknown,
-            Resolved::Table(targets) if !targets.absolute => Leads::Unknown,
-            Resolved::Distances(_) => Leads::Unknown,
+            ResolvedJump::Table(_) | ResolvedJump::Pointer if traversal.exact_tables => Leads::Unknown,
+            ResolvedJump::Table(targets) if !targets.absolute => Leads::Unknown,
+            ResolvedJump::Distances(_) => Leads::Unknown,
             // Without a label whose address is taken, a pointer can only lead to another function.
-            Resolved::Pointer | Resolved::Table(_) if taken.is_empty() => Leads::Out,
-            Resolved::Pointer | Resolved::Table(_) => Leads::Anywhere(taken.clone()),
+            ResolvedJump::Pointer | ResolvedJump::Table(_) if taken.is_empty() => Leads::Out,
+            ResolvedJump::Pointer | ResolvedJump::Table(_) => Leads::Anywhere(taken.clone()),
         }
     };
-    traversal.jumps.iter().map(|jump| Jump { index: jump.index, leads: leads(jump) }).collect()
+    traversal.jumps.iter().map(|jump| IndirectJump { index: jump.index, leads: leads(jump) }).collect()
 }
 
 /// Adds the indirect jumps to the results. The first `first` jumps are reached from the entry or a landing pad, and go to `found`; the
 /// others go to the results of `traversal`.
-pub(crate) fn conclude(traversal: &mut Traversal<'_>, found: &mut Found, first: usize) {
+pub(crate) fn conclude(traversal: &mut Traversal<'_>, found: &mut FoundTransfers, first: usize) {
     let jumps = std::mem::take(&mut traversal.jumps);
     for (number, jump) in jumps.into_iter().enumerate() {
         let refusal = traversal.unresolved(jump.index);

@@ -8,7 +8,7 @@ use iced_x86::{FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAcc
 use ingraft_model::Gpr;
 
 use crate::file::elf::Elf;
-use crate::text::decode::Cursor;
+use crate::text::decode::DecodeCursor;
 
 /// Largest number of instructions that one search examines.
 const BUDGET: usize = 96;
@@ -74,7 +74,7 @@ impl Scan<'_> {
         budget: &mut usize,
         work: &mut Vec<(u64, u32)>,
     ) {
-        let mut cursor = Cursor::new(self.image.data_from(at).unwrap_or_default(), at);
+        let mut cursor = DecodeCursor::new(self.image.data_from(at).unwrap_or_default(), at);
         loop {
             pending &= !self.live;
             if pending == 0 {

@@ -13,5 +13,5 @@ mod traversal;
 mod ways_in;
 
 pub(crate) use self::blocks::cfg;
-pub(crate) use self::graph::Graph;
+pub(crate) use self::graph::FlowGraph;
 pub(crate) use self::returns::never_returns;

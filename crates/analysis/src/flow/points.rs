@@ -2,16 +2,16 @@
 
 use ingraft_model::{Cfg, PointKind, Refusal, Svma};
 
-use crate::flow::body::Body;
-use crate::flow::graph::Graph;
+use crate::flow::body::DecodedFunction;
+use crate::flow::graph::FlowGraph;
 use crate::flow::{blocks, traversal};
 use crate::functions::function::Function;
-use crate::image::Image;
-use crate::text::transfer::Transfer;
+use crate::image::AnalysedImage;
+use crate::text::transfer::ControlTransfer;
 
 /// A place of a function where snippets could be woven.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Point {
+pub struct CandidatePoint {
     /// Kind of the place.
     pub kind: PointKind,
     /// Address of its instruction.
@@ -26,25 +26,26 @@ pub struct FunctionCode {
     /// Control-flow graph.
     pub cfg: Cfg,
     /// Entry, exits and calls, sorted by address.
-    pub points: Vec<Point>,
+    pub points: Vec<CandidatePoint>,
 }
 
 impl FunctionCode {
     /// The points of one kind.
-    pub fn points_of(&self, kind: PointKind) -> impl Iterator<Item = &Point> {
+    pub fn points_of(&self, kind: PointKind) -> impl Iterator<Item = &CandidatePoint> {
         self.points.iter().filter(move |p| p.kind == kind)
     }
 }
 
 /// The control flow of a function and its points, none with a refusal yet.
-pub(crate) fn analyse(image: &Image, function: &Function) -> FunctionCode {
-    let body = Body::new(image, function);
-    let graph = Graph::new(&body);
-    let point = |kind, at| Point { kind, at: Svma(at), refusal: None };
+pub(crate) fn analyse(image: &AnalysedImage, function: &Function) -> FunctionCode {
+    let body = DecodedFunction::new(image, function);
+    let graph = FlowGraph::new(&body);
+    let point = |kind, at| CandidatePoint { kind, at: Svma(at), refusal: None };
     let mut points = vec![point(PointKind::Entry, function.start)];
     let reached =
         body.code.iter().zip(&graph.marks).filter(|(_, mark)| *mark & traversal::REACHED != 0).map(|(i, _)| i);
-    let calls = reached.filter(|i| matches!(Transfer::of(i), Transfer::Call(_) | Transfer::IndirectCall));
+    let calls =
+        reached.filter(|i| matches!(ControlTransfer::of(i), ControlTransfer::Call(_) | ControlTransfer::IndirectCall));
     points.extend(calls.map(|i| point(PointKind::CallBefore, i.ip())));
     let exits = graph.found.exits.iter().chain(&graph.others.exits);
     points.extend(exits.map(|exit| point(PointKind::Exit, body.code[*exit].ip())));

@@ -3,11 +3,11 @@
 use iced_x86::Instruction;
 use ingraft_model::{Callee, Svma};
 
-use crate::flow::body::Body;
-use crate::flow::graph::Graph;
+use crate::flow::body::DecodedFunction;
+use crate::flow::graph::FlowGraph;
 use crate::functions::function::{Function, FunctionKind};
-use crate::image::Image;
-use crate::text::transfer::Transfer;
+use crate::image::AnalysedImage;
+use crate::text::transfer::ControlTransfer;
 
 /// Functions of system libraries that never return to their caller, by the names under which they are imported. Sorted.
 const NEVER_RETURN: [&str; 24] = [
@@ -38,7 +38,7 @@ const NEVER_RETURN: [&str; 24] = [
 ];
 
 /// Whether the file alone makes it certain that a call does not return.
-pub(crate) fn never_returns(image: &Image, callee: Callee) -> bool {
+pub(crate) fn never_returns(image: &AnalysedImage, callee: Callee) -> bool {
     let slot = match callee {
         Callee::Direct(at) => match image.stub_slot(at) {
             None => return image.function_at(at).is_some_and(|f| !may_return(image, f)),
@@ -52,21 +52,23 @@ pub(crate) fn never_returns(image: &Image, callee: Callee) -> bool {
 
 /// Whether control may come back from a function, because it has an exit or is not proven to have none. All calls that the function makes
 /// are assumed to return.
-fn may_return(image: &Image, function: &Function) -> bool {
+fn may_return(image: &AnalysedImage, function: &Function) -> bool {
     let unknown = function.kind != FunctionKind::Normal || image.elf().is_go() || function.facts.unresolved.is_some();
     unknown
         || image.returns.get(function.start, || {
-            let graph = Graph::with_all_returns(&Body::new(image, function));
+            let graph = FlowGraph::with_all_returns(&DecodedFunction::new(image, function));
             graph.doubts.ways_out.is_some() || !graph.found.exits.is_empty() || !graph.found.runs_on.is_empty()
         })
 }
 
 /// The callee of a call; `None` at a system call.
 pub(crate) fn callee(i: &Instruction) -> Option<Callee> {
-    match Transfer::of(i) {
-        Transfer::Call(to) => Some(Callee::Direct(Svma(to))),
-        Transfer::IndirectCall if i.is_ip_rel_memory_operand() => Some(Callee::Slot(Svma(i.ip_rel_memory_address()))),
-        Transfer::IndirectCall => Some(Callee::Computed),
+    match ControlTransfer::of(i) {
+        ControlTransfer::Call(to) => Some(Callee::Direct(Svma(to))),
+        ControlTransfer::IndirectCall if i.is_ip_rel_memory_operand() => {
+            Some(Callee::Slot(Svma(i.ip_rel_memory_address())))
+        }
+        ControlTransfer::IndirectCall => Some(Callee::Computed),
         _ => None,
     }
 }

@@ -4,9 +4,9 @@
 use iced_x86::{Code, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
 use ingraft_model::{Block, BlockId, Cfg, EdgeKind, EdgeTarget, IndexVec, Refusal, WayInReason};
 
-use crate::flow::body::Body;
+use crate::flow::body::DecodedFunction;
 use crate::flow::cancellation;
-use crate::text::transfer::Transfer;
+use crate::text::transfer::ControlTransfer;
 
 /// Numbers on x86-64 of the system calls after which a copy cannot go on, because the stack or the process is another one: munmap,
 /// rt_sigreturn, clone, fork, vfork and clone3.
@@ -19,7 +19,7 @@ const OTHER_ABI: u32 = 0x4000_0000;
 ///
 /// C libraries tell by the program counter whether a thread that is cancelled is about to wait in a system call: in a copy, the thread would
 /// be elsewhere. The functions in question make any system call, so they are those that do not name the number.
-pub(crate) fn check(body: &Body<'_>, cfg: &Cfg) -> Result<(), Refusal> {
+pub(crate) fn check(body: &DecodedFunction<'_>, cfg: &Cfg) -> Result<(), Refusal> {
     let refuse = |i: &Instruction, why| Err(Refusal::NotDisplaceable { offset: body.function.offset_of(i.ip()), why });
     let is_some_made = cfg.blocks.iter().any(|block| makes_system_call(body, block));
     if let Some(i) = cancellation::changed(body, is_some_made) {
@@ -45,11 +45,11 @@ pub(crate) fn check(body: &Body<'_>, cfg: &Cfg) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn makes_system_call(body: &Body<'_>, block: &Block) -> bool {
-    last(body, block).is_some_and(|i| Transfer::of(i) == Transfer::System)
+fn makes_system_call(body: &DecodedFunction<'_>, block: &Block) -> bool {
+    last(body, block).is_some_and(|i| ControlTransfer::of(i) == ControlTransfer::System)
 }
 
-fn last<'b>(body: &'b Body<'_>, block: &Block) -> Option<&'b Instruction> {
+fn last<'b>(body: &'b DecodedFunction<'_>, block: &Block) -> Option<&'b Instruction> {
     let index = body.code.partition_point(|i| i.ip() < block.range.end.0).checked_sub(1)?;
     body.code.get(index)
 }
@@ -64,7 +64,7 @@ const KEPT_BY_CALLS: u16 = 0xf038;
 const KEPT_BY_THE_KERNEL: u16 = !(1 << 0 | 1 << 1 | 1 << 11);
 
 /// The constant in rax before the last instruction of each block; `None` where it is not known.
-fn numbers(body: &Body<'_>, cfg: &Cfg) -> IndexVec<BlockId, Option<i64>> {
+fn numbers(body: &DecodedFunction<'_>, cfg: &Cfg) -> IndexVec<BlockId, Option<i64>> {
     let mut info = InstructionInfoFactory::new();
     // The constants before and after the last instruction of a block.
     let mut through = |block: &Block, constants: Constants| {

@@ -2,16 +2,16 @@
 
 use ingraft_model::{Refusal, Svma};
 
-use crate::flow::body::Body;
-use crate::flow::jumps::{Jump, Leads};
-use crate::functions::jump_table::Memory;
+use crate::flow::body::DecodedFunction;
+use crate::flow::jumps::{IndirectJump, Leads};
+use crate::functions::jump_table::TableMemo;
 use crate::functions::sweep;
 use crate::text::decode;
-use crate::text::transfer::Transfer;
+use crate::text::transfer::ControlTransfer;
 
 /// Transfers of control that were found. Each instruction is given by its index in the body.
 #[derive(Default)]
-pub(crate) struct Found {
+pub(crate) struct FoundTransfers {
     /// Instructions that leave the function: returns, and jumps to other functions.
     pub exits: Vec<usize>,
     /// Addresses at which the search began, or to which a branch or a jump table leads.
@@ -30,7 +30,7 @@ pub(crate) struct Found {
     pub unresolved: Vec<usize>,
 }
 
-impl Found {
+impl FoundTransfers {
     /// Sorts the lists and removes repetitions.
     pub fn sort(&mut self) {
         for list in [&mut self.joins, &mut self.unstated, &mut self.runs_on] {
@@ -67,19 +67,19 @@ pub(crate) const REACHED: u8 = 1;
 pub(crate) const LEADER: u8 = 2;
 
 pub(crate) struct Traversal<'a> {
-    pub body: &'a Body<'a>,
+    pub body: &'a DecodedFunction<'a>,
     pub budget: usize,
     pub work: Vec<u64>,
     /// For each instruction of the body, [`REACHED`] and [`LEADER`].
     pub marks: Vec<u8>,
-    pub found: Found,
+    pub found: FoundTransfers,
     pub doubts: Doubts,
     /// Indices of the calls that are known to never return, sorted.
     pub last_calls: Vec<usize>,
     /// Whether all calls are assumed to return.
     pub trusts_calls: bool,
     /// Indirect jumps that are reached, in the order in which they were found.
-    pub jumps: Vec<Jump>,
+    pub jumps: Vec<IndirectJump>,
     /// Number of instructions that are reached.
     pub reached: usize,
     /// Value of `reached` when the indirect jumps were last resolved and led to no new instruction.
@@ -87,11 +87,11 @@ pub(crate) struct Traversal<'a> {
     /// Whether jump tables are used only if a bound of the index proves their end.
     pub exact_tables: bool,
     /// Results about jump tables that several attempts share.
-    pub memory: Memory,
+    pub memory: TableMemo,
 }
 
 impl<'a> Traversal<'a> {
-    pub fn new(body: &'a Body<'a>) -> Self {
+    pub fn new(body: &'a DecodedFunction<'a>) -> Self {
         let marks = vec![0; body.code.len()];
         let budget = body.budget();
         Traversal {
@@ -99,7 +99,7 @@ impl<'a> Traversal<'a> {
             budget,
             work: Vec::new(),
             marks,
-            found: Found::default(),
+            found: FoundTransfers::default(),
             doubts: Doubts::default(),
             jumps: Vec::new(),
             last_calls: Vec::new(),
@@ -107,7 +107,7 @@ impl<'a> Traversal<'a> {
             reached: 0,
             settled: 0,
             exact_tables: true,
-            memory: Memory::new(body.code.len()),
+            memory: TableMemo::new(body.code.len()),
         }
     }
 
@@ -140,30 +140,33 @@ impl<'a> Traversal<'a> {
             *mark |= REACHED;
             self.reached += 1;
             let i = &body.code[index];
-            let transfer = Transfer::of(i);
+            let transfer = ControlTransfer::of(i);
             match transfer {
-                Transfer::Next => begins = false,
-                Transfer::Branch(to) => {
+                ControlTransfer::Next => begins = false,
+                ControlTransfer::Branch(to) => {
                     self.branch(index, to);
                     begins = true;
                 }
-                Transfer::Transaction(to) => {
+                ControlTransfer::Transaction(to) => {
                     let (offset, why) = (body.function.offset_of(i.ip()), "a hardware transaction begins there");
                     self.doubts.ways_in.get_or_insert(Refusal::NotDisplaceable { offset, why });
                     self.branch(index, to);
                     begins = true;
                 }
-                Transfer::Jump(to) => return self.branch(index, to),
-                Transfer::Indirect => return self.indirect(index),
-                Transfer::Return => return self.found.exits.push(index),
-                Transfer::Stop => return,
-                Transfer::Call(_) | Transfer::IndirectCall | Transfer::System => begins = true,
+                ControlTransfer::Jump(to) => return self.branch(index, to),
+                ControlTransfer::Indirect => return self.indirect(index),
+                ControlTransfer::Return => return self.found.exits.push(index),
+                ControlTransfer::Stop => return,
+                ControlTransfer::Call(_) | ControlTransfer::IndirectCall | ControlTransfer::System => begins = true,
             }
             at = i.next_ip();
             next = body.code.get(index + 1).filter(|i| i.ip() == at).map(|_| index + 1).or_else(|| body.index_of(at));
             if next.is_none() && !body.contains(at) {
                 // The callee of a call at the end does not return, and control does not pass an instruction that crashes.
-                let calls = matches!(transfer, Transfer::Call(_) | Transfer::IndirectCall | Transfer::System);
+                let calls = matches!(
+                    transfer,
+                    ControlTransfer::Call(_) | ControlTransfer::IndirectCall | ControlTransfer::System
+                );
                 self.found.runs_on.extend((!calls && !decode::crashes(i)).then_some(at));
                 return;
             }
@@ -194,7 +197,7 @@ impl<'a> Traversal<'a> {
         let Some(left) = self.budget.checked_sub(other.size as usize) else { return true };
         self.budget = left;
         let comes_back = |i: &iced_x86::Instruction| {
-            let target = Transfer::of(i).branch_target();
+            let target = ControlTransfer::of(i).branch_target();
             target.is_some_and(|target| target != body.function.start && body.contains(target))
         };
         sweep::instructions(body.image.elf(), other.start, other.start + other.size).iter().any(comes_back)
@@ -206,7 +209,7 @@ impl<'a> Traversal<'a> {
             self.found.exits.push(index);
             self.found.dynamic.push(index);
         } else {
-            self.jumps.push(Jump { index, leads: Leads::Unknown });
+            self.jumps.push(IndirectJump { index, leads: Leads::Unknown });
         }
     }
 

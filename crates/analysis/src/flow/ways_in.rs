@@ -4,7 +4,7 @@ use ingraft_model::{Refusal, Svma, WayIn, WayInReason};
 
 use crate::flow::jumps;
 use crate::flow::traversal::{REACHED, Traversal};
-use crate::functions::discovered::Door;
+use crate::functions::discovered::SideEntry;
 
 /// Follows control from every way in from outside. Returns these ways in.
 pub(crate) fn enter(traversal: &mut Traversal<'_>) -> Vec<WayIn> {
@@ -13,14 +13,15 @@ pub(crate) fn enter(traversal: &mut Traversal<'_>) -> Vec<WayIn> {
     let mut missed = None;
     for range in &body.inside {
         ways.extend(body.image.landing_pads_in(range).iter().map(|at| way(*at, WayInReason::LandingPad)));
-        for door in body.image.doors_in(range) {
+        for entry in body.image.side_entries_in(range) {
             // If no instruction begins at an address that is taken, the value equals an address by chance.
-            if body.index_of(door.at).is_none() {
-                missed = missed.or(Some(door.at).filter(|_| door.why & !(Door::ADDRESSED | Door::COMPARED) != 0));
+            if body.index_of(entry.at).is_none() {
+                missed = missed
+                    .or(Some(entry.at).filter(|_| entry.why & !(SideEntry::ADDRESSED | SideEntry::COMPARED) != 0));
                 continue;
             }
-            ways.extend(reasons(traversal, door));
-            traversal.work.push(door.at);
+            ways.extend(reasons(traversal, entry));
+            traversal.work.push(entry.at);
         }
         // If another function begins in the code of this one, callers of that function enter this code.
         for start in body.image.starts_in(range).filter(|start| *start != body.function.start) {
@@ -47,17 +48,17 @@ fn way(at: u64, reason: WayInReason) -> WayIn {
     WayIn { at: Svma(at), reason }
 }
 
-/// The reasons why control may arrive at a door.
-fn reasons(traversal: &Traversal<'_>, door: &Door) -> impl Iterator<Item = WayIn> {
-    let (body, at) = (traversal.body, door.at);
+/// The reasons why control may arrive at a side entry.
+fn reasons(traversal: &Traversal<'_>, entry: &SideEntry) -> impl Iterator<Item = WayIn> {
+    let (body, at) = (traversal.body, entry.at);
     let behind_endbr = at == body.function.start + 4 && body.image.elf().begins_with_endbr(body.function.start);
     let plain = if behind_endbr { WayInReason::BehindEndbr } else { WayInReason::BranchFromElsewhere };
-    let why = door.why;
+    let why = entry.why;
     [
-        (Door::NAMED, WayInReason::Named),
-        (Door::ADDRESSED, WayInReason::AddressTaken),
-        (Door::CALLED, if behind_endbr { plain } else { WayInReason::Called }),
-        (Door::BRANCHED, plain),
+        (SideEntry::NAMED, WayInReason::Named),
+        (SideEntry::ADDRESSED, WayInReason::AddressTaken),
+        (SideEntry::CALLED, if behind_endbr { plain } else { WayInReason::Called }),
+        (SideEntry::BRANCHED, plain),
     ]
     .into_iter()
     .filter(move |(bit, _)| why & bit != 0)

@@ -7,10 +7,10 @@
 use ingraft_model::Svma;
 
 use crate::file::elf::Elf;
-use crate::file::name::{Binding, Name, Version};
-use crate::file::symbol::Label;
-use crate::functions::discovered::{Discovered, Door};
-use crate::functions::facts::Facts;
+use crate::file::name::{FunctionName, SymbolBinding, SymbolVersion};
+use crate::file::symbol::UntypedLabel;
+use crate::functions::discovered::{Discovered, SideEntry};
+use crate::functions::facts::CodeFacts;
 use crate::functions::function::{Function, FunctionKind};
 use crate::text::bits::TextBits;
 
@@ -18,13 +18,13 @@ use crate::text::bits::TextBits;
 const FORMAT: &[u8; 8] = b"ingrA\0\0\x06";
 
 /// The stored results.
-pub(crate) struct Stored {
+pub(crate) struct StoredResults {
     pub found: Discovered,
     pub landing_pads: Vec<u64>,
 }
 
 pub(crate) fn store(elf: &Elf, found: &Discovered, landing_pads: &[u64]) -> Vec<u8> {
-    let mut w = Writer { out: FORMAT.to_vec() };
+    let mut w = CacheWriter { out: FORMAT.to_vec() };
     w.number(elf.bytes().len() as u64);
     w.bytes(elf.build_id().unwrap_or_default());
     w.number(u64::from(found.uses_gs));
@@ -52,11 +52,11 @@ pub(crate) fn store(elf: &Elf, found: &Discovered, landing_pads: &[u64]) -> Vec<
         w.number(function);
         w.number(branch);
     }
-    w.number(found.doors.len() as u64);
+    w.number(found.side_entries.len() as u64);
     let mut last = 0;
-    for door in &found.doors {
-        w.ascending(door.at, &mut last);
-        w.number(u64::from(door.why));
+    for entry in &found.side_entries {
+        w.ascending(entry.at, &mut last);
+        w.number(u64::from(entry.why));
     }
     w.number(found.tables.len() as u64);
     let mut last = 0;
@@ -72,8 +72,8 @@ pub(crate) fn store(elf: &Elf, found: &Discovered, landing_pads: &[u64]) -> Vec<
     w.out
 }
 
-pub(crate) fn load(elf: &Elf, cache: &[u8]) -> Option<Stored> {
-    let mut r = Reader { rest: cache.strip_prefix(FORMAT)? };
+pub(crate) fn load(elf: &Elf, cache: &[u8]) -> Option<StoredResults> {
+    let mut r = CacheReader { rest: cache.strip_prefix(FORMAT)? };
     if r.number()? != elf.bytes().len() as u64 || r.bytes()? != elf.build_id().unwrap_or_default() {
         return None;
     }
@@ -88,7 +88,7 @@ pub(crate) fn load(elf: &Elf, cache: &[u8]) -> Option<Stored> {
     let mut last = 0;
     let labels = r.list(|r| {
         let at = in_text(elf, r.ascending(&mut last)?, 0)?;
-        Some(Label { at: Svma(at), name: r.name()? })
+        Some(UntypedLabel { at: Svma(at), name: r.name()? })
     })?;
     let mut last = 0;
     let padding = r.list(|r| {
@@ -99,9 +99,9 @@ pub(crate) fn load(elf: &Elf, cache: &[u8]) -> Option<Stored> {
     })?;
     let back_branches = r.list(|r| Some((in_text(elf, r.number()?, 1)?, in_text(elf, r.number()?, 1)?)))?;
     let mut last = 0;
-    let doors = r.list(|r| {
+    let side_entries = r.list(|r| {
         let at = in_text(elf, r.ascending(&mut last)?, 1)?;
-        Some(Door { at, why: u8::try_from(r.number()?).ok()? })
+        Some(SideEntry { at, why: u8::try_from(r.number()?).ok()? })
     })?;
     let mut last = 0;
     let tables = r.list(|r| r.ascending(&mut last))?;
@@ -113,8 +113,8 @@ pub(crate) fn load(elf: &Elf, cache: &[u8]) -> Option<Stored> {
     if !rest.is_empty() || !sorted || !arrivals.load(words.iter().map(|w| u64::from_le_bytes(*w))) {
         return None;
     }
-    let found = Discovered { functions, labels, arrivals, doors, tables, padding, back_branches, uses_gs };
-    Some(Stored { found, landing_pads })
+    let found = Discovered { functions, labels, arrivals, side_entries, tables, padding, back_branches, uses_gs };
+    Some(StoredResults { found, landing_pads })
 }
 
 /// Returns `start` if the `size` bytes from it on lie in one region of text.
@@ -123,11 +123,11 @@ fn in_text(elf: &Elf, start: u64, size: u64) -> Option<u64> {
     (size <= region.end() - start).then_some(start)
 }
 
-struct Writer {
+struct CacheWriter {
     out: Vec<u8>,
 }
 
-impl Writer {
+impl CacheWriter {
     fn number(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.out.push(value as u8 | 0x80);
@@ -165,11 +165,11 @@ impl Writer {
         f.names.iter().for_each(|name| self.name(name));
     }
 
-    fn name(&mut self, name: &Name) {
+    fn name(&mut self, name: &FunctionName) {
         let binding = match name.binding() {
-            Binding::Global => 0,
-            Binding::Weak => 1,
-            Binding::Local => 2,
+            SymbolBinding::Global => 0,
+            SymbolBinding::Weak => 1,
+            SymbolBinding::Local => 2,
         };
         let flags =
             [name.hidden(), name.is_ifunc(), name.version().is_some(), name.version().is_some_and(|v| v.default)];
@@ -181,11 +181,11 @@ impl Writer {
     }
 }
 
-struct Reader<'a> {
+struct CacheReader<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Reader<'a> {
+impl<'a> CacheReader<'a> {
     fn number(&mut self) -> Option<u64> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
@@ -233,7 +233,7 @@ impl<'a> Reader<'a> {
             2 => FunctionKind::Stub,
             _ => return None,
         };
-        let facts = Facts {
+        let facts = CodeFacts {
             writes: u16::try_from(bits >> 3).ok()?,
             calls_out: bits & 4 != 0,
             unresolved: self.number()?.checked_sub(1),
@@ -248,20 +248,20 @@ impl<'a> Reader<'a> {
         Some(Function { start, size, names, kind, parts, facts })
     }
 
-    fn name(&mut self) -> Option<Name> {
+    fn name(&mut self) -> Option<FunctionName> {
         let bits = self.number()?;
         let binding = match bits & 3 {
-            0 => Binding::Global,
-            1 => Binding::Weak,
-            2 => Binding::Local,
+            0 => SymbolBinding::Global,
+            1 => SymbolBinding::Weak,
+            2 => SymbolBinding::Local,
             _ => return None,
         };
         let flag = |n: u32| bits >> (2 + n) & 1 != 0;
         let mangled = self.text()?;
         let version = match flag(2) {
-            true => Some(Version { name: self.text()?.into(), default: flag(3) }),
+            true => Some(SymbolVersion { name: self.text()?.into(), default: flag(3) }),
             false => None,
         };
-        Some(Name::new(mangled, version, binding, flag(0)).with_ifunc(flag(1)))
+        Some(FunctionName::new(mangled, version, binding, flag(0)).with_ifunc(flag(1)))
     }
 }

@@ -11,24 +11,24 @@ use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::file::elf::{Elf, u64_at};
-use crate::file::go::Go;
-use crate::file::name::{Binding, Name};
-use crate::file::relocs::{self, Pointers};
-use crate::file::symbol::{Label, Symbols};
-use crate::file::unwind::{Fde, Unwind};
-use crate::functions::discovered::{Discovered, Door};
+use crate::file::go::GoFunctions;
+use crate::file::name::{FunctionName, SymbolBinding};
+use crate::file::relocs::{self, CodePointerWords};
+use crate::file::symbol::{CodeSymbols, UntypedLabel};
+use crate::file::unwind::{FrameDescription, UnwindTables};
+use crate::functions::discovered::{Discovered, SideEntry};
 use crate::functions::explore;
-use crate::functions::facts::Facts;
+use crate::functions::facts::CodeFacts;
 use crate::functions::function::{Function, FunctionKind};
-use crate::functions::sweep::{PartJump, Scratch, Sweep, Swept, Unit};
+use crate::functions::sweep::{PartJump, Sweep, SweepBuffers, SweepUnit, Swept};
 use crate::text::bits::TextBits;
 use crate::text::decode;
 
 /// A function as far as the tables know it.
 #[derive(Debug, Default)]
-struct Draft {
+struct FunctionDraft {
     size: u64,
-    names: Vec<Name>,
+    names: Vec<FunctionName>,
     /// Whether a symbol says that the code is a function, and not only that it is a resolver.
     ordinary: bool,
     part: MaybePart,
@@ -49,15 +49,15 @@ enum MaybePart {
 /// end of the stack.
 const PROLOGUES: [[u8; 4]; 2] = [[0x55, 0x48, 0x89, 0xe5], [0x49, 0x3b, 0x66, 0x10]];
 
-type Drafts = BTreeMap<u64, Draft>;
+type FunctionDrafts = BTreeMap<u64, FunctionDraft>;
 
 /// Runs the whole pass, in parallel in the caller's pool. Adds to `done` the number of bytes of text that were decoded.
 pub(crate) fn discover(
     image: &Elf,
-    mut symbols: Symbols,
-    unwind: &Unwind,
-    pointers: &Pointers,
-    go: &Go,
+    mut symbols: CodeSymbols,
+    unwind: &UnwindTables,
+    pointers: &CodePointerWords,
+    go: &GoFunctions,
     done: &AtomicU64,
 ) -> Discovered {
     let arch_prctl = symbols.functions.iter().find(|s| s.name.mangled() == "arch_prctl").map(|s| s.svma);
@@ -95,8 +95,8 @@ pub(crate) fn discover(
         drafts.entry(*start).or_default().size = end - start;
     }
     name_by_labels(&mut drafts, &labels);
-    let more: Vec<Unit> =
-        found.into_iter().map(|(start, end)| Unit { start, end, functions: vec![(start, end)] }).collect();
+    let more: Vec<SweepUnit> =
+        found.into_iter().map(|(start, end)| SweepUnit { start, end, functions: vec![(start, end)] }).collect();
     swept.extend(sweep_all(&sweep, &more, done));
     units.extend(more);
 
@@ -105,7 +105,7 @@ pub(crate) fn discover(
     let gaps = gaps(image, &extents);
     let gap_sweeps: Vec<Swept> = gaps
         .par_iter()
-        .map_init(Scratch::new, |scratch, &(from, until)| {
+        .map_init(SweepBuffers::new, |scratch, &(from, until)| {
             let from = from + u64::from(padding_at(image, &sweep.arrivals, &extents, from, until));
             if from < until { sweep.gap(from, until, scratch) } else { Swept::default() }
         })
@@ -121,11 +121,11 @@ pub(crate) fn discover(
     let labels = labels.into_iter().filter(|label| !names_a_function(&functions, label)).collect();
     let jumps = swept.iter().chain(&gap_sweeps).flat_map(|s| s.around_parts.iter().chain(&s.others).copied());
     branches_between_functions(&sweep.branched, &functions, jumps);
-    let doors = doors(&sweep, &functions, named);
+    let side_entries = side_entries(&sweep, &functions, named);
     let mut tables: Vec<u64> = swept.iter().flat_map(|s| s.tables.iter().copied()).collect();
     tables.sort_unstable();
     tables.dedup();
-    Discovered { functions, labels, arrivals: sweep.arrivals, doors, tables, padding, back_branches, uses_gs }
+    Discovered { functions, labels, arrivals: sweep.arrivals, side_entries, tables, padding, back_branches, uses_gs }
 }
 
 /// Adds to `branched` the targets of those jumps that lead from one function to another, and not to a part of its own.
@@ -147,35 +147,36 @@ fn branches_between_functions(branched: &TextBits, functions: &[Function], jumps
 }
 
 /// All places at which control may arrive from elsewhere, other than the starts of functions.
-fn doors(sweep: &Sweep<'_>, functions: &[Function], named: Vec<u64>) -> Vec<Door> {
-    let mut doors: Vec<Door> = named.into_iter().map(|at| Door { at, why: Door::NAMED }).collect();
+fn side_entries(sweep: &Sweep<'_>, functions: &[Function], named: Vec<u64>) -> Vec<SideEntry> {
+    let mut side_entries: Vec<SideEntry> =
+        named.into_iter().map(|at| SideEntry { at, why: SideEntry::NAMED }).collect();
     let sets = [
-        (&sweep.addressed, Door::ADDRESSED),
-        (&sweep.calls, Door::CALLED),
-        (&sweep.branched, Door::BRANCHED),
-        (&sweep.compared, Door::COMPARED),
+        (&sweep.addressed, SideEntry::ADDRESSED),
+        (&sweep.calls, SideEntry::CALLED),
+        (&sweep.branched, SideEntry::BRANCHED),
+        (&sweep.compared, SideEntry::COMPARED),
     ];
     for (set, why) in sets {
         let mut rest = functions.iter().map(|f| f.start).peekable();
         set.each(|at| {
             while rest.next_if(|start| *start < at).is_some() {}
             if rest.peek() != Some(&at) {
-                doors.push(Door { at, why });
+                side_entries.push(SideEntry { at, why });
             }
         });
     }
-    doors.retain(|door| sweep.image.text_index(door.at).is_some());
-    doors.sort_unstable();
-    doors.dedup_by(|later, first| {
+    side_entries.retain(|entry| sweep.image.text_index(entry.at).is_some());
+    side_entries.sort_unstable();
+    side_entries.dedup_by(|later, first| {
         let same = later.at == first.at;
         first.why |= if same { later.why } else { 0 };
         same
     });
-    doors
+    side_entries
 }
 
 /// Labels by address and name, each once: the dynamic table repeats labels of the other symbol table.
-fn distinct(mut labels: Vec<Label>) -> Vec<Label> {
+fn distinct(mut labels: Vec<UntypedLabel>) -> Vec<UntypedLabel> {
     labels.sort_by(|a, b| (a.at, a.name.mangled()).cmp(&(b.at, b.name.mangled())));
     labels.dedup_by(|b, a| (b.at, b.name.mangled()) == (a.at, a.name.mangled()));
     labels
@@ -183,7 +184,7 @@ fn distinct(mut labels: Vec<Label>) -> Vec<Label> {
 
 /// Names functions after the symbols without a type at their starts. Such a symbol alone is no proof of a function: the start must be known
 /// from an unwind table, a call, the header or a pointer to what looks like a function. A function that has a typed symbol keeps its names.
-fn name_by_labels(drafts: &mut Drafts, labels: &[Label]) {
+fn name_by_labels(drafts: &mut FunctionDrafts, labels: &[UntypedLabel]) {
     for labels in labels.chunk_by(|a, b| a.at == b.at) {
         let Some(draft) = labels.first().and_then(|l| drafts.get_mut(&l.at.0)).filter(|d| d.names.is_empty()) else {
             continue;
@@ -192,20 +193,20 @@ fn name_by_labels(drafts: &mut Drafts, labels: &[Label]) {
         draft.names.sort_by(|a, b| a.rank().cmp(&b.rank()));
         draft.ordinary = true;
         // Other files may call the piece, so it is no part of the function that jumps to it.
-        if labels.iter().any(|label| label.name.binding() != Binding::Local) {
+        if labels.iter().any(|label| label.name.binding() != SymbolBinding::Local) {
             draft.part = MaybePart::No;
         }
     }
 }
 
-fn names_a_function(functions: &[Function], label: &Label) -> bool {
+fn names_a_function(functions: &[Function], label: &UntypedLabel) -> bool {
     let found = functions.binary_search_by_key(&label.at.0, |f| f.start).ok().and_then(|i| functions.get(i));
     found.is_some_and(|f| f.names.iter().any(|name| name.mangled() == label.name.mangled()))
 }
 
 /// Merges the symbols and the unwind table into one draft per function.
-fn drafts(image: &Elf, symbols: Symbols, unwind: &Unwind, pointers: &Pointers) -> Drafts {
-    let mut drafts = Drafts::new();
+fn drafts(image: &Elf, symbols: CodeSymbols, unwind: &UnwindTables, pointers: &CodePointerWords) -> FunctionDrafts {
+    let mut drafts = FunctionDrafts::new();
     let mut sized: Vec<(u64, u64)> = Vec::new();
     for symbol in symbols.functions {
         let draft = drafts.entry(symbol.svma).or_default();
@@ -262,10 +263,10 @@ fn drafts(image: &Elf, symbols: Symbols, unwind: &Unwind, pointers: &Pointers) -
 
 /// The entry of the unwind tables for what signal handlers return to begins one byte early, for unwinders that look at the byte before a return
 /// address: without that byte.
-fn behind_filler(image: &Elf, fde: Fde) -> Fde {
+fn behind_filler(image: &Elf, fde: FrameDescription) -> FrameDescription {
     const RT_SIGRETURN: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
     let early = image.data_at(fde.start + 1, RT_SIGRETURN.len() as u64) == Some(&RT_SIGRETURN);
-    Fde { start: fde.start + u64::from(early), ..fde }
+    FrameDescription { start: fde.start + u64::from(early), ..fde }
 }
 
 /// The name of the function that a name like `foo.cold` or `foo.cold.12` belongs to.
@@ -287,8 +288,8 @@ fn merge(sorted: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
 }
 
 /// Groups functions of known size into units of overlapping functions. A function of unknown size inside another ends where that one ends.
-fn units(image: &Elf, drafts: &mut Drafts) -> Vec<Unit> {
-    let mut units: Vec<Unit> = Vec::new();
+fn units(image: &Elf, drafts: &mut FunctionDrafts) -> Vec<SweepUnit> {
+    let mut units: Vec<SweepUnit> = Vec::new();
     let mut limit = 0;
     for (&start, draft) in drafts.iter_mut() {
         match units.last_mut() {
@@ -305,7 +306,7 @@ fn units(image: &Elf, drafts: &mut Drafts) -> Vec<Unit> {
                 limit = image.text[region].end();
                 draft.size = draft.size.min(limit - start);
                 let end = start + draft.size;
-                units.push(Unit { start, end, functions: vec![(start, end)] });
+                units.push(SweepUnit { start, end, functions: vec![(start, end)] });
             }
             _ => {}
         }
@@ -313,18 +314,18 @@ fn units(image: &Elf, drafts: &mut Drafts) -> Vec<Unit> {
     units
 }
 
-fn sweep_all(sweep: &Sweep<'_>, units: &[Unit], done: &AtomicU64) -> Vec<Swept> {
-    let sweep_one = |scratch: &mut Scratch, unit: &Unit| {
+fn sweep_all(sweep: &Sweep<'_>, units: &[SweepUnit], done: &AtomicU64) -> Vec<Swept> {
+    let sweep_one = |scratch: &mut SweepBuffers, unit: &SweepUnit| {
         let swept = sweep.unit(unit, scratch);
         done.fetch_add(unit.end - unit.start, Ordering::Relaxed);
         swept
     };
-    units.par_iter().with_min_len(32).map_init(Scratch::new, sweep_one).collect()
+    units.par_iter().with_min_len(32).map_init(SweepBuffers::new, sweep_one).collect()
 }
 
 /// Finds functions that no table lists, as (start, end): starts of unknown size, call targets in the gaps, and the functions that these
 /// call.
-fn explore_gaps(sweep: &Sweep<'_>, units: &[Unit], drafts: &Drafts) -> Vec<(u64, u64)> {
+fn explore_gaps(sweep: &Sweep<'_>, units: &[SweepUnit], drafts: &FunctionDrafts) -> Vec<(u64, u64)> {
     let image = sweep.image;
     let tabled: Vec<(u64, u64)> = units.iter().map(|u| (u.start, u.end)).collect();
     let mut starts: BTreeSet<u64> = drafts.iter().filter(|(_, d)| d.size == 0).map(|(s, _)| *s).collect();
@@ -416,8 +417,13 @@ fn padding_at(image: &Elf, arrivals: &TextBits, extents: &[(u64, u64)], from: u6
 }
 
 /// Joins drafts with facts, and parts with their functions. Returns the functions, and the branches of each back to its own entry.
-fn assemble(sweep: &Sweep<'_>, drafts: Drafts, units: &[Unit], swept: &[Swept]) -> (Vec<Function>, Vec<(u64, u64)>) {
-    let mut facts: FxHashMap<u64, Facts> = FxHashMap::default();
+fn assemble(
+    sweep: &Sweep<'_>,
+    drafts: FunctionDrafts,
+    units: &[SweepUnit],
+    swept: &[Swept],
+) -> (Vec<Function>, Vec<(u64, u64)>) {
+    let mut facts: FxHashMap<u64, CodeFacts> = FxHashMap::default();
     for (unit, swept) in units.iter().zip(swept) {
         facts.extend(unit.functions.iter().map(|f| f.0).zip(swept.facts.iter().copied()));
     }
@@ -527,7 +533,7 @@ fn likely_owner(pieces: &[Function], part: &Function, from: impl Iterator<Item =
     from.enumerate().max_by_key(rank).map(|(_, (index, _))| index)
 }
 
-fn kind(image: &Elf, start: u64, draft: &Draft) -> FunctionKind {
+fn kind(image: &Elf, start: u64, draft: &FunctionDraft) -> FunctionKind {
     if image.text_index(start).is_some_and(|i| image.text[i].stubs) {
         return FunctionKind::Stub;
     }

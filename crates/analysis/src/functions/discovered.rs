@@ -1,18 +1,18 @@
 //! The results of the image-wide pass as values.
 
-use crate::file::symbol::Label;
+use crate::file::symbol::UntypedLabel;
 use crate::functions::function::Function;
 use crate::text::bits::TextBits;
 
 /// An address other than the start of a function, at which control may arrive from other code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Door {
+pub(crate) struct SideEntry {
     pub at: u64,
-    /// The reasons why control may arrive there: a mask of [`Door::ADDRESSED`] and the other bits. [`Door::COMPARED`] is none.
+    /// The reasons why control may arrive there: a mask of [`SideEntry::ADDRESSED`] and the other bits. [`SideEntry::COMPARED`] is none.
     pub why: u8,
 }
 
-impl Door {
+impl SideEntry {
     /// Data holds the address, or an instruction makes it.
     pub const ADDRESSED: u8 = 1;
     /// A call leads there.
@@ -30,10 +30,10 @@ impl Door {
 pub(crate) struct Discovered {
     pub functions: Vec<Function>,
     /// Symbols without a type that name none of the functions, sorted by address and name.
-    pub labels: Vec<Label>,
+    pub labels: Vec<UntypedLabel>,
     pub arrivals: TextBits,
     /// Places other than starts of functions at which control may arrive from elsewhere, sorted by address.
-    pub doors: Vec<Door>,
+    pub side_entries: Vec<SideEntry>,
     /// Addresses of the tables that indirect jumps read, sorted.
     pub tables: Vec<u64>,
     /// Proven padding after functions: (first byte, length), sorted.

@@ -4,10 +4,10 @@ use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use rustc_hash::FxHashSet;
 
 use crate::file::elf::Elf;
-use crate::file::relocs::Pointers;
-use crate::functions::jump_table::{Memory, Predecessors, Resolved, Resolver, constant_address};
-use crate::text::decode::{self, Cursor};
-use crate::text::transfer::Transfer;
+use crate::file::relocs::CodePointerWords;
+use crate::functions::jump_table::{JumpResolver, Predecessors, ResolvedJump, TableMemo, constant_address};
+use crate::text::decode::{self, DecodeCursor};
+use crate::text::transfer::ControlTransfer;
 
 /// The code that control can reach from a start.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(crate) struct Reached {
 }
 
 /// Follows all direct branches and jump tables from `start` that stay below `limit`.
-pub(crate) fn reach(image: &Elf, pointers: &Pointers, start: u64, limit: u64) -> Reached {
+pub(crate) fn reach(image: &Elf, pointers: &CodePointerWords, start: u64, limit: u64) -> Reached {
     let bytes = limit.checked_sub(start).and_then(|len| image.data_at(start, len)).unwrap_or_default();
     let mut seen: FxHashSet<u64> = FxHashSet::default();
     let mut code: Vec<Instruction> = Vec::new();
@@ -49,20 +49,20 @@ pub(crate) fn reach(image: &Elf, pointers: &Pointers, start: u64, limit: u64) ->
                 }
                 out.uses_gs |= uses_gs(&i);
                 at = i.next_ip();
-                match Transfer::of(&i) {
-                    Transfer::Branch(to) | Transfer::Transaction(to) => work.push(to),
-                    Transfer::Jump(to) => {
+                match ControlTransfer::of(&i) {
+                    ControlTransfer::Branch(to) | ControlTransfer::Transaction(to) => work.push(to),
+                    ControlTransfer::Jump(to) => {
                         work.push(to);
                         tails.push(to);
                         at = limit;
                     }
-                    Transfer::Call(to) => out.leads_to.push(to),
-                    Transfer::Indirect => {
+                    ControlTransfer::Call(to) => out.leads_to.push(to),
+                    ControlTransfer::Indirect => {
                         jumps.push(i.ip());
                         at = limit;
                     }
-                    Transfer::Return | Transfer::Stop => at = limit,
-                    Transfer::Next | Transfer::IndirectCall | Transfer::System => {}
+                    ControlTransfer::Return | ControlTransfer::Stop => at = limit,
+                    ControlTransfer::Next | ControlTransfer::IndirectCall | ControlTransfer::System => {}
                 }
                 code.push(i);
             }
@@ -74,12 +74,13 @@ pub(crate) fn reach(image: &Elf, pointers: &Pointers, start: u64, limit: u64) ->
         code.sort_unstable_by_key(|i| i.ip());
         let mut budget = 16 * code.len() + 256;
         let before = Predecessors::new(&code, vec![start], Vec::new());
-        let memory = Memory::new(code.len());
+        let memory = TableMemo::new(code.len());
         let inside = std::slice::from_ref(&whole);
-        let resolver = Resolver { image, pointers, code: &code, inside, before: &before, tables: &[], memory: &memory };
+        let resolver =
+            JumpResolver { image, pointers, code: &code, inside, before: &before, tables: &[], memory: &memory };
         for jump in jumps.drain(..) {
             let Ok(index) = code.binary_search_by_key(&jump, |i| i.ip()) else { continue };
-            if let Resolved::Table(targets) = resolver.resolve(index, &mut budget) {
+            if let ResolvedJump::Table(targets) = resolver.resolve(index, &mut budget) {
                 work.extend(targets.places);
             }
         }
@@ -104,7 +105,7 @@ pub(crate) fn reach(image: &Elf, pointers: &Pointers, start: u64, limit: u64) ->
 pub(crate) fn main_function(image: &Elf) -> Option<u64> {
     let entry = image.entry().0;
     image.text_index(entry)?;
-    let mut cursor = Cursor::new(image.data_from(entry)?, entry);
+    let mut cursor = DecodeCursor::new(image.data_from(entry)?, entry);
     let mut main = None;
     for _ in 0..32 {
         let i = cursor.next()?;

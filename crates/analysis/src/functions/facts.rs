@@ -2,7 +2,7 @@
 
 /// Facts about one function from the image-wide pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Facts {
+pub(crate) struct CodeFacts {
     /// General purpose registers that an instruction of the function overwrites wholly; bit n stands for register n.
     pub writes: u16,
     /// Whether the function calls out of the image or through a pointer: such a callee may overwrite any register.

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use ingraft_model::{Offset, Svma, SvmaRange};
 
-use crate::file::name::Name;
-use crate::functions::facts::Facts;
+use crate::file::name::FunctionName;
+use crate::functions::facts::CodeFacts;
 
 /// Kind of the code at a function's first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,10 +23,10 @@ pub enum FunctionKind {
 pub struct Function {
     pub(crate) start: u64,
     pub(crate) size: u64,
-    pub(crate) names: Vec<Name>,
+    pub(crate) names: Vec<FunctionName>,
     pub(crate) kind: FunctionKind,
     pub(crate) parts: Vec<SvmaRange>,
-    pub(crate) facts: Facts,
+    pub(crate) facts: CodeFacts,
 }
 
 impl Function {
@@ -61,7 +61,7 @@ impl Function {
     }
 
     /// All names of the function, aliases and versions included; the first is the one to show. Empty if the function has no name.
-    pub fn names(&self) -> &[Name] {
+    pub fn names(&self) -> &[FunctionName] {
         &self.names
     }
 

@@ -10,13 +10,15 @@ use iced_x86::{
 };
 
 use crate::file::elf::{Elf, ImageKind, u32_at};
-use crate::file::relocs::Pointers;
+use crate::file::relocs::CodePointerWords;
 use crate::functions::explore;
-use crate::functions::facts::Facts;
-use crate::functions::jump_table::{Memory, Predecessors, Resolved, Resolver, Targets, constant_address};
+use crate::functions::facts::CodeFacts;
+use crate::functions::jump_table::{
+    JumpResolver, Predecessors, ResolvedJump, TableMemo, TableTargets, constant_address,
+};
 use crate::text::bits::TextBits;
 use crate::text::decode;
-use crate::text::transfer::Transfer;
+use crate::text::transfer::ControlTransfer;
 
 /// System call number of `arch_prctl`.
 const SYS_ARCH_PRCTL: u32 = 158;
@@ -36,7 +38,7 @@ const ROUNDS: usize = 4;
 /// Input of the pass, and the sets that the pass fills.
 pub(crate) struct Sweep<'a> {
     pub image: &'a Elf,
-    pub pointers: &'a Pointers,
+    pub pointers: &'a CodePointerWords,
     /// Addresses where control can arrive other than by falling through.
     pub arrivals: TextBits,
     /// Targets of direct calls.
@@ -55,14 +57,14 @@ pub(crate) struct Sweep<'a> {
 
 /// A maximal range of functions that overlap; usually one function.
 #[derive(Clone, Debug)]
-pub(crate) struct Unit {
+pub(crate) struct SweepUnit {
     pub start: u64,
     pub end: u64,
     /// Start and end of each function of the unit, sorted; the first start is `start`.
     pub functions: Vec<(u64, u64)>,
 }
 
-impl Unit {
+impl SweepUnit {
     /// Start of the innermost function that holds an address of the unit.
     fn innermost(&self, at: u64) -> Option<u64> {
         let after = self.functions.partition_point(|f| f.0 <= at);
@@ -74,7 +76,7 @@ impl Unit {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Swept {
     /// Facts of each function, in the order of the unit's functions.
-    pub facts: Vec<Facts>,
+    pub facts: Vec<CodeFacts>,
     /// (function, branch): branches of a function back to its own first byte or to the byte after its `endbr64`.
     pub back_branches: Vec<(u64, u64)>,
     /// Jumps out of the unit into a possible part.
@@ -101,24 +103,24 @@ pub(crate) struct PartJump {
 
 /// The instructions of a range of code, and the buffers for decoding them.
 #[derive(Default)]
-struct Decoded {
+struct DecodedRange {
     code: Vec<Instruction>,
     boundaries: Vec<u64>,
     pending: Vec<u64>,
 }
 
 /// Buffers that one thread reuses from unit to unit.
-pub(crate) struct Scratch {
-    decoded: Decoded,
+pub(crate) struct SweepBuffers {
+    decoded: DecodedRange,
     info: InstructionInfoFactory,
     /// Whether an instruction of each `Code` overwrites its first operand: 0 not known yet, 1 no, 2 yes.
     overwrites: Vec<u8>,
 }
 
-impl Scratch {
+impl SweepBuffers {
     pub fn new() -> Self {
         let overwrites = vec![0; Code::values().len()];
-        Scratch { decoded: Decoded::default(), info: InstructionInfoFactory::new(), overwrites }
+        SweepBuffers { decoded: DecodedRange::default(), info: InstructionInfoFactory::new(), overwrites }
     }
 
     /// The general register that an instruction overwrites as its first operand, as a mask.
@@ -141,8 +143,8 @@ impl Scratch {
 
 impl Sweep<'_> {
     /// Decodes a unit and returns its results; adds to the sets.
-    pub fn unit(&self, unit: &Unit, scratch: &mut Scratch) -> Swept {
-        let mut out = Swept { facts: vec![Facts::default(); unit.functions.len()], ..Swept::default() };
+    pub fn unit(&self, unit: &SweepUnit, scratch: &mut SweepBuffers) -> Swept {
+        let mut out = Swept { facts: vec![CodeFacts::default(); unit.functions.len()], ..Swept::default() };
         let invalid = decode_all(self.image, unit.start, unit.end, &mut scratch.decoded);
         let code = std::mem::take(&mut scratch.decoded.code);
         let fixed = self.image.kind() == ImageKind::Executable;
@@ -157,9 +159,9 @@ impl Sweep<'_> {
             }
             let facts = &mut out.facts[function];
             facts.writes |= scratch.overwritten(i);
-            let transfer = Transfer::of(i);
+            let transfer = ControlTransfer::of(i);
             match transfer {
-                Transfer::Next => {
+                ControlTransfer::Next => {
                     if i.code() == Code::Mov_r32_imm32 && i.immediate32() == SYS_ARCH_PRCTL {
                         arch_prctl_at = Some(index);
                     }
@@ -175,13 +177,13 @@ impl Sweep<'_> {
                         self.address_taken(i.next_ip());
                     }
                 }
-                Transfer::Branch(to) | Transfer::Transaction(to) | Transfer::Jump(to) => {
+                ControlTransfer::Branch(to) | ControlTransfer::Transaction(to) | ControlTransfer::Jump(to) => {
                     self.branch(i, to, unit, is_part, &mut out, function);
                 }
-                Transfer::Call(_) | Transfer::System => {
+                ControlTransfer::Call(_) | ControlTransfer::System => {
                     self.arrivals.set(i.next_ip());
                     let set_gs = set_gs_at.take_if(|at| index - *at <= GS_DISTANCE).is_some();
-                    if let Transfer::Call(target) = transfer {
+                    if let ControlTransfer::Call(target) = transfer {
                         self.arrivals.set(target);
                         self.calls.set(target);
                         facts.calls_out |= self.leaves(target);
@@ -193,24 +195,24 @@ impl Sweep<'_> {
                         out.sets_gs |= set_gs;
                     }
                 }
-                Transfer::IndirectCall => {
+                ControlTransfer::IndirectCall => {
                     self.arrivals.set(i.next_ip());
                     facts.calls_out = true;
                     set_gs_at = None;
                 }
-                Transfer::Indirect => {
+                ControlTransfer::Indirect => {
                     if i.op0_kind() == OpKind::Memory && i.is_ip_rel_memory_operand() {
                         facts.calls_out = true;
                     } else {
                         indirect.push(index);
                     }
                 }
-                Transfer::Return | Transfer::Stop => {}
+                ControlTransfer::Return | ControlTransfer::Stop => {}
             }
         }
         if let Some(last) = code.last().filter(|last| falls_through(last)) {
             self.arrivals.set(last.next_ip());
-            if Transfer::of(last).runs_on() {
+            if ControlTransfer::of(last).runs_on() {
                 out.others.push((last.ip(), last.next_ip()));
             }
         }
@@ -227,13 +229,13 @@ impl Sweep<'_> {
     }
 
     /// Sweeps code in a gap between functions, or data: the targets of its branches count as reached.
-    pub fn gap(&self, from: u64, until: u64, scratch: &mut Scratch) -> Swept {
-        let unit = Unit { start: from, end: until, functions: vec![(from, until)] };
+    pub fn gap(&self, from: u64, until: u64, scratch: &mut SweepBuffers) -> Swept {
+        let unit = SweepUnit { start: from, end: until, functions: vec![(from, until)] };
         // The gs prefix is not considered, because data is full of bytes that look like one.
         Swept { uses_gs: false, ..self.unit(&unit, scratch) }
     }
 
-    fn reaches_gs(&self, unit: &Unit) -> bool {
+    fn reaches_gs(&self, unit: &SweepUnit) -> bool {
         let reaches = |f: &(u64, u64)| explore::reach(self.image, self.pointers, f.0, unit.end).uses_gs;
         // Only files that are made to exhaust the analysis have so many overlapping functions.
         unit.functions.len() > 64 || unit.functions.iter().any(reaches)
@@ -244,7 +246,7 @@ impl Sweep<'_> {
         self.image.text_index(target).is_none_or(|index| self.image.text[index].stubs)
     }
 
-    fn branch(&self, i: &Instruction, target: u64, unit: &Unit, is_part: bool, out: &mut Swept, function: usize) {
+    fn branch(&self, i: &Instruction, target: u64, unit: &SweepUnit, is_part: bool, out: &mut Swept, function: usize) {
         self.arrivals.set(target);
         if (unit.start..unit.end).contains(&target) {
             if unit.functions.len() > 1 && unit.innermost(i.ip()) != unit.innermost(target) {
@@ -334,7 +336,7 @@ impl Sweep<'_> {
         self.addressed.set(svma);
     }
 
-    fn indirect_jumps(&self, unit: &Unit, code: &[Instruction], indirect: &[usize], out: &mut Swept) {
+    fn indirect_jumps(&self, unit: &SweepUnit, code: &[Instruction], indirect: &[usize], out: &mut Swept) {
         let whole = unit.start..unit.end;
         // A compiled function has more bytes than distinct targets. The budget keeps the cost of any other one in proportion to its size.
         let mut budget = 16 * (unit.end - unit.start) as usize + 256;
@@ -343,7 +345,7 @@ impl Sweep<'_> {
         for (&jump, resolved) in indirect.iter().zip(resolved) {
             let mut unresolved = false;
             match resolved {
-                Resolved::Table(Targets { places: targets, tables, .. }) => {
+                ResolvedJump::Table(TableTargets { places: targets, tables, .. }) => {
                     targets.iter().for_each(|t| self.arrivals.set(*t));
                     let from = code[jump].ip();
                     for &target in targets.iter().filter(|t| !whole.contains(*t)) {
@@ -353,8 +355,8 @@ impl Sweep<'_> {
                     }
                     out.tables.extend(tables);
                 }
-                Resolved::Pointer => calls_out = true,
-                Resolved::Distances(tables) => {
+                ResolvedJump::Pointer => calls_out = true,
+                ResolvedJump::Distances(tables) => {
                     unresolved = true;
                     for target in tables.iter().flat_map(|table| self.candidate(&whole, *table, &mut budget)) {
                         self.arrivals.set(target);
@@ -373,22 +375,29 @@ impl Sweep<'_> {
     }
 
     /// Resolves the indirect jumps of a unit, until tables lead to no more addresses. All instructions count as reached.
-    fn resolve(&self, unit: &Unit, code: &[Instruction], indirect: &[usize], budget: &mut usize) -> Vec<Resolved> {
+    fn resolve(
+        &self,
+        unit: &SweepUnit,
+        code: &[Instruction],
+        indirect: &[usize],
+        budget: &mut usize,
+    ) -> Vec<ResolvedJump> {
         let inside = unit.start..unit.end;
-        let doors = unit.functions.iter().map(|f| f.0).collect();
-        let mut before = Predecessors::new(code, doors, Vec::new());
-        let memory = Memory::new(code.len());
-        let mut resolved: Vec<Resolved> = Vec::new();
+        let entries = unit.functions.iter().map(|f| f.0).collect();
+        let mut before = Predecessors::new(code, entries, Vec::new());
+        let memory = TableMemo::new(code.len());
+        let mut resolved: Vec<ResolvedJump> = Vec::new();
         for _ in 0..ROUNDS {
             let (image, pointers, inside) = (self.image, self.pointers, std::slice::from_ref(&inside));
-            let resolver = Resolver { image, pointers, code, inside, before: &before, tables: &[], memory: &memory };
+            let resolver =
+                JumpResolver { image, pointers, code, inside, before: &before, tables: &[], memory: &memory };
             let again: Vec<_> = indirect.iter().map(|jump| resolver.resolve(*jump, budget)).collect();
             if again == resolved {
                 break;
             }
             resolved = again;
             let tables = indirect.iter().zip(&resolved).filter_map(|(jump, resolved)| match resolved {
-                Resolved::Table(targets) => Some((*jump, targets)),
+                ResolvedJump::Table(targets) => Some((*jump, targets)),
                 _ => None,
             });
             before.add(tables.flat_map(|(jump, targets)| targets.places.iter().map(move |at| (*at, jump))));
@@ -437,14 +446,14 @@ pub(crate) fn is_returned_into(image: &Elf, start: u64) -> bool {
 
 /// Whether control can continue after an instruction. It can after a call, whose return address the pass has noted already.
 fn falls_through(i: &Instruction) -> bool {
-    let transfer = Transfer::of(i);
+    let transfer = ControlTransfer::of(i);
     transfer.runs_on() || transfer.comes_back()
 }
 
 /// Decodes from start to end, then again from every branch target of the unit that is no instruction boundary so far. Leaves the
 /// instructions sorted; returns the address of the first bytes that are no instruction.
-fn decode_all(image: &Elf, start: u64, end: u64, decoded: &mut Decoded) -> Option<u64> {
-    let Decoded { code, boundaries, pending } = decoded;
+fn decode_all(image: &Elf, start: u64, end: u64, decoded: &mut DecodedRange) -> Option<u64> {
+    let DecodedRange { code, boundaries, pending } = decoded;
     code.clear();
     pending.clear();
     boundaries.clear();
@@ -498,7 +507,7 @@ fn decode_all(image: &Elf, start: u64, end: u64, decoded: &mut Decoded) -> Optio
 
 /// The instructions of a range of code, sorted, as the pass decodes them.
 pub(crate) fn instructions(image: &Elf, start: u64, end: u64) -> Vec<Instruction> {
-    let mut decoded = Decoded::default();
+    let mut decoded = DecodedRange::default();
     decode_all(image, start, end, &mut decoded);
     decoded.code
 }

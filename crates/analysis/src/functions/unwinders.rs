@@ -7,7 +7,7 @@ use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
 use crate::file::elf::Elf;
 use crate::file::symbols;
 use crate::file::unwind::{self, ThrowSite};
-use crate::text::decode::{self, Cursor};
+use crate::text::decode::{self, DecodeCursor};
 
 /// Function that turns asynchronous cancellation on.
 pub(crate) const SET_CANCELLATION_TYPE: &str = "pthread_setcanceltype";
@@ -17,7 +17,7 @@ const THROWING_LANGUAGES: [&str; 2] = ["__gnat_personality_v0", "__gccgo_persona
 
 /// Reason why an unwinder may begin at an instruction that is no call. The later one is the stricter one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Unwinder {
+pub enum AsyncUnwinder {
     /// A signal handler may end its thread, so the unwinder passes the instruction that the signal has interrupted.
     Handler,
     /// A thread may be cancelled at any instruction.
@@ -28,9 +28,9 @@ pub enum Unwinder {
 
 /// Answer of a file about unwinders that begin at an instruction that is no call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Unwinding {
+pub struct AsyncUnwinding {
     /// The strictest reason why one may begin so in the process, as far as this file gives one.
-    pub begins: Option<Unwinder>,
+    pub begins: Option<AsyncUnwinder>,
     /// Whether functions of the file have landing pads. Those of the C and C++ runtime and of allocators do not count: no thread that can be
     /// cancelled at any instruction may call them (POSIX, "Async-Cancel Safety").
     pub cleans_up: bool,
@@ -56,15 +56,15 @@ const RUNTIME: [&str; 4] = ["malloc", "_Unwind_ForcedUnwind", "__cxa_throw", "pt
 
 impl Elf {
     /// Says whether unwinders may begin in the process at an instruction that is no call, and whether they find something to do here.
-    pub fn unwinding(&self) -> Unwinding {
+    pub fn unwinding(&self) -> AsyncUnwinding {
         let pads = landing_pads(self);
         let begins = if pads.of_faults || THROWING_LANGUAGES.iter().any(|name| symbols::imports(self, name)) {
-            Some(Unwinder::Fault)
+            Some(AsyncUnwinder::Fault)
         } else {
             // The loader of musl is its C library, which loads nothing either.
             let contains = || self.is_static() && !symbols::exports(self, SET_CANCELLATION_TYPE) && sets_type(self);
             let sets = symbols::imports(self, SET_CANCELLATION_TYPE) || contains();
-            sets.then_some(Unwinder::Cancellation)
+            sets.then_some(AsyncUnwinder::Cancellation)
         };
         let cleans_up = pads.any && !RUNTIME.iter().any(|name| symbols::exports(self, name));
         let contains = || !symbols::has_own_table(self) || SAVING.iter().any(|name| symbols::defines(self, name));
@@ -74,7 +74,7 @@ impl Elf {
             let own = |name: &&str| self.is_static() && symbols::defines(self, name);
             names.iter().any(|name| symbols::imports(self, name) || own(name))
         };
-        Unwinding {
+        AsyncUnwinding {
             begins,
             cleans_up,
             leaves_handlers: saves || self.is_go() || self.is_static() && contains(),
@@ -92,7 +92,7 @@ impl Elf {
 /// Whether instructions in a range may fault in the sense of `-fnon-call-exceptions`: they access memory other than the frame, divide, or
 /// compute with vector or floating-point registers. Only instructions that begin before `until` count.
 pub fn may_fault(bytes: &[u8], until: usize) -> bool {
-    let mut cursor = Cursor::new(bytes, 0);
+    let mut cursor = DecodeCursor::new(bytes, 0);
     std::iter::from_fn(|| cursor.next()).take_while(|i| (i.ip() as usize) < until).any(|i| faults(&i))
 }
 
@@ -164,7 +164,7 @@ fn is_without_call(image: &Elf, site: &ThrowSite) -> bool {
     else {
         return false;
     };
-    let mut cursor = Cursor::new(code, site.start);
+    let mut cursor = DecodeCursor::new(code, site.start);
     let calls = |i: Instruction| matches!(i.flow_control(), FlowControl::Call | FlowControl::IndirectCall);
     let mut end = site.start;
     let has_call = std::iter::from_fn(|| cursor.next()).inspect(|i| end = i.next_ip()).any(calls);
@@ -189,7 +189,7 @@ fn has_form(code: &[u8]) -> bool {
     let checks = code.windows(CHECK.len()).enumerate().filter(|(_, bytes)| *bytes == CHECK);
     checks.map(|(at, _)| at).any(|at| {
         let after = code.get(at + CHECK.len()..).unwrap_or_default();
-        let mut cursor = Cursor::new(after.get(..FORM_MAX).unwrap_or(after), 0);
+        let mut cursor = DecodeCursor::new(after.get(..FORM_MAX).unwrap_or(after), 0);
         let found: Vec<Instruction> = std::iter::from_fn(|| cursor.next()).collect();
         found.first().is_some_and(|i| i.mnemonic() == Mnemonic::Ja) && (is_exchange(&found) || is_store(&found))
     })

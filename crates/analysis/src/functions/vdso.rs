@@ -6,7 +6,7 @@ use ingraft_model::Svma;
 use rustc_hash::FxHashSet;
 
 use crate::file::elf::Elf;
-use crate::file::go::Go;
+use crate::file::go::GoFunctions;
 use crate::file::symbols;
 use crate::text::decode;
 
@@ -17,7 +17,7 @@ const LENGTH_MAX: u64 = 15;
 
 /// Address of the named function if the function and all that it calls can be decoded wholly and use neither vector nor x87 registers.
 pub fn plain_function(library: &Elf, name: &str) -> Option<Svma> {
-    let functions = symbols::read(library, None, &Go::Absent).functions;
+    let functions = symbols::read(library, None, &GoFunctions::Absent).functions;
     let begin = functions.iter().find(|f| !f.ifunc && f.name.mangled() == name)?.svma;
     is_plain(library, begin).then_some(Svma(begin))
 }

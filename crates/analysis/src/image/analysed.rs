@@ -7,23 +7,23 @@ use ingraft_model::point::Padding;
 use ingraft_model::{Block, FunctionBody, LoopEdges, PointId, Refusal, Site, Svma, SvmaRange};
 
 use crate::file::elf::{Elf, ImageKind, Segment};
-use crate::file::go::Go;
+use crate::file::go::GoFunctions;
 use crate::file::patchable;
-use crate::file::relocs::Pointers;
-use crate::file::symbol::Label;
-use crate::functions::discovered::{Discovered, Door};
+use crate::file::relocs::CodePointerWords;
+use crate::file::symbol::UntypedLabel;
+use crate::functions::discovered::{Discovered, SideEntry};
 use crate::functions::function::Function;
-use crate::image::goroutines::Goroutines;
-use crate::image::memo::{Held, Memo};
+use crate::image::goroutines::GoroutineLayout;
+use crate::image::memo::{FunctionMemo, WeakCache};
 use crate::text::bits::TextBits;
 
 /// An image with the results of the image-wide pass. Immutable, so any number of threads may query it.
 #[derive(Debug)]
-pub struct Image {
+pub struct AnalysedImage {
     pub(super) elf: Elf,
     pub(super) found: Discovered,
-    pub(super) pointers: Pointers,
-    pub(super) go: Go,
+    pub(super) pointers: CodePointerWords,
+    pub(super) go: GoFunctions,
     pub(super) landing_pads: Vec<u64>,
     /// Bytes of restartable sequences and their signatures, sorted and joined.
     pub(super) restartable: Vec<Range<u64>>,
@@ -37,29 +37,29 @@ pub struct Image {
     /// Slots that the loader fills, each with the offset of its symbol's name; sorted, computed when first asked for.
     pub(super) imports: OnceLock<Vec<(u64, u64)>>,
     /// Places by which goroutines are found; computed when first asked for.
-    pub(super) goroutines: OnceLock<Option<Goroutines>>,
+    pub(super) goroutines: OnceLock<Option<GoroutineLayout>>,
     /// Indices of the functions that leave by a jump like longjmp's; computed when first asked for.
     pub(crate) longjmps: OnceLock<Vec<usize>>,
     /// Entry sites of the functions for which they were asked.
-    pub(crate) entries: Memo<Result<Arc<Site>, Refusal>>,
+    pub(crate) entries: FunctionMemo<Result<Arc<Site>, Refusal>>,
     /// Exit sites of the functions for which they were asked.
-    pub(crate) exits: Memo<Exits>,
+    pub(crate) exits: FunctionMemo<ExitSites>,
     /// The whole functions that are in use.
-    pub(crate) bodies: Held<FunctionBody>,
+    pub(crate) bodies: WeakCache<FunctionBody>,
     /// The basic blocks of each function, computed at the first request for that function.
-    pub(crate) blocks: Memo<Arc<[Block]>>,
+    pub(crate) blocks: FunctionMemo<Arc<[Block]>>,
     /// The points at the edges between the basic blocks of each function, computed at the first request for that function.
-    pub(crate) edges: Memo<Arc<[PointId]>>,
+    pub(crate) edges: FunctionMemo<Arc<[PointId]>>,
     /// The loops of each function, computed at the first request for that function.
-    pub(crate) loops: Memo<Arc<[LoopEdges]>>,
+    pub(crate) loops: FunctionMemo<Arc<[LoopEdges]>>,
     /// Whether control comes back from a function, computed at the first request for that function.
-    pub(crate) returns: Memo<bool>,
+    pub(crate) returns: FunctionMemo<bool>,
 }
 
 /// The exits of a function: for each, its site or the reason why it cannot be woven. An error if it is not certain that these are all.
-pub(crate) type Exits = Result<Vec<Result<Arc<Site>, Refusal>>, Refusal>;
+pub(crate) type ExitSites = Result<Vec<Result<Arc<Site>, Refusal>>, Refusal>;
 
-impl Image {
+impl AnalysedImage {
     /// The outline of the file.
     pub fn elf(&self) -> &Elf {
         &self.elf
@@ -116,9 +116,9 @@ impl Image {
         &self.found.functions
     }
 
-    /// Symbols in text that have no type and name none of [`Image::functions`]: places inside functions, data, and code at which nothing
-    /// shows that a function begins. Sorted by address.
-    pub fn labels(&self) -> &[Label] {
+    /// Symbols in text that have no type and name none of [`AnalysedImage::functions`]: places inside functions, data, and code at which
+    /// nothing shows that a function begins. Sorted by address.
+    pub fn labels(&self) -> &[UntypedLabel] {
         &self.found.labels
     }
 
@@ -149,14 +149,14 @@ impl Image {
         &self.padding
     }
 
-    pub(crate) fn pointers(&self) -> &Pointers {
+    pub(crate) fn pointers(&self) -> &CodePointerWords {
         &self.pointers
     }
 
     /// Places in a range, other than starts of functions, at which control may arrive from elsewhere.
-    pub(crate) fn doors_in(&self, range: &Range<u64>) -> &[Door] {
-        let index = |at| self.found.doors.partition_point(|door| door.at < at);
-        &self.found.doors[index(range.start)..index(range.end)]
+    pub(crate) fn side_entries_in(&self, range: &Range<u64>) -> &[SideEntry] {
+        let index = |at| self.found.side_entries.partition_point(|entry| entry.at < at);
+        &self.found.side_entries[index(range.start)..index(range.end)]
     }
 
     /// Addresses of the tables that indirect jumps read, sorted.

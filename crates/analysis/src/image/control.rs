@@ -6,18 +6,18 @@ use std::ops::Range;
 use ingraft_model::{Svma, SvmaRange};
 
 use crate::file::go::Suspensions;
-use crate::file::restartable::{self, Sequence, Sequences};
-use crate::functions::discovered::Door;
+use crate::file::restartable::{self, RestartableSequence, RestartableSequences};
+use crate::functions::discovered::SideEntry;
 use crate::functions::function::Function;
 use crate::functions::sweep;
-use crate::image::Image;
-use crate::text::decode::Cursor;
-use crate::text::transfer::Transfer;
+use crate::image::AnalysedImage;
+use crate::text::decode::DecodeCursor;
+use crate::text::transfer::ControlTransfer;
 
 /// Largest number of instructions of a handler that are followed to its jump.
 const HANDLER_MAX: usize = 16;
 
-impl Image {
+impl AnalysedImage {
     /// The addresses in a range at which a goroutine may be suspended.
     pub(crate) fn suspensions(&self, range: &Range<u64>) -> Suspensions {
         self.go.suspensions(&self.elf, range)
@@ -55,11 +55,11 @@ impl Image {
     }
 
     /// The bytes that restartable sequences need in place, joined. All text if the file has too many.
-    pub(super) fn critical(&self, sequences: &Sequences) -> Vec<Range<u64>> {
+    pub(super) fn critical(&self, sequences: &RestartableSequences) -> Vec<Range<u64>> {
         if sequences.too_many {
             return restartable::joined(self.elf.text.iter().map(|region| region.svma..region.end()).collect());
         }
-        let mut ranges: Vec<Range<u64>> = sequences.described.iter().flat_map(Sequence::ranges).collect();
+        let mut ranges: Vec<Range<u64>> = sequences.described.iter().flat_map(RestartableSequence::ranges).collect();
         ranges.extend(sequences.undescribed.iter().map(|handler| restartable::at_handler(*handler)));
         // Many handlers may be about one function.
         let starts = sequences.undescribed.iter().flat_map(|handler| self.around_handler(*handler));
@@ -73,11 +73,11 @@ impl Image {
     /// The starts of the functions around the handler of a sequence without a descriptor, and around the place where the handler leads:
     /// their instructions may be critical.
     fn around_handler(&self, handler: u64) -> impl Iterator<Item = u64> {
-        let mut cursor = Cursor::new(self.elf.data_from(handler).unwrap_or_default(), handler);
+        let mut cursor = DecodeCursor::new(self.elf.data_from(handler).unwrap_or_default(), handler);
         let code = std::iter::from_fn(|| cursor.next()).take(HANDLER_MAX);
-        let leads = code.map(|i| Transfer::of(&i)).find(|transfer| *transfer != Transfer::Next);
+        let leads = code.map(|i| ControlTransfer::of(&i)).find(|transfer| *transfer != ControlTransfer::Next);
         let target = match leads {
-            Some(Transfer::Jump(to) | Transfer::Branch(to)) => Some(to),
+            Some(ControlTransfer::Jump(to) | ControlTransfer::Branch(to)) => Some(to),
             _ => None,
         };
         [Some(handler), target].into_iter().flatten().filter_map(|at| Some(self.function_around(at)?.start))
@@ -93,7 +93,7 @@ impl Image {
     pub(crate) fn is_compared(&self, function: &Function) -> bool {
         let ranges = std::iter::once(function.range()).chain(function.parts().iter().cloned());
         let compared = |range: SvmaRange| {
-            self.doors_in(&(range.start.0..range.end.0)).iter().any(|door| door.why & Door::COMPARED != 0)
+            self.side_entries_in(&(range.start.0..range.end.0)).iter().any(|entry| entry.why & SideEntry::COMPARED != 0)
         };
         ranges.into_iter().any(compared)
     }

@@ -9,8 +9,8 @@ use ingraft_model::{Svma, layout};
 
 use crate::data::variables::DataSymbol;
 use crate::functions::function::Function;
-use crate::image::Image;
-use crate::text::decode::Cursor;
+use crate::image::AnalysedImage;
+use crate::text::decode::DecodeCursor;
 
 /// Function with which the runtime leaves a goroutine.
 const LEAVE: &str = "runtime.mcall";
@@ -27,7 +27,7 @@ const GUARD: u64 = 0x10;
 
 /// Places in memory by which the goroutines of a program are found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Goroutines {
+pub struct GoroutineLayout {
     /// Offset from fs of the address of the descriptor of the goroutine that a thread executes.
     pub pointer: i32,
     /// The slice of the addresses of all descriptors: address, length, capacity.
@@ -36,9 +36,9 @@ pub struct Goroutines {
     pub suspended: Range<Svma>,
 }
 
-impl Image {
+impl AnalysedImage {
     /// The places by which goroutines are found; `None` if the image is no Go program, or if the places are not certain.
-    pub fn goroutines(&self) -> Option<&Goroutines> {
+    pub fn goroutines(&self) -> Option<&GoroutineLayout> {
         self.goroutines.get_or_init(|| find(self)).as_ref()
     }
 
@@ -54,7 +54,7 @@ impl Image {
     fn checks_stack(&self, function: &Function) -> bool {
         let len = function.size().min(CHECK_MAX);
         let Some(bytes) = self.elf().data_at(function.start().0, len) else { return false };
-        let mut cursor = Cursor::new(bytes, function.start().0);
+        let mut cursor = DecodeCursor::new(bytes, function.start().0);
         let code: Vec<Instruction> = std::iter::from_fn(|| cursor.next()).collect();
         // `cmp rsp, [r14+0x10]; jbe`, or with the end of a large frame in r12; assembly has the goroutine in rcx.
         let compares = |i: &Instruction| {
@@ -68,7 +68,7 @@ impl Image {
     }
 }
 
-fn find(image: &Image) -> Option<Goroutines> {
+fn find(image: &AnalysedImage) -> Option<GoroutineLayout> {
     if !image.elf().is_go() {
         return None;
     }
@@ -82,22 +82,22 @@ fn find(image: &Image) -> Option<Goroutines> {
     let pointer = pointer(image, leave)?;
     let all = DataSymbol::named(image.elf(), None, ALL);
     let [DataSymbol { at, per_thread: false, .. }] = all[..] else { return None };
-    Some(Goroutines { pointer, all: at, suspended: suspended.range() })
+    Some(GoroutineLayout { pointer, all: at, suspended: suspended.range() })
 }
 
 /// Whether a function calls another one directly.
-fn calls(image: &Image, function: &Function, callee: &Function) -> bool {
+fn calls(image: &AnalysedImage, function: &Function, callee: &Function) -> bool {
     let bytes = image.elf().data_at(function.start().0, function.size()).unwrap_or_default();
-    let mut cursor = Cursor::new(bytes, function.start().0);
+    let mut cursor = DecodeCursor::new(bytes, function.start().0);
     std::iter::from_fn(|| cursor.next())
         .any(|i| i.code() == Code::Call_rel32_64 && i.near_branch_target() == callee.start().0)
 }
 
 /// Offset from fs of the pointer to a descriptor. `None` if the function does not have the form of `mcall`: it stores program counter and
 /// stack pointer at their known places in the descriptor in r14, and then stores r14 at an offset from fs.
-fn pointer(image: &Image, leave: &Function) -> Option<i32> {
+fn pointer(image: &AnalysedImage, leave: &Function) -> Option<i32> {
     let bytes = image.elf().data_at(leave.start().0, leave.size())?;
-    let mut cursor = Cursor::new(bytes, leave.start().0);
+    let mut cursor = DecodeCursor::new(bytes, leave.start().0);
     let saved = u64::from(layout::goroutine::SAVED);
     let (mut sp, mut pc, mut constant) = (false, false, None);
     while let Some(i) = cursor.next() {

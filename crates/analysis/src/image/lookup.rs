@@ -5,13 +5,13 @@ use ingraft_model::Svma;
 
 use crate::file::{relocs, symbols};
 use crate::functions::function::Function;
-use crate::image::Image;
-use crate::text::decode::{self, Cursor};
+use crate::image::AnalysedImage;
+use crate::text::decode::{self, DecodeCursor};
 
 /// Largest number of bytes of padding between two functions.
 const PADDING_MAX: usize = 64;
 
-impl Image {
+impl AnalysedImage {
     /// Address of a variable that the image exports under this name.
     pub fn variable(&self, name: &str) -> Option<Svma> {
         symbols::variable(&self.elf, name).map(Svma)
@@ -47,7 +47,7 @@ impl Image {
         self.function_around(at.0).or_else(|| {
             let next = self.found.functions.get(self.found.functions.partition_point(|f| f.start <= at.0))?;
             let between = self.elf.data_at(at.0, next.start - at.0).filter(|bytes| bytes.len() <= PADDING_MAX)?;
-            let mut cursor = Cursor::new(between, at.0);
+            let mut cursor = DecodeCursor::new(between, at.0);
             let mut end = at.0;
             let padding = |i: &Instruction| decode::is_nop(i) || i.mnemonic() == Mnemonic::Int3;
             let is_padding = std::iter::from_fn(|| cursor.next()).inspect(|i| end = i.next_ip()).all(|i| padding(&i));

@@ -10,15 +10,15 @@ const KEPT: usize = 1 << 15;
 
 /// Results about functions of one image, by the functions' first address.
 #[derive(Debug)]
-pub(crate) struct Memo<T>(RwLock<FxHashMap<u64, T>>);
+pub(crate) struct FunctionMemo<T>(RwLock<FxHashMap<u64, T>>);
 
-impl<T> Default for Memo<T> {
+impl<T> Default for FunctionMemo<T> {
     fn default() -> Self {
-        Memo(RwLock::default())
+        FunctionMemo(RwLock::default())
     }
 }
 
-impl<T: Clone> Memo<T> {
+impl<T: Clone> FunctionMemo<T> {
     /// Whether a result is in the cache.
     pub fn knows(&self, start: u64) -> bool {
         self.0.read().unwrap_or_else(PoisonError::into_inner).contains_key(&start)
@@ -41,15 +41,15 @@ impl<T: Clone> Memo<T> {
 
 /// Results about functions of one image that others hold, by the functions' first address. The cache itself keeps none.
 #[derive(Debug)]
-pub(crate) struct Held<T>(RwLock<FxHashMap<u64, Weak<T>>>);
+pub(crate) struct WeakCache<T>(RwLock<FxHashMap<u64, Weak<T>>>);
 
-impl<T> Default for Held<T> {
+impl<T> Default for WeakCache<T> {
     fn default() -> Self {
-        Held(RwLock::default())
+        WeakCache(RwLock::default())
     }
 }
 
-impl<T> Held<T> {
+impl<T> WeakCache<T> {
     /// The result that somebody holds, or the result of `find`.
     pub fn get<E>(&self, start: u64, find: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&start).and_then(Weak::upgrade);
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn what_is_held_is_found_once() {
-        let held = Held::default();
+        let held = WeakCache::default();
         let first = held.get(7, || Ok::<_, ()>("found")).unwrap();
         assert!(Arc::ptr_eq(&first, &held.get(7, || Err(())).unwrap()));
         drop(first);
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn it_asks_once_and_does_not_grow() {
-        let memo = Memo::default();
+        let memo = FunctionMemo::default();
         assert!(!memo.knows(7));
         assert_eq!(memo.get(7, || "found"), "found");
         assert!(memo.knows(7));

@@ -7,5 +7,5 @@ mod lookup;
 mod memo;
 mod parse;
 
-pub use self::analysed::Image;
-pub use self::goroutines::Goroutines;
+pub use self::analysed::AnalysedImage;
+pub use self::goroutines::GoroutineLayout;

@@ -8,18 +8,18 @@ use ingraft_model::point::Padding;
 
 use crate::file::elf::Elf;
 use crate::file::error::ImageError;
-use crate::file::go::Go;
-use crate::file::relocs::{self, Pointers};
+use crate::file::go::GoFunctions;
+use crate::file::relocs::{self, CodePointerWords};
 use crate::file::{patchable, probes, restartable, symbols, unwind};
 use crate::functions::discovered::Discovered;
 use crate::functions::{cache, discover};
-use crate::image::Image;
-use crate::image::memo::{Held, Memo};
+use crate::image::AnalysedImage;
+use crate::image::memo::{FunctionMemo, WeakCache};
 
 /// Length of the shortest padding that an island fits into, in bytes.
 const ISLAND: u32 = 5;
 
-impl Image {
+impl AnalysedImage {
     /// Analyses an image: reads its tables and decodes its text once, in parallel in the rayon pool of the caller.
     pub fn parse(bytes: Arc<[u8]>) -> Result<Self, ImageError> {
         Ok(Self::from_elf(Elf::parse(bytes)?, None))
@@ -37,11 +37,11 @@ impl Image {
         Self::from_elf_counting(elf, debug, &AtomicU64::new(0))
     }
 
-    /// Analyses a file as [`Image::from_elf`] does. Meanwhile adds to `done` the number of bytes of text that were decoded, of
+    /// Analyses a file as [`AnalysedImage::from_elf`] does. Meanwhile adds to `done` the number of bytes of text that were decoded, of
     /// [`Elf::text_bytes`].
     pub fn from_elf_counting(elf: Elf, debug: Option<&Elf>, done: &AtomicU64) -> Self {
         let pointers = relocs::read(&elf);
-        let go = Go::read(&elf, &pointers);
+        let go = GoFunctions::read(&elf, &pointers);
         let (symbols, mut unwind) = rayon::join(|| symbols::read(&elf, debug, &go), || unwind::read(&elf));
         // A recovered panic continues at a landing pad, as a caught exception does.
         unwind.landing_pads.extend(go.recoveries(&elf));
@@ -49,21 +49,27 @@ impl Image {
         Self::assemble(elf, found, pointers, go, unwind.landing_pads)
     }
 
-    /// The results of the pass as bytes for [`Image::from_cache`]. The caller adds a checksum.
+    /// The results of the pass as bytes for [`AnalysedImage::from_cache`]. The caller adds a checksum.
     pub fn to_cache(&self) -> Vec<u8> {
         cache::store(&self.elf, &self.found, &self.landing_pads)
     }
 
-    /// Builds the image of a file without the pass, from the result of [`Image::to_cache`] for the same file. `None` if the bytes are for
-    /// another file, come from another version of this crate, or are visibly damaged.
+    /// Builds the image of a file without the pass, from the result of [`AnalysedImage::to_cache`] for the same file. `None` if the bytes
+    /// are for another file, come from another version of this crate, or are visibly damaged.
     pub fn from_cache(elf: Elf, cache: &[u8]) -> Option<Self> {
         let stored = cache::load(&elf, cache)?;
         let pointers = relocs::read(&elf);
-        let go = Go::read(&elf, &pointers);
+        let go = GoFunctions::read(&elf, &pointers);
         Some(Self::assemble(elf, stored.found, pointers, go, stored.landing_pads))
     }
 
-    fn assemble(elf: Elf, found: Discovered, pointers: Pointers, go: Go, mut landing_pads: Vec<u64>) -> Self {
+    fn assemble(
+        elf: Elf,
+        found: Discovered,
+        pointers: CodePointerWords,
+        go: GoFunctions,
+        mut landing_pads: Vec<u64>,
+    ) -> Self {
         landing_pads.sort_unstable();
         landing_pads.dedup();
         let sequences = restartable::find(&elf, &pointers);
@@ -80,7 +86,7 @@ impl Image {
         let mut parts: Vec<_> =
             numbered.flat_map(|(i, f)| f.parts().iter().map(move |p| (p.start.0..p.end.0, i))).collect();
         parts.sort_unstable_by_key(|(range, _)| range.start);
-        let mut image = Image {
+        let mut image = AnalysedImage {
             elf,
             found,
             pointers,
@@ -94,13 +100,13 @@ impl Image {
             imports: OnceLock::new(),
             goroutines: OnceLock::new(),
             longjmps: OnceLock::new(),
-            entries: Memo::default(),
-            exits: Memo::default(),
-            bodies: Held::default(),
-            blocks: Memo::default(),
-            edges: Memo::default(),
-            loops: Memo::default(),
-            returns: Memo::default(),
+            entries: FunctionMemo::default(),
+            exits: FunctionMemo::default(),
+            bodies: WeakCache::default(),
+            blocks: FunctionMemo::default(),
+            edges: FunctionMemo::default(),
+            loops: FunctionMemo::default(),
+            returns: FunctionMemo::default(),
         };
         image.restartable = image.critical(&sequences);
         image

@@ -9,26 +9,26 @@ use ingraft_model::{
     IndexVec, Refusal, Site, SiteKind, Svma, WayInReason,
 };
 
-use crate::flow::body::Body;
+use crate::flow::body::DecodedFunction;
 use crate::flow::liveness::{self, CALLER_SAVED, SCRATCH_ORDER};
-use crate::flow::{self, Graph, system_calls};
+use crate::flow::{self, FlowGraph, system_calls};
 use crate::functions::function::Function;
-use crate::image::Image;
+use crate::image::AnalysedImage;
 use crate::sites::island_room::IslandRooms;
 use crate::sites::springboard::{SHORT, SITE_MAX, on_one_page, probed};
 use crate::sites::{entry, island_room};
-use crate::text::decode::Cursor;
-use crate::text::transfer::Transfer;
+use crate::text::decode::DecodeCursor;
+use crate::text::transfer::ControlTransfer;
 
 /// The sites of all blocks of a function, in order of address, each with the reason if the block cannot be woven. An error if it is not
 /// certain where control can arrive in the function: a block that begins at an unknown place would be missing.
-pub(crate) fn points(image: &Image, function: &Function) -> Result<Vec<BlockPoint>, Refusal> {
+pub(crate) fn points(image: &AnalysedImage, function: &Function) -> Result<Vec<BlockPoint>, Refusal> {
     check(image, function)?;
-    let body = Body::new(image, function);
-    let graph = Graph::new(&body);
+    let body = DecodedFunction::new(image, function);
+    let graph = FlowGraph::new(&body);
     let cfg = flow::cfg(&body, &graph);
     cfg.ways_in_proven.clone()?;
-    let sites = Sites { body: &body, graph: &graph };
+    let sites = BlockSites { body: &body, graph: &graph };
     let point = |block: &Block| {
         let start = block.range.start;
         let site = match cfg.reasons_at(start).any(|reason| reason == WayInReason::SyscallReturn) {
@@ -48,7 +48,7 @@ pub(crate) fn points(image: &Image, function: &Function) -> Result<Vec<BlockPoin
 }
 
 /// Fails if no block of the function can be woven.
-fn check(image: &Image, function: &Function) -> Result<(), Refusal> {
+fn check(image: &AnalysedImage, function: &Function) -> Result<(), Refusal> {
     entry::check(image, function)?;
     if image.elf().is_go() {
         // The stack of a goroutine may end shortly below the stack pointer, where the code of a block would push.
@@ -58,14 +58,14 @@ fn check(image: &Image, function: &Function) -> Result<(), Refusal> {
 }
 
 /// The whole function. An error if it is not certain where control can arrive in it.
-pub(crate) fn body(image: &Image, function: &Function) -> Result<FunctionBody, Refusal> {
+pub(crate) fn body(image: &AnalysedImage, function: &Function) -> Result<FunctionBody, Refusal> {
     check(image, function)?;
-    let body = Body::new(image, function);
-    let graph = Graph::new(&body);
+    let body = DecodedFunction::new(image, function);
+    let graph = FlowGraph::new(&body);
     let cfg = flow::cfg(&body, &graph);
     cfg.ways_in_proven.clone()?;
     system_calls::check(&body, &cfg)?;
-    let sites = Sites { body: &body, graph: &graph };
+    let sites = BlockSites { body: &body, graph: &graph };
     let island_rooms = IslandRooms::new(&body, &graph, &[]);
     let room = |site: Site, island_rooms: &IslandRooms| match needs_island(&site) {
         true => Site { island_rooms: island_rooms.near(image, site.at.0), ..site },
@@ -89,7 +89,7 @@ pub(crate) fn body(image: &Image, function: &Function) -> Result<FunctionBody, R
     };
     let blocks = cfg.blocks.iter().zip(&entered).map(block).collect::<Result<_, _>>()?;
     let entry = entry_block(image, function, &cfg, &edges);
-    let is_return = |i: &Instruction| Transfer::of(i) == Transfer::Return;
+    let is_return = |i: &Instruction| ControlTransfer::of(i) == ControlTransfer::Return;
     let leaving = graph.found.exits.iter().filter_map(|exit| body.code.get(*exit));
     let leaving = leaving.map(|i| BodyExit { at: Svma(i.ip()), is_return: is_return(i) });
     let running_off = graph.found.runs_on.iter().map(|at| BodyExit { at: Svma(*at), is_return: false });
@@ -98,7 +98,7 @@ pub(crate) fn body(image: &Image, function: &Function) -> Result<FunctionBody, R
 }
 
 /// The block to which callers come. `None` if there is none, or if control can arrive there other than by a call.
-fn entry_block(image: &Image, function: &Function, cfg: &Cfg, edges: &[Edge]) -> Option<BlockId> {
+fn entry_block(image: &AnalysedImage, function: &Function, cfg: &Cfg, edges: &[Edge]) -> Option<BlockId> {
     let first = Svma(entry::first_byte(image, function));
     let entry = cfg.block_at(first).or_else(|| cfg.block_at(function.start()))?;
     let start = cfg.blocks.get(entry)?.range.start;
@@ -125,8 +125,8 @@ fn needs_island(site: &Site) -> bool {
     let at = site.at.0;
     let five = at..at + SPRINGBOARD;
     let own = site.bytes.get(..usize::from(site.own)).unwrap_or_default();
-    let mut instructions = Cursor::new(own, at);
-    let calls = |i: Instruction| five.contains(&i.ip()) && Transfer::of(&i).comes_back();
+    let mut instructions = DecodeCursor::new(own, at);
+    let calls = |i: Instruction| five.contains(&i.ip()) && ControlTransfer::of(&i).comes_back();
     site.landings.iter().any(|landing| five.contains(&landing.0))
         || !on_one_page(at, SPRINGBOARD)
         || std::iter::from_fn(|| instructions.next()).any(calls)
@@ -155,12 +155,12 @@ fn entered(cfg: &Cfg, edges: &[Edge]) -> IndexVec<BlockId, Entered> {
     entered
 }
 
-struct Sites<'a> {
-    body: &'a Body<'a>,
-    graph: &'a Graph,
+struct BlockSites<'a> {
+    body: &'a DecodedFunction<'a>,
+    graph: &'a FlowGraph,
 }
 
-impl Sites<'_> {
+impl BlockSites<'_> {
     /// The registers and flags that are free at an address.
     fn free(&self, at: u64) -> Free {
         let (image, function) = (self.body.image, self.body.function);
@@ -194,13 +194,13 @@ impl Sites<'_> {
             if i.next_ip() > at + SITE_MAX {
                 break;
             }
-            if i.ip() < at + SPRINGBOARD && Transfer::of(i) == Transfer::System {
+            if i.ip() < at + SPRINGBOARD && ControlTransfer::of(i) == ControlTransfer::System {
                 // The C library tells by the program counter whether a thread that is cancelled waits in a system call.
                 let offset = function.offset_of(i.ip());
                 return Err(Refusal::NotDisplaceable { offset, why: "a system call stays in its place" });
             }
             until = i.next_ip();
-            ended = !matches!(Transfer::of(i), Transfer::Next | Transfer::Branch(_));
+            ended = !matches!(ControlTransfer::of(i), ControlTransfer::Next | ControlTransfer::Branch(_));
         }
         let own = until - at;
         if own == 0 {

@@ -7,10 +7,10 @@ use iced_x86::{Code, FlowControl, Instruction, Mnemonic, Register};
 use ingraft_model::machine::SPRINGBOARD;
 use ingraft_model::{Arrival, BackBranch, CallPoint, CallSite, Callee, PointKind, Refusal, Site, SiteKind, Svma};
 
-use crate::flow::body::Body;
-use crate::flow::{Graph, never_returns};
+use crate::flow::body::DecodedFunction;
+use crate::flow::{FlowGraph, never_returns};
 use crate::functions::function::Function;
-use crate::image::Image;
+use crate::image::AnalysedImage;
 use crate::sites::displaceable::DisplaceableRanges;
 use crate::sites::entry;
 use crate::sites::exit;
@@ -23,16 +23,16 @@ const JUMPS_MAX: usize = 64;
 /// Length in bytes of the displacement, which ends a direct call.
 const DISPLACEMENT: u64 = 4;
 
-pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<CallSite>, Refusal> {
+pub(crate) fn sites(image: &AnalysedImage, function: &Function) -> Result<Vec<CallSite>, Refusal> {
     entry::check(image, function)?;
-    let body = Body::new(image, function);
-    let flow = Graph::complete(&body)?;
+    let body = DecodedFunction::new(image, function);
+    let flow = FlowGraph::complete(&body)?;
     Ok(calls(&body, &flow).map(|index| call_site(&body.code[index])).collect())
 }
 
 /// The targets of all calls of a function and of its jumps that leave it.
-pub(crate) fn callees(image: &Image, function: &Function) -> Vec<Callee> {
-    let body = Body::new(image, function);
+pub(crate) fn callees(image: &AnalysedImage, function: &Function) -> Vec<Callee> {
+    let body = DecodedFunction::new(image, function);
     let target = |i: &Instruction| match i.flow_control() {
         FlowControl::Call | FlowControl::IndirectCall | FlowControl::IndirectBranch => Some(callee(i)),
         FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => {
@@ -45,7 +45,7 @@ pub(crate) fn callees(image: &Image, function: &Function) -> Vec<Callee> {
 }
 
 /// The points before or after each call of a function.
-pub(crate) fn points(image: &Image, function: &Function, after: bool) -> Result<Vec<CallPoint>, Refusal> {
+pub(crate) fn points(image: &AnalysedImage, function: &Function, after: bool) -> Result<Vec<CallPoint>, Refusal> {
     entry::check(image, function)?;
     if after && image.elf().is_go() {
         return Err(Refusal::MovingCalls);
@@ -53,8 +53,8 @@ pub(crate) fn points(image: &Image, function: &Function, after: bool) -> Result<
     if let Some(at) = function.facts.unresolved {
         return Err(Refusal::UnresolvedJump { offset: function.offset_of(at) });
     }
-    let body = Body::new(image, function);
-    let flow = Graph::complete(&body)?;
+    let body = DecodedFunction::new(image, function);
+    let flow = FlowGraph::complete(&body)?;
     let ranges = DisplaceableRanges::new(&body, &flow);
     let point = |index| {
         let call = call_site(&body.code[index]);
@@ -72,7 +72,7 @@ pub(crate) fn points(image: &Image, function: &Function, after: bool) -> Result<
 }
 
 /// Offers displaceable ranges for islands to the sites that may need an island.
-fn make_room(image: &Image, function: &Function, points: &mut [CallPoint]) {
+fn make_room(image: &AnalysedImage, function: &Function, points: &mut [CallPoint]) {
     let short = |site: &Site| {
         let first = site.landings.first().map_or(u64::MAX, |landing| landing.0 - site.at.0);
         let after = site.point_kind() == PointKind::CallAfter;
@@ -93,7 +93,7 @@ fn make_room(image: &Image, function: &Function, points: &mut [CallPoint]) {
     sites.iter_mut().filter(|site| short(site)).for_each(|site| exit::offer(image, &own, site));
 }
 
-fn calls<'a>(body: &'a Body<'_>, flow: &'a Graph) -> impl Iterator<Item = usize> + 'a {
+fn calls<'a>(body: &'a DecodedFunction<'_>, flow: &'a FlowGraph) -> impl Iterator<Item = usize> + 'a {
     let reached = |&index: &usize| flow.reaches(index) && body.code[index].mnemonic() == Mnemonic::Call;
     (0..body.code.len()).filter(reached)
 }

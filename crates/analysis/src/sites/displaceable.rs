@@ -6,8 +6,8 @@
 use ingraft_model::Refusal;
 use ingraft_model::machine::SPRINGBOARD;
 
-use crate::flow::Graph;
-use crate::flow::body::Body;
+use crate::flow::FlowGraph;
+use crate::flow::body::DecodedFunction;
 use crate::sites::entry;
 use crate::sites::springboard::{SHORT, SITE_MAX, on_one_page};
 
@@ -16,8 +16,8 @@ const INSTRUCTION_MAX: usize = 15;
 
 /// The displaceable ranges of one function.
 pub(crate) struct DisplaceableRanges<'a> {
-    pub body: &'a Body<'a>,
-    pub flow: &'a Graph,
+    pub body: &'a DecodedFunction<'a>,
+    pub flow: &'a FlowGraph,
     /// Address of the first byte of the entry's springboard.
     entry: u64,
     /// Address of the first instruction that the entry's springboard leaves in place.
@@ -30,7 +30,7 @@ pub(crate) struct DisplaceableRanges<'a> {
 }
 
 impl<'a> DisplaceableRanges<'a> {
-    pub fn new(body: &'a Body<'a>, flow: &'a Graph) -> Self {
+    pub fn new(body: &'a DecodedFunction<'a>, flow: &'a FlowGraph) -> Self {
         let entry = entry::first_byte(body.image, body.function);
         let home = entry::displaced_until(body.image, body.function);
         DisplaceableRanges { body, flow, entry, home, floor: 0, resumed: true }

@@ -6,11 +6,11 @@ use ingraft_model::{Arrival, BackBranch, Refusal, Site, SiteKind, Svma};
 
 use crate::functions::explore;
 use crate::functions::function::{Function, FunctionKind};
-use crate::image::Image;
+use crate::image::AnalysedImage;
 use crate::sites::first::{first_instruction, free_at};
 use crate::sites::island_room;
 use crate::sites::springboard::{SHORT, SITE_MAX, on_one_page, probed};
-use crate::text::decode::{self, Cursor};
+use crate::text::decode::{self, DecodeCursor};
 
 /// Largest distance in bytes over which instruction boundaries before an address are searched.
 const BOUNDARY_SEARCH: u64 = 4096;
@@ -18,7 +18,7 @@ const BOUNDARY_SEARCH: u64 = 4096;
 /// Largest number of branches back to one entry; only hostile code has more.
 const BACK_BRANCHES_MAX: usize = 256;
 
-pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> {
+pub(crate) fn site(image: &AnalysedImage, function: &Function) -> Result<Site, Refusal> {
     let elf = image.elf();
     let start = function.start;
     check(image, function)?;
@@ -51,7 +51,7 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
     let resumed = |i: u64| suspensions.at(at + i);
     let stays = |i: &u64| window >> i & 1 != 0 || image.is_probe(at + i);
     let mut landing: u64 = (1..len).filter(stays).fold(0, |all, i| all | 1 << i);
-    let mut cursor = Cursor::new(&bytes[..own as usize], at);
+    let mut cursor = DecodeCursor::new(&bytes[..own as usize], at);
     let mut moved = false;
     while let Some(i) = cursor.next() {
         let offset = i.ip() - at;
@@ -103,19 +103,19 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
 }
 
 /// End of a springboard of five bytes at the entry, which lies after the first instruction if it can.
-pub(crate) fn springboard_end(image: &Image, function: &Function) -> u64 {
+pub(crate) fn springboard_end(image: &AnalysedImage, function: &Function) -> u64 {
     let stays = first_instruction(image, function).map_or(0, |first| u64::from(first.len));
     first_byte(image, function) + stays + SPRINGBOARD
 }
 
 /// Address of the first byte that a springboard at the entry leaves in place. If control runs straight to an exit that would have no room
 /// of its own after that springboard, the exit is displaced too.
-pub(crate) fn displaced_until(image: &Image, function: &Function) -> u64 {
+pub(crate) fn displaced_until(image: &AnalysedImage, function: &Function) -> u64 {
     let entry = first_byte(image, function);
     let own = (function.start + function.size).saturating_sub(entry).min(SITE_MAX);
     let end_of_springboard = springboard_end(image, function);
     let suspensions = image.suspensions(&(function.start..entry + own));
-    let mut cursor = Cursor::new(image.elf().data_at(entry, own).unwrap_or_default(), entry);
+    let mut cursor = DecodeCursor::new(image.elf().data_at(entry, own).unwrap_or_default(), entry);
     let mut at = entry;
     let mut home = None;
     loop {
@@ -150,7 +150,7 @@ pub(crate) fn runs_on(i: &Instruction) -> bool {
 
 /// Whether a goroutine's code must stay in its place because of an instruction. If a fault occurs outside of Go's code, Go looks for the
 /// return address at the stack pointer, where a function with a frame has none (runtime/panic.go, `shouldPushSigpanic`).
-pub(crate) fn stays_in_go(image: &Image, i: &Instruction) -> bool {
+pub(crate) fn stays_in_go(image: &AnalysedImage, i: &Instruction) -> bool {
     image.elf().is_go() && may_fault(i)
 }
 
@@ -162,7 +162,7 @@ fn may_fault(i: &Instruction) -> bool {
 
 /// Refuses functions that callers do not reach: resolvers and stubs of the linker. Refuses functions whose instructions must stay where
 /// they are, because other code knows by the program counter how far a thread has come.
-pub(crate) fn check(image: &Image, function: &Function) -> Result<(), Refusal> {
+pub(crate) fn check(image: &AnalysedImage, function: &Function) -> Result<(), Refusal> {
     match function.kind {
         FunctionKind::Normal if image.is_compared(function) => Err(Refusal::ComparedAddress),
         FunctionKind::Normal => Ok(()),
@@ -172,13 +172,13 @@ pub(crate) fn check(image: &Image, function: &Function) -> Result<(), Refusal> {
 }
 
 /// The first byte that may be overwritten. An `endbr64` stays in place, because indirect branches must land on it.
-pub(crate) fn first_byte(image: &Image, function: &Function) -> u64 {
+pub(crate) fn first_byte(image: &AnalysedImage, function: &Function) -> u64 {
     function.start + if image.elf().begins_with_endbr(function.start) { 4 } else { 0 }
 }
 
 /// Number of the first `len` bytes that are known instructions. If a site ends inside the last instruction, that part of it counts too.
-fn valid_len(image: &Image, at: u64, len: u64) -> u64 {
-    let mut cursor = Cursor::new(image.elf().data_from(at).unwrap_or_default(), at);
+fn valid_len(image: &AnalysedImage, at: u64, len: u64) -> u64 {
+    let mut cursor = DecodeCursor::new(image.elf().data_from(at).unwrap_or_default(), at);
     let mut valid = 0;
     while valid < len {
         let Some(i) = cursor.next() else { return valid };
@@ -192,7 +192,7 @@ fn valid_len(image: &Image, at: u64, len: u64) -> u64 {
 }
 
 /// The range of whole instructions around a branch to `entry`. Control arrives nowhere else in the range than at its start.
-pub(crate) fn back_branch(image: &Image, function: &Function, entry: u64, branch: u64) -> Option<BackBranch> {
+pub(crate) fn back_branch(image: &AnalysedImage, function: &Function, entry: u64, branch: u64) -> Option<BackBranch> {
     let elf = image.elf();
     let i = decode::one(elf.data_from(branch)?, branch)?;
     let mut until = i.next_ip();
@@ -216,7 +216,7 @@ pub(crate) fn back_branch(image: &Image, function: &Function, entry: u64, branch
 }
 
 /// Number of padding bytes after an unconditional branch at which control cannot arrive.
-pub(crate) fn dead_padding(image: &Image, function: &Function, at: u64) -> u64 {
+pub(crate) fn dead_padding(image: &AnalysedImage, function: &Function, at: u64) -> u64 {
     let Some(end) = [function.range()].iter().chain(function.parts()).find(|r| r.contains(&Svma(at))).map(|r| r.end.0)
     else {
         return image.padding_behind(at).min(16);
@@ -228,7 +228,7 @@ pub(crate) fn dead_padding(image: &Image, function: &Function, at: u64) -> u64 {
 }
 
 /// Starts of the instructions that fall through to `until`, in order; empty if they are not certain.
-fn boundaries_before(image: &Image, function: &Function, until: u64) -> Vec<u64> {
+fn boundaries_before(image: &AnalysedImage, function: &Function, until: u64) -> Vec<u64> {
     let ranges = [function.range()];
     let Some(range) = ranges.iter().chain(function.parts()).find(|r| r.contains(&Svma(until))) else {
         return Vec::new();

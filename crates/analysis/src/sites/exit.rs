@@ -10,10 +10,10 @@ use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic,
 use ingraft_model::machine::SPRINGBOARD;
 use ingraft_model::{Callee, IslandRoom, Refusal, Site, SiteKind, Svma};
 
-use crate::flow::Graph;
-use crate::flow::body::Body;
+use crate::flow::FlowGraph;
+use crate::flow::body::DecodedFunction;
 use crate::functions::function::Function;
-use crate::image::Image;
+use crate::image::AnalysedImage;
 use crate::sites::displaceable::DisplaceableRanges;
 use crate::sites::entry;
 use crate::sites::island_room::{self, IslandRooms};
@@ -23,7 +23,7 @@ use crate::text::decode;
 /// Number of ranges of the own function from which on no other function is searched for ranges.
 const ENOUGH: usize = 4;
 
-pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<Result<Site, Refusal>>, Refusal> {
+pub(crate) fn sites(image: &AnalysedImage, function: &Function) -> Result<Vec<Result<Site, Refusal>>, Refusal> {
     let mut known = known(image, function)?;
     let short = |site: &&mut Site| !site.is_within_entry() && !fits(site.at.0, needed(site).end, SPRINGBOARD);
     if known.sites.iter_mut().flatten().any(|site| short(&site)) {
@@ -38,7 +38,7 @@ const LOOKED_BACK: usize = 16;
 
 /// The target of an exit that is a jump to another function; `None` at a return. If the register of a jump was just loaded from memory at a
 /// fixed address, the jump counts as one through that memory.
-pub(crate) fn tail_jump(image: &Image, function: &Function, site: &Site) -> Option<Callee> {
+pub(crate) fn tail_jump(image: &AnalysedImage, function: &Function, site: &Site) -> Option<Callee> {
     let bytes = site.bytes.get(usize::from(site.point)..usize::from(site.own))?;
     let i = decode::one(bytes, site.at.0 + u64::from(site.point))?;
     match i.flow_control() {
@@ -54,9 +54,9 @@ pub(crate) fn tail_jump(image: &Image, function: &Function, site: &Site) -> Opti
 }
 
 /// Address of the memory from which the register of a jump was loaded, if control runs straight from that load to the jump.
-fn filled_from(image: &Image, function: &Function, jump: &Instruction) -> Option<Svma> {
+fn filled_from(image: &AnalysedImage, function: &Function, jump: &Instruction) -> Option<Svma> {
     let register = Some(jump.op0_register()).filter(|_| jump.op0_kind() == OpKind::Register)?;
-    let body = Body::new(image, function);
+    let body = DecodedFunction::new(image, function);
     let at = body.code.iter().position(|i| i.ip() == jump.ip())?;
     let mut info = InstructionInfoFactory::new();
     let mut later = jump;
@@ -79,7 +79,7 @@ fn filled_from(image: &Image, function: &Function, jump: &Instruction) -> Option
 }
 
 /// Offers ranges for islands to a short site: those of its own function and, if these are few, those of functions around it.
-pub(crate) fn offer(image: &Image, own: &IslandRooms, site: &mut Site) {
+pub(crate) fn offer(image: &AnalysedImage, own: &IslandRooms, site: &mut Site) {
     site.island_rooms = own.near(image, site.at.0);
     if site.island_rooms.len() < ENOUGH {
         let more = island_room::around(image, site.at.0, Some(site.function.0));
@@ -90,14 +90,14 @@ pub(crate) fn offer(image: &Image, own: &IslandRooms, site: &mut Site) {
 }
 
 /// The exits of a function, with its code and control flow.
-pub(crate) struct Known<'a> {
-    body: Body<'a>,
-    flow: Graph,
+pub(crate) struct KnownExits<'a> {
+    body: DecodedFunction<'a>,
+    flow: FlowGraph,
     sites: Vec<Result<Site, Refusal>>,
 }
 
 /// Finds the exits of a function. An error if it is not certain that these are all.
-pub(crate) fn known<'a>(image: &'a Image, function: &'a Function) -> Result<Known<'a>, Refusal> {
+pub(crate) fn known<'a>(image: &'a AnalysedImage, function: &'a Function) -> Result<KnownExits<'a>, Refusal> {
     entry::check(image, function)?;
     if image.elf().is_go() && (image.goroutines().is_none() || !image.has_stack_room(function)) {
         return Err(Refusal::MovingCalls);
@@ -105,8 +105,8 @@ pub(crate) fn known<'a>(image: &'a Image, function: &'a Function) -> Result<Know
     if let Some(at) = function.facts.unresolved {
         return Err(Refusal::UnresolvedJump { offset: function.offset_of(at) });
     }
-    let body = Body::new(image, function);
-    let flow = Graph::complete(&body)?;
+    let body = DecodedFunction::new(image, function);
+    let flow = FlowGraph::complete(&body)?;
     // The engine looks for suspended goroutines in the stop of the insertion. Later, none can be suspended in displaced code.
     let mut ranges = DisplaceableRanges::new(&body, &flow);
     ranges.resumed = false;
@@ -115,13 +115,13 @@ pub(crate) fn known<'a>(image: &'a Image, function: &'a Function) -> Result<Know
         let refusal = Refusal::RunsOn { offset: function.offset_of(after) };
         sites.push(Ok(run_off(image, function, after).ok_or(refusal)?));
     }
-    Ok(Known { body, flow, sites })
+    Ok(KnownExits { body, flow, sites })
 }
 
-impl Known<'_> {
+impl KnownExits<'_> {
     /// Ranges that may be displaced for islands. They avoid the bytes that an entry or exit of the function needs, and those in
     /// `else_needed`.
-    pub fn island_rooms(&self, image: &Image, else_needed: &[Range<u64>]) -> IslandRooms {
+    pub fn island_rooms(&self, image: &AnalysedImage, else_needed: &[Range<u64>]) -> IslandRooms {
         let start = self.body.function.start;
         let entry = entry::first_byte(image, self.body.function);
         let home =
@@ -184,7 +184,7 @@ fn site(ranges: &mut DisplaceableRanges<'_>, exit: usize) -> Result<Site, Refusa
 }
 
 /// The exit of a function whose control runs off its end, through padding, into the next function: the exit is where the padding begins.
-fn run_off(image: &Image, function: &Function, after: u64) -> Option<Site> {
+fn run_off(image: &AnalysedImage, function: &Function, after: u64) -> Option<Site> {
     let mut end = after;
     while end < after + SPRINGBOARD {
         let i = decode::one(image.elf().data_from(end)?, end)?;

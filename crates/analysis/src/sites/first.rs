@@ -13,7 +13,7 @@ use ingraft_model::{FirstEffect, FirstInstruction, Free, Svma};
 use crate::flow::liveness::{self, CALLER_SAVED, SCRATCH_ORDER};
 use crate::functions::function::Function;
 use crate::functions::unwinders;
-use crate::image::Image;
+use crate::image::AnalysedImage;
 use crate::sites::springboard::SHORT;
 use crate::text::decode;
 
@@ -23,7 +23,7 @@ const ARGUMENTS: [Register; 6] =
 
 /// The first instruction of a function that begins without `endbr64`, if the entry's springboard can lie after it, as far as the file
 /// tells.
-pub(crate) fn first_instruction(image: &Image, function: &Function) -> Option<FirstInstruction> {
+pub(crate) fn first_instruction(image: &AnalysedImage, function: &Function) -> Option<FirstInstruction> {
     let start = function.start;
     let i = decode::one(image.elf().data_from(start)?, start)?;
     let next = i.next_ip();
@@ -54,7 +54,7 @@ pub(crate) fn first_instruction(image: &Image, function: &Function) -> Option<Fi
 }
 
 /// Registers and flags that snippets may overwrite at an address to which control falls through from the entry.
-pub(crate) fn free_at(image: &Image, function: &Function, at: u64) -> Free {
+pub(crate) fn free_at(image: &AnalysedImage, function: &Function, at: u64) -> Free {
     let overwritten = if function.facts.calls_out { CALLER_SAVED } else { u32::from(function.facts.writes) };
     let inside = |target| function.contains(Svma(target));
     let dead = liveness::dead_at(image.elf(), at, overwritten & CALLER_SAVED, inside);

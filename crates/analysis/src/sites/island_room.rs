@@ -7,10 +7,10 @@ use iced_x86::{FlowControl, Instruction};
 use ingraft_model::machine::{PAGE, SPRINGBOARD};
 use ingraft_model::{IslandRoom, Svma};
 
-use crate::flow::Graph;
-use crate::flow::body::{Body, is_direct_branch};
+use crate::flow::FlowGraph;
+use crate::flow::body::{DecodedFunction, is_direct_branch};
 use crate::functions::function::Function;
-use crate::image::Image;
+use crate::image::AnalysedImage;
 use crate::sites::entry;
 use crate::sites::exit;
 
@@ -29,7 +29,7 @@ pub(crate) struct IslandRooms(Vec<Vec<Range<u64>>>);
 
 impl IslandRooms {
     /// Finds the ranges of a function. `needed` are sorted address ranges that the function's own points need; no range overlaps them.
-    pub fn new(body: &Body<'_>, flow: &Graph, needed: &[Range<u64>]) -> Self {
+    pub fn new(body: &DecodedFunction<'_>, flow: &FlowGraph, needed: &[Range<u64>]) -> Self {
         let mut runs: Vec<Vec<Range<u64>>> = vec![Vec::new()];
         for (index, i) in body.code.iter().enumerate() {
             let range = i.ip()..i.next_ip();
@@ -57,7 +57,7 @@ impl IslandRooms {
     }
 
     /// Returns the ranges in which an island is within reach of a two-byte jump at `at`, nearest first, at most [`OFFERED`].
-    pub fn near(&self, image: &Image, at: u64) -> Vec<IslandRoom> {
+    pub fn near(&self, image: &AnalysedImage, at: u64) -> Vec<IslandRoom> {
         let distance = |of: u64| of.wrapping_sub(at).cast_signed();
         let mut found: Vec<IslandRoom> = Vec::new();
         for run in &self.0 {
@@ -82,7 +82,7 @@ impl IslandRooms {
 }
 
 /// The ranges of short functions around an address, without those of the function that begins at `except`.
-pub(crate) fn around(image: &Image, at: u64, except: Option<u64>) -> Vec<IslandRoom> {
+pub(crate) fn around(image: &AnalysedImage, at: u64, except: Option<u64>) -> Vec<IslandRoom> {
     let places = (at.saturating_sub(REACH.start.unsigned_abs() + ROOM)..at + REACH.end.unsigned_abs()).step_by(8);
     let mut functions: Vec<&Function> = places.filter_map(|at| image.function_around(at)).collect();
     functions.sort_unstable_by_key(|f| f.start);
@@ -111,6 +111,6 @@ fn runs_on(i: &Instruction) -> bool {
 }
 
 /// Whether an instruction is a jump inside the function, which ends a range.
-fn ends(i: &Instruction, body: &Body<'_>) -> bool {
+fn ends(i: &Instruction, body: &DecodedFunction<'_>) -> bool {
     i.flow_control() == FlowControl::UnconditionalBranch && is_direct_branch(i) && body.contains(i.near_branch_target())
 }

@@ -7,14 +7,14 @@ use ingraft_model::{
     SvmaRange,
 };
 
-use crate::flow::body::Body;
+use crate::flow::body::DecodedFunction;
 use crate::flow::points::{self, FunctionCode};
-use crate::flow::{self, Graph};
+use crate::flow::{self, FlowGraph};
 use crate::functions::function::Function;
-use crate::image::Image;
+use crate::image::AnalysedImage;
 use crate::sites::{block, call, entry, exit, longjmp, refused};
 
-impl Image {
+impl AnalysedImage {
     /// The site of a function's entry, with all that weaving needs, or the reason why the entry cannot be woven.
     pub fn entry_site(&self, function: &Function) -> Result<Arc<Site>, Refusal> {
         self.entries.get(function.start, || entry::site(self, function).map(Arc::new))
@@ -83,8 +83,8 @@ impl Image {
 
     /// The control-flow graph of a function.
     pub fn cfg(&self, function: &Function) -> Cfg {
-        let body = Body::new(self, function);
-        flow::cfg(&body, &Graph::new(&body))
+        let body = DecodedFunction::new(self, function);
+        flow::cfg(&body, &FlowGraph::new(&body))
     }
 
     /// The basic blocks of a function, in order of address.

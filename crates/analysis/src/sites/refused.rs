@@ -4,10 +4,10 @@ use ingraft_model::{PointKind, Svma};
 
 use crate::flow::points::FunctionCode;
 use crate::functions::function::Function;
-use crate::image::Image;
+use crate::image::AnalysedImage;
 
 /// Fills in the refusal of each point of a function that has no site.
-pub(crate) fn add(image: &Image, function: &Function, code: &mut FunctionCode) {
+pub(crate) fn add(image: &AnalysedImage, function: &Function, code: &mut FunctionCode) {
     if let Err(refusal) = image.entry_site(function) {
         for entry in code.points.iter_mut().filter(|p| p.kind == PointKind::Entry) {
             entry.refusal = Some(refusal.clone());
@@ -18,7 +18,7 @@ pub(crate) fn add(image: &Image, function: &Function, code: &mut FunctionCode) {
 }
 
 /// Refuses each exit without a site, for the reason of the first refused exit, as refusals do not say which exit they belong to.
-fn exits(image: &Image, function: &Function, code: &mut FunctionCode) {
+fn exits(image: &AnalysedImage, function: &Function, code: &mut FunctionCode) {
     let sites = image.exit_sites(function);
     let woven: Vec<Svma> = match &sites {
         Ok(sites) => sites.iter().flatten().map(|s| Svma(s.at.0 + u64::from(s.point))).collect(),
@@ -35,7 +35,7 @@ fn exits(image: &Image, function: &Function, code: &mut FunctionCode) {
 }
 
 /// Refuses calls, as far as the points before them go. A call that control does not reach, as far as is known, is not refused.
-fn calls(image: &Image, function: &Function, code: &mut FunctionCode) {
+fn calls(image: &AnalysedImage, function: &Function, code: &mut FunctionCode) {
     let sites = image.call_points(function, false);
     for call in code.points.iter_mut().filter(|p| p.kind == PointKind::CallBefore) {
         call.refusal = match &sites {

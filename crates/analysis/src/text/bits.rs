@@ -7,11 +7,11 @@ use crate::file::elf::Elf;
 /// A set of addresses of text.
 #[derive(Debug, Default)]
 pub(crate) struct TextBits {
-    regions: Vec<Region>,
+    regions: Vec<TextBitsRegion>,
 }
 
 #[derive(Debug)]
-struct Region {
+struct TextBitsRegion {
     svma: u64,
     len: u64,
     words: Box<[AtomicU64]>,
@@ -23,12 +23,12 @@ impl TextBits {
         let region = |r: &crate::file::elf::TextRegion| {
             let len = r.file.len() as u64;
             let words = (0..len.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-            Region { svma: r.svma, len, words }
+            TextBitsRegion { svma: r.svma, len, words }
         };
         TextBits { regions: image.text.iter().map(region).collect() }
     }
 
-    fn place(&self, svma: u64) -> Option<(&Region, u64)> {
+    fn place(&self, svma: u64) -> Option<(&TextBitsRegion, u64)> {
         let after = self.regions.partition_point(|r| r.svma <= svma);
         let region = self.regions.get(after.checked_sub(1)?)?;
         let offset = svma - region.svma;

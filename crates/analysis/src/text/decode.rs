@@ -12,12 +12,12 @@ pub(crate) fn one(bytes: &[u8], svma: u64) -> Option<Instruction> {
 }
 
 /// Decodes one instruction after the other, without the cost of creating a decoder for each.
-pub(crate) struct Cursor<'a>(Decoder<'a>);
+pub(crate) struct DecodeCursor<'a>(Decoder<'a>);
 
-impl<'a> Cursor<'a> {
+impl<'a> DecodeCursor<'a> {
     /// Starts at the first of `bytes`, whose address is `svma`.
     pub fn new(bytes: &'a [u8], svma: u64) -> Self {
-        Cursor(Decoder::with_ip(64, bytes, svma, DecoderOptions::NONE))
+        DecodeCursor(Decoder::with_ip(64, bytes, svma, DecoderOptions::NONE))
     }
 
     /// Decodes the next instruction; `None` at the end, and at bytes that the decoder does not know.

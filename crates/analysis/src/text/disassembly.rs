@@ -6,7 +6,7 @@ use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter, OpKind};
 
 /// One instruction as text, or one byte that is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Disassembled {
+pub struct DisassembledLine {
     /// Address of the first byte.
     pub at: u64,
     /// The bytes.
@@ -18,7 +18,7 @@ pub struct Disassembled {
 }
 
 /// Disassembles code that begins at an address. Numbers are written in hexadecimal with 0x.
-pub fn disassemble(at: u64, code: &[u8]) -> Vec<Disassembled> {
+pub fn disassemble(at: u64, code: &[u8]) -> Vec<DisassembledLine> {
     let mut formatter = IntelFormatter::new();
     let options = formatter.options_mut();
     options.set_hex_prefix("0x");
@@ -44,7 +44,7 @@ pub fn disassemble(at: u64, code: &[u8]) -> Vec<Disassembled> {
         let is_direct = instruction.op_count() > 0
             && matches!(instruction.op0_kind(), OpKind::NearBranch16 | OpKind::NearBranch32 | OpKind::NearBranch64);
         let target = (is_direct && !instruction.is_invalid()).then(|| instruction.near_branch_target());
-        found.push(Disassembled { at: ip, bytes: code.get(start..end).unwrap_or_default().to_vec(), text, target });
+        found.push(DisassembledLine { at: ip, bytes: code.get(start..end).unwrap_or_default().to_vec(), text, target });
         // The position is inside of the code, so the call does not fail.
         if decoder.set_position(end).is_err() {
             break;

@@ -4,7 +4,7 @@ use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind};
 
 /// Transfer of control at an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Transfer {
+pub(crate) enum ControlTransfer {
     /// Control continues at the next instruction.
     Next,
     /// Control goes to this address if a condition holds, else to the next instruction.
@@ -27,44 +27,44 @@ pub(crate) enum Transfer {
     Stop,
 }
 
-impl Transfer {
+impl ControlTransfer {
     /// The transfer of an instruction.
-    pub fn of(i: &Instruction) -> Transfer {
+    pub fn of(i: &Instruction) -> ControlTransfer {
         let target = || Some(i.near_branch_target()).filter(|_| i.op0_kind() == OpKind::NearBranch64);
         match i.flow_control() {
-            FlowControl::Next if i.code() == Code::Hlt => Transfer::Stop,
-            FlowControl::Next => Transfer::Next,
-            FlowControl::ConditionalBranch => target().map_or(Transfer::Indirect, Transfer::Branch),
-            FlowControl::UnconditionalBranch => target().map_or(Transfer::Indirect, Transfer::Jump),
-            FlowControl::XbeginXabortXend => target().map_or(Transfer::Next, Transfer::Transaction),
-            FlowControl::IndirectBranch => Transfer::Indirect,
+            FlowControl::Next if i.code() == Code::Hlt => ControlTransfer::Stop,
+            FlowControl::Next => ControlTransfer::Next,
+            FlowControl::ConditionalBranch => target().map_or(ControlTransfer::Indirect, ControlTransfer::Branch),
+            FlowControl::UnconditionalBranch => target().map_or(ControlTransfer::Indirect, ControlTransfer::Jump),
+            FlowControl::XbeginXabortXend => target().map_or(ControlTransfer::Next, ControlTransfer::Transaction),
+            FlowControl::IndirectBranch => ControlTransfer::Indirect,
             FlowControl::Call if i.mnemonic() == Mnemonic::Call => {
-                target().map_or(Transfer::IndirectCall, Transfer::Call)
+                target().map_or(ControlTransfer::IndirectCall, ControlTransfer::Call)
             }
-            FlowControl::IndirectCall => Transfer::IndirectCall,
-            FlowControl::Call => Transfer::System,
-            FlowControl::Interrupt if i.code() == Code::Int3 => Transfer::Stop,
-            FlowControl::Interrupt => Transfer::System,
-            FlowControl::Return => Transfer::Return,
-            FlowControl::Exception => Transfer::Stop,
+            FlowControl::IndirectCall => ControlTransfer::IndirectCall,
+            FlowControl::Call => ControlTransfer::System,
+            FlowControl::Interrupt if i.code() == Code::Int3 => ControlTransfer::Stop,
+            FlowControl::Interrupt => ControlTransfer::System,
+            FlowControl::Return => ControlTransfer::Return,
+            FlowControl::Exception => ControlTransfer::Stop,
         }
     }
 
     /// The address to which the instruction itself may branch; `None` at calls.
     pub fn branch_target(self) -> Option<u64> {
         match self {
-            Transfer::Branch(to) | Transfer::Transaction(to) | Transfer::Jump(to) => Some(to),
+            ControlTransfer::Branch(to) | ControlTransfer::Transaction(to) | ControlTransfer::Jump(to) => Some(to),
             _ => None,
         }
     }
 
     /// Whether control can go on at the next instruction without having left the code in between.
     pub fn runs_on(self) -> bool {
-        matches!(self, Transfer::Next | Transfer::Branch(_) | Transfer::Transaction(_))
+        matches!(self, ControlTransfer::Next | ControlTransfer::Branch(_) | ControlTransfer::Transaction(_))
     }
 
     /// Whether control comes back to the next instruction from elsewhere.
     pub fn comes_back(self) -> bool {
-        matches!(self, Transfer::Call(_) | Transfer::IndirectCall | Transfer::System)
+        matches!(self, ControlTransfer::Call(_) | ControlTransfer::IndirectCall | ControlTransfer::System)
     }
 }

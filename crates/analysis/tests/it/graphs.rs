@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
-use ingraft_analysis::{Function, FunctionKind, Image};
+use ingraft_analysis::{AnalysedImage, Function, FunctionKind};
 use ingraft_model::{BlockId, Cfg, EdgeKind, EdgeTarget, Loops, Svma, WayInReason};
 use nix::sys::ptrace;
 use nix::sys::signal::Signal;
@@ -17,14 +17,14 @@ use nix::unistd::Pid;
 use crate::system::compile;
 
 /// The instructions of a block.
-fn instructions(image: &Image, start: Svma, end: Svma) -> Vec<Instruction> {
+fn instructions(image: &AnalysedImage, start: Svma, end: Svma) -> Vec<Instruction> {
     let len = (end.0 - start.0) as usize;
     let bytes = image.bytes_at(start, len).unwrap();
     Decoder::with_ip(64, bytes, start.0, DecoderOptions::NONE).into_iter().collect()
 }
 
 /// Every graph of an image agrees with itself.
-fn assert_consistent(image: &Image, f: &Function, cfg: &Cfg) {
+fn assert_consistent(image: &AnalysedImage, f: &Function, cfg: &Cfg) {
     let name = f.display_name();
     let sorted = cfg.blocks.as_slice().is_sorted_by_key(|b| b.range.start) && cfg.edges.as_slice().is_sorted();
     assert!(sorted && cfg.ways_in.is_sorted());
@@ -84,7 +84,7 @@ fn blocks_hold_the_instructions_that_objdump_lists() {
             eprintln!("skipped: no {path} or no objdump");
             continue;
         };
-        let image = Image::parse(bytes.into()).unwrap();
+        let image = AnalysedImage::parse(bytes.into()).unwrap();
         let (mut found, mut wrong, mut graphs, mut proven) = (BTreeSet::new(), Vec::new(), 0, 0);
         for f in image.functions().iter().filter(|f| f.kind() != FunctionKind::Stub) {
             let cfg = image.cfg(f);
@@ -110,7 +110,7 @@ fn blocks_hold_the_instructions_that_objdump_lists() {
 
 /// A file that a stepped program has mapped.
 struct Module {
-    image: Image,
+    image: AnalysedImage,
     bias: u64,
     /// Start, end and function of each head and part, sorted.
     pieces: Vec<(u64, u64, usize)>,
@@ -124,8 +124,8 @@ struct Graph {
 }
 
 impl Module {
-    fn new(path: &Path, bias_of: impl Fn(&Image) -> u64) -> Option<Module> {
-        let image = Image::parse(std::fs::read(path).ok()?.into()).ok()?;
+    fn new(path: &Path, bias_of: impl Fn(&AnalysedImage) -> u64) -> Option<Module> {
+        let image = AnalysedImage::parse(std::fs::read(path).ok()?.into()).ok()?;
         let bias = bias_of(&image);
         let numbered = image.functions().iter().enumerate().filter(|(_, f)| f.kind() != FunctionKind::Stub);
         let pieces = numbered.flat_map(|(n, f)| {
@@ -228,7 +228,8 @@ fn modules(map: &str) -> Vec<(u64, u64, Module)> {
     }
     let module = |(start, end, path): (u64, u64, PathBuf)| {
         let first = lowest[&path];
-        let bias = |image: &Image| first.wrapping_sub(image.segments().first().map_or(0, |s| s.svma.0 & !0xfff));
+        let bias =
+            |image: &AnalysedImage| first.wrapping_sub(image.segments().first().map_or(0, |s| s.svma.0 & !0xfff));
         Some((start, end, Module::new(&path, bias)?))
     };
     code.into_iter().filter_map(module).collect()

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use crate::support::{FUNC, RODATA, TEXT, TestElf};
 use iced_x86::code_asm::*;
-use ingraft_analysis::{Elf, FrameTable, Image, Registers};
+use ingraft_analysis::{AnalysedImage, Elf, FrameTable, Registers};
 use proptest::prelude::*;
 
 /// Calls every query of the crate.
 fn exercise(bytes: Arc<[u8]>) {
     let begun = Instant::now();
-    if let Ok(image) = Image::parse(Arc::clone(&bytes)) {
+    if let Ok(image) = AnalysedImage::parse(Arc::clone(&bytes)) {
         for f in image.functions().iter().take(500) {
             let site = image.entry_site(f);
             if let Ok(site) = site {
@@ -37,7 +37,7 @@ fn exercise(bytes: Arc<[u8]>) {
             let _ = rules.apply(&registers, &mut |at| Some(at ^ 0x55));
         }
         let cache = image.to_cache();
-        let again = Image::from_cache(Elf::parse(bytes).unwrap(), &cache).unwrap();
+        let again = AnalysedImage::from_cache(Elf::parse(bytes).unwrap(), &cache).unwrap();
         assert_eq!(again.functions().len(), image.functions().len());
     }
     // The limit is far above the time for any of these files, and far below the time of an endless loop.
@@ -117,9 +117,9 @@ proptest! {
     #[test]
     fn damaged_caches(changes in prop::collection::vec((any::<usize>(), any::<u8>()), 1..8), cut in prop::option::weighted(0.2, any::<usize>())) {
         static CACHE: OnceLock<Vec<u8>> = OnceLock::new();
-        let cache = CACHE.get_or_init(|| Image::parse(seed().into()).unwrap().to_cache());
+        let cache = CACHE.get_or_init(|| AnalysedImage::parse(seed().into()).unwrap().to_cache());
         let cache = changed(cache, &changes, cut);
-        if let Some(image) = Image::from_cache(Elf::parse(seed().into()).unwrap(), &cache) {
+        if let Some(image) = AnalysedImage::from_cache(Elf::parse(seed().into()).unwrap(), &cache) {
             for f in image.functions() {
                 image.entry_site(f).ok();
                 image.analyse(f);

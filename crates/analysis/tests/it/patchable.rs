@@ -1,20 +1,20 @@
 //! Places that the program itself may write.
 
-use ingraft_analysis::Image;
+use ingraft_analysis::AnalysedImage;
 use ingraft_model::Svma;
 
 use crate::support::{RODATA, TEXT, TestElf};
 
 /// A function of 64 bytes at `TEXT`, with one-byte nops in its first half, and a section of this name and content.
-fn image(name: &'static str, section: &[u8]) -> Image {
+fn image(name: &'static str, section: &[u8]) -> AnalysedImage {
     let mut code = [0x90; 64];
     code[32..].copy_from_slice(&[0x40; 32]);
     code[63] = 0xc3;
-    Image::parse(TestElf::new().function("f", &code).rodata(section).rodata_name(name).build()).unwrap()
+    AnalysedImage::parse(TestElf::new().function("f", &code).rodata(section).rodata_name(name).build()).unwrap()
 }
 
 /// The bytes of the function that the program may write.
-fn patchable(image: &Image) -> Vec<u64> {
+fn patchable(image: &AnalysedImage) -> Vec<u64> {
     let at = |offset: &u64| image.patchable_in(&(Svma(TEXT + offset)..Svma(TEXT + offset + 1))).is_some();
     (0..64).filter(at).collect()
 }

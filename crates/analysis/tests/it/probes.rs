@@ -1,6 +1,6 @@
 //! Static probes (USDT), which no springboard covers.
 
-use ingraft_analysis::Image;
+use ingraft_analysis::AnalysedImage;
 use ingraft_model::{Refusal, Svma};
 
 use crate::support::{TEXT, TestElf, find};
@@ -15,7 +15,7 @@ fn note(at: u64) -> Vec<u8> {
 }
 
 /// A function `f` of 32 one-byte nops and a return, with probes at these offsets.
-fn program(probes: &[u64]) -> Image {
+fn program(probes: &[u64]) -> AnalysedImage {
     let notes: Vec<u8> = probes.iter().flat_map(|offset| note(TEXT + offset)).collect();
     let code: Vec<u8> = [&[0x90; 32][..], &[0xc3]].concat();
     TestElf::new().function("f", &code).rodata(&notes).rodata_name(".note.stapsdt").image()

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use iced_x86::code_asm::CodeAssembler;
-use ingraft_analysis::{Function, Image};
+use ingraft_analysis::{AnalysedImage, Function};
 
 /// Address of the text of a test image.
 pub const TEXT: u64 = 0x40_1000;
@@ -143,13 +143,13 @@ impl TestElf {
         out.into()
     }
 
-    pub fn image(&self) -> Image {
-        Image::parse(self.build()).unwrap()
+    pub fn image(&self) -> AnalysedImage {
+        AnalysedImage::parse(self.build()).unwrap()
     }
 }
 
 /// The function with a name.
-pub fn find<'a>(image: &'a Image, name: &str) -> &'a Function {
+pub fn find<'a>(image: &'a AnalysedImage, name: &str) -> &'a Function {
     image
         .functions()
         .iter()

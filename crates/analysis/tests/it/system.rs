@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic};
-use ingraft_analysis::{Elf, Function, FunctionKind, Image, ImageError, ImageKind};
+use ingraft_analysis::{AnalysedImage, Elf, Function, FunctionKind, ImageError, ImageKind};
 use ingraft_model::{Callee, EdgeKind, Offset, PointKind, Refusal, Svma, WayInReason};
 
 const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
@@ -30,7 +30,7 @@ fn output(program: &str, arguments: &[&str], file: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-fn find<'a>(image: &'a Image, name: &str) -> &'a Function {
+fn find<'a>(image: &'a AnalysedImage, name: &str) -> &'a Function {
     image.functions().iter().find(|f| f.spellings().any(|s| s == name)).unwrap_or_else(|| panic!("no {name}"))
 }
 
@@ -60,7 +60,7 @@ fn nm(arguments: &[&str], file: &Path) -> Option<BTreeSet<u64>> {
 }
 
 #[inline(never)]
-fn share_of_sites(image: &Image) -> f64 {
+fn share_of_sites(image: &AnalysedImage) -> f64 {
     let normal: Vec<_> = image.functions().iter().filter(|f| f.kind() == FunctionKind::Normal).collect();
     normal.iter().filter(|f| image.entry_site(f).is_ok()).count() as f64 / normal.len() as f64
 }
@@ -68,7 +68,7 @@ fn share_of_sites(image: &Image) -> f64 {
 #[test]
 fn libc_is_known_function_by_function() {
     let Some(bytes) = read(LIBC) else { return };
-    let image = Image::parse(bytes).unwrap();
+    let image = AnalysedImage::parse(bytes).unwrap();
     assert_eq!(image.kind(), ImageKind::Shared);
     assert_eq!(image.soname(), Some("libc.so.6"));
     assert_eq!(image.build_id().map(<[u8]>::len), Some(20));
@@ -90,13 +90,13 @@ fn libc_is_known_function_by_function() {
 #[test]
 fn loader_does_not_use_gs() {
     let Some(bytes) = read("/lib64/ld-linux-x86-64.so.2") else { return };
-    assert!(!Image::parse(bytes).unwrap().uses_gs());
+    assert!(!AnalysedImage::parse(bytes).unwrap().uses_gs());
 }
 
 #[test]
 fn python_has_a_computed_goto_and_an_entry() {
     let Some(bytes) = read(PYTHON) else { return };
-    let image = Image::parse(bytes).unwrap();
+    let image = AnalysedImage::parse(bytes).unwrap();
     assert_eq!(image.kind(), ImageKind::Executable);
     let interpreter = find(&image, "_PyEval_EvalFrameDefault");
     let site = image.entry_site(interpreter).unwrap();
@@ -111,7 +111,7 @@ fn python_has_a_computed_goto_and_an_entry() {
 fn unwind_tables_are_covered() {
     let Some(bytes) = read(LIBC) else { return };
     let Some(text) = output("readelf", &["-W", "--debug-dump=frames"], Path::new(LIBC)) else { return };
-    let image = Image::parse(bytes).unwrap();
+    let image = AnalysedImage::parse(bytes).unwrap();
     let mut missing = Vec::new();
     let mut count = 0;
     for range in text.lines().filter_map(|l| l.split_once(" FDE ")?.1.split_once("pc=")) {
@@ -145,11 +145,11 @@ fn every_return_is_an_exit() {
     for path in [LIBC, PYTHON] {
         let Some(bytes) = read(path) else { return };
         let Some(returns) = objdump_returns(Path::new(path)) else { return };
-        returns_are_exits(&Image::parse(bytes).unwrap(), &returns);
+        returns_are_exits(&AnalysedImage::parse(bytes).unwrap(), &returns);
     }
 }
 
-fn returns_are_exits(image: &Image, returns: &BTreeSet<u64>) {
+fn returns_are_exits(image: &AnalysedImage, returns: &BTreeSet<u64>) {
     let (mut listed, mut missing, mut unexplained) = (0, Vec::new(), 0);
     for f in image.functions() {
         let Ok(sites) = image.exit_sites(f) else { continue };
@@ -179,7 +179,7 @@ fn returns_are_exits(image: &Image, returns: &BTreeSet<u64>) {
 fn ranges_of_exits_are_straight_and_apart() {
     for path in [LIBC, PYTHON] {
         let Some(bytes) = read(path) else { return };
-        let image = Image::parse(bytes).unwrap();
+        let image = AnalysedImage::parse(bytes).unwrap();
         for f in image.functions() {
             let Ok(sites) = image.exit_sites(f) else { continue };
             let starts: BTreeSet<u64> = image.cfg(f).blocks.iter().map(|b| b.range.start.0).collect();
@@ -213,11 +213,11 @@ fn ranges_of_exits_are_straight_and_apart() {
 #[test]
 fn section_headers_are_a_luxury() {
     let Some(bytes) = read(LIBC) else { return };
-    let whole = Image::parse(Arc::clone(&bytes)).unwrap();
+    let whole = AnalysedImage::parse(Arc::clone(&bytes)).unwrap();
     let mut cut = bytes.to_vec();
     cut[40..48].fill(0);
     cut[58..64].fill(0);
-    let cut = Image::parse(cut.into()).unwrap();
+    let cut = AnalysedImage::parse(cut.into()).unwrap();
     assert_eq!((cut.soname(), cut.build_id()), (whole.soname(), whole.build_id()));
     assert!(!cut.uses_gs());
     for f in whole.functions().iter().filter(|f| f.kind() != FunctionKind::Stub) {
@@ -229,7 +229,7 @@ fn section_headers_are_a_luxury() {
 #[test]
 fn this_program_is_known() {
     let path = std::env::current_exe().unwrap();
-    let image = Image::parse(read(&path).unwrap()).unwrap();
+    let image = AnalysedImage::parse(read(&path).unwrap()).unwrap();
     assert_eq!(image.kind(), ImageKind::Pie);
     assert!(image.interpreter().is_some());
     let me = find(&image, "it::system::share_of_sites");
@@ -272,7 +272,7 @@ fn compiled_switches_are_resolved() {
         [&["-O2"][..], &["-O2", "-no-pie", "-fno-pie"], &["-O1", "-fcf-protection=full"], &["-O2", "-static"]]
     {
         let Some((_dir, program)) = compile(SWITCH, "gcc", arguments) else { return };
-        let image = Image::parse(read(&program).unwrap()).unwrap();
+        let image = AnalysedImage::parse(read(&program).unwrap()).unwrap();
         let pick = find(&image, "pick");
         let code = image.analyse(pick);
         assert!(code.cfg.unresolved.is_empty(), "{arguments:?}");
@@ -299,7 +299,7 @@ fn exceptions_land_in_blocks() {
         }
     ";
     let Some((_dir, program)) = compile(source, "g++", &["-O1"]) else { return };
-    let image = Image::parse(read(&program).unwrap()).unwrap();
+    let image = AnalysedImage::parse(read(&program).unwrap()).unwrap();
     let code = image.analyse(find(&image, "main"));
     assert!(code.cfg.ways_in.iter().filter(|way| way.reason == WayInReason::LandingPad).count() >= 1, "{code:#?}");
     let thrower = find(&image, "outer::thrower");
@@ -311,12 +311,12 @@ fn exceptions_land_in_blocks() {
 fn stripped_programs_keep_their_functions() {
     for arguments in [&["-O2"][..], &["-O2", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables"]] {
         let Some((dir, program)) = compile(SWITCH, "gcc", arguments) else { return };
-        let full = Image::parse(read(&program).unwrap()).unwrap();
+        let full = AnalysedImage::parse(read(&program).unwrap()).unwrap();
         let stripped = dir.path().join("stripped");
         if !Command::new("strip").arg("-o").arg(&stripped).arg(&program).status().is_ok_and(|s| s.success()) {
             return;
         }
-        let image = Image::parse(read(&stripped).unwrap()).unwrap();
+        let image = AnalysedImage::parse(read(&stripped).unwrap()).unwrap();
         for name in ["pick", "threaded"] {
             let start = find(&full, name).start();
             let f = image.function_at(start).unwrap_or_else(|| panic!("{name} {arguments:?}"));
@@ -343,7 +343,7 @@ fn stripped_go_programs_keep_their_names() {
         return;
     };
     for (program, has_symbols) in [(full, true), (stripped, false)] {
-        let image = Image::parse(read(&program).unwrap()).unwrap();
+        let image = AnalysedImage::parse(read(&program).unwrap()).unwrap();
         assert!(image.elf().is_go());
         assert!(image.functions().len() > 1000, "{}", image.functions().len());
         let site = image.entry_site(find(&image, "main.work")).unwrap();
@@ -410,7 +410,7 @@ fn springboards_leave_out_where_goroutines_continue() {
             eprintln!("skipped: no Go here, or not for {name}");
             continue;
         }
-        let image = Image::parse(read(&program).unwrap()).unwrap();
+        let image = AnalysedImage::parse(read(&program).unwrap()).unwrap();
         let goexit = ["runtime.goexit", "runtime.goexit.abi0"]
             .iter()
             .find_map(|name| image.functions().iter().find(|f| f.spellings().any(|s| s == *name)));
@@ -445,7 +445,7 @@ fn debug_files_give_names() {
     assert_eq!(elf.debuglink().map(|d| d.0).as_deref(), Some("a.debug"));
     let debug_elf = Elf::parse_debug(read(&debug).unwrap()).unwrap();
     assert_eq!(elf.build_id(), debug_elf.build_id());
-    let image = Image::parse_with_debug(read(&stripped).unwrap(), read(&debug)).unwrap();
+    let image = AnalysedImage::parse_with_debug(read(&stripped).unwrap(), read(&debug)).unwrap();
     assert!(image.entry_site(find(&image, "pick")).is_ok());
 }
 
@@ -458,23 +458,23 @@ fn other_machines_are_refused_by_name() {
         for (at, value) in changes {
             bytes[*at] = *value;
         }
-        Image::parse(bytes.into()).unwrap_err()
+        AnalysedImage::parse(bytes.into()).unwrap_err()
     };
     assert_eq!(with(&[(4, 1), (18, 3)]), ImageError::Bits32);
     assert_eq!(with(&[(4, 1)]), ImageError::X32);
     assert_eq!(with(&[(18, 183)]), ImageError::OtherMachine("AArch64".to_owned()));
     assert_eq!(with(&[(16, 1)]), ImageError::NotLoadable { what: "an object file" });
     assert_eq!(with(&[(16, 4)]), ImageError::NotLoadable { what: "a core dump" });
-    assert!(matches!(Image::parse(bytes[..100].into()), Err(ImageError::Damaged { .. })));
+    assert!(matches!(AnalysedImage::parse(bytes[..100].into()), Err(ImageError::Damaged { .. })));
 }
 
 #[test]
 fn the_cache_holds_everything() {
     for path in [LIBC, PYTHON] {
         let Some(bytes) = read(path) else { return };
-        let image = Image::parse(Arc::clone(&bytes)).unwrap();
+        let image = AnalysedImage::parse(Arc::clone(&bytes)).unwrap();
         let cache = image.to_cache();
-        let again = Image::from_cache(Elf::parse(Arc::clone(&bytes)).unwrap(), &cache).unwrap();
+        let again = AnalysedImage::from_cache(Elf::parse(Arc::clone(&bytes)).unwrap(), &cache).unwrap();
         assert_eq!(image.functions().len(), again.functions().len());
         assert_eq!(image.padding(), again.padding());
         for (a, b) in image.functions().iter().zip(again.functions()) {
@@ -487,14 +487,14 @@ fn the_cache_holds_everything() {
             assert_eq!(image.analyse(f), again.analyse(again.function_at(f.start()).unwrap()));
         }
         assert_eq!(again.to_cache(), cache);
-        assert!(Image::from_cache(Elf::parse(bytes).unwrap(), &cache[..cache.len() - 1]).is_none());
+        assert!(AnalysedImage::from_cache(Elf::parse(bytes).unwrap(), &cache[..cache.len() - 1]).is_none());
     }
 }
 
 #[test]
 fn the_last_step_of_longjmp_is_found_and_can_be_woven() {
     let Some(bytes) = read(LIBC) else { return };
-    let image = Image::parse(bytes).unwrap();
+    let image = AnalysedImage::parse(bytes).unwrap();
     for name in ["longjmp", "__longjmp_chk"] {
         let callee = |call: ingraft_model::CallSite| match call.callee {
             Callee::Direct(at) => image.function_at(at),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_analysis::{DataSymbol, DebugInfo, DebugSections, Elf, Image, Reach, TypeError};
+use ingraft_analysis::{AnalysedImage, DataSymbol, DebugInfo, DebugSections, Elf, MemberPath, TypeError};
 use ingraft_model::{Scalar, Svma, Width};
 use proptest::prelude::*;
 
@@ -48,22 +48,22 @@ fn scalar(bytes: u64, signed: bool) -> Scalar {
     Scalar { width: Width::of(bytes).expect("a width"), signed }
 }
 
-fn reach(pointers: &[i64], offset: i64, bytes: u64, signed: bool) -> Result<Reach, TypeError> {
-    Ok(Reach { pointers: pointers.to_vec(), offset, scalar: scalar(bytes, signed) })
+fn reach(pointers: &[i64], offset: i64, bytes: u64, signed: bool) -> Result<MemberPath, TypeError> {
+    Ok(MemberPath { pointers: pointers.to_vec(), offset, scalar: scalar(bytes, signed) })
 }
 
 struct Compiled {
-    image: Image,
+    image: AnalysedImage,
 }
 
 impl Compiled {
     fn new(source: &str, compiler: &str, arguments: &[&str]) -> Option<Compiled> {
         let (_dir, program) = compile(source, compiler, arguments)?;
         let bytes: Arc<[u8]> = std::fs::read(program).expect("the program").into();
-        Some(Compiled { image: Image::parse(bytes).expect("an image") })
+        Some(Compiled { image: AnalysedImage::parse(bytes).expect("an image") })
     }
 
-    fn argument(&self, function: &str, n: u8, members: &str) -> Result<Reach, TypeError> {
+    fn argument(&self, function: &str, n: u8, members: &str) -> Result<MemberPath, TypeError> {
         let of = |f: &&ingraft_analysis::Function| f.spellings().any(|name| name == function);
         let at = self.image.functions().iter().find(of).unwrap_or_else(|| panic!("no {function}")).start();
         let sections = DebugSections::of(self.image.elf())?;
@@ -71,7 +71,7 @@ impl Compiled {
         info.reach_in_argument(at, n, &members.split('.').collect::<Vec<_>>())
     }
 
-    fn variable(&self, name: &str, members: &[&str]) -> Result<Reach, TypeError> {
+    fn variable(&self, name: &str, members: &[&str]) -> Result<MemberPath, TypeError> {
         let symbols = DataSymbol::named(self.image.elf(), None, name);
         let sections = DebugSections::of(self.image.elf())?;
         DebugInfo::of(&sections)?.reach_in_variable(symbols[0].at, symbols[0].per_thread, members)
@@ -144,7 +144,7 @@ proptest! {
             let (_dir, program) = compile(C, "gcc", &["-O2", "-g"])?;
             let bytes = std::fs::read(program).ok()?;
             // the debugging information lies after the last mapped byte
-            let image = Image::parse(bytes.clone().into()).ok()?;
+            let image = AnalysedImage::parse(bytes.clone().into()).ok()?;
             let end = image.segments().iter().map(|s| s.file_offset + s.file_size).max()?;
             let places = (end as usize..bytes.len().checked_sub(64 * 40)?).collect();
             Some((bytes, places))

@@ -218,7 +218,7 @@ pub(crate) struct RunningTarget {
 
 /// A running process, or a command to start.
 #[derive(Debug, Clone, Default, Args)]
-pub(crate) struct Target {
+pub(crate) struct TargetArgs {
     #[command(flatten)]
     pub(crate) running: RunningTarget,
 
@@ -241,7 +241,7 @@ pub(crate) struct Target {
 
 /// Processes and programs that are measured besides the targets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Follow {
+pub(crate) enum FollowMode {
     /// Children of the target, and their children.
     Fork,
     /// Another program in the same process.
@@ -289,7 +289,7 @@ pub(crate) struct Measure {
 
     /// Measure children as well, from their birth on (fork), and processes that start another program, from when that is noticed (exec)
     #[arg(long, value_name = "fork,exec", value_delimiter = ',')]
-    pub(crate) follow: Vec<Follow>,
+    pub(crate) follow: Vec<FollowMode>,
 }
 
 /// Metric definitions to read.
@@ -435,12 +435,12 @@ pub(crate) struct CountArgs {
 
     // The field follows the positional arguments, because COMMAND is the last of them.
     #[command(flatten)]
-    pub(crate) target: Target,
+    pub(crate) target: TargetArgs,
 }
 
 /// Kind of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ProfileKind {
+pub(crate) enum ProfileMode {
     // Passages of all edges. (No documentation comments here: they would make a page of the --help.)
     Edges,
     // Executions of all basic blocks.
@@ -480,7 +480,7 @@ the program soon runs as without. `unknown` is what cannot be told."
 pub(crate) struct ProfileArgs {
     /// Kind of the counts
     #[arg(value_enum, value_name = "KIND")]
-    pub(crate) kind: ProfileKind,
+    pub(crate) kind: ProfileMode,
 
     /// Count one more edge of each function, and compare its count with the one derived from the others
     #[arg(long)]
@@ -516,13 +516,13 @@ pub(crate) struct ProfileArgs {
 
     // The field follows the positional arguments, because COMMAND is the last of them.
     #[command(flatten)]
-    pub(crate) target: Target,
+    pub(crate) target: TargetArgs,
 }
 
 impl ProfileArgs {
     /// Refuses to follow children where their counts would be lost.
     fn check(&self) -> Result<(), Failure> {
-        if self.kind == ProfileKind::Coverage || !self.measure.follow.contains(&Follow::Fork) {
+        if self.kind == ProfileMode::Coverage || !self.measure.follow.contains(&FollowMode::Fork) {
             return Ok(());
         }
         let kind = self.kind.to_possible_value().map(|kind| kind.get_name().to_owned()).unwrap_or_default();
@@ -594,7 +594,7 @@ pub(crate) struct LatencyArgs {
 
     // The field follows the positional arguments, because COMMAND is the last of them.
     #[command(flatten)]
-    pub(crate) target: Target,
+    pub(crate) target: TargetArgs,
 }
 
 /// `ingraft watch`.
@@ -633,11 +633,11 @@ pub(crate) struct WatchArgs {
 
     /// Metrics to watch, each for the whole program or at a focus
     #[arg(value_name = "METRIC[@FOCUS]", required = true, value_parser = pair)]
-    pub(crate) pairs: Vec<Pair>,
+    pub(crate) pairs: Vec<PairArg>,
 
     // The field follows the positional arguments, because COMMAND is the last of them.
     #[command(flatten)]
-    pub(crate) target: Target,
+    pub(crate) target: TargetArgs,
 }
 
 /// `ingraft metrics`.
@@ -770,7 +770,7 @@ pub(crate) struct DemoArgs {
     pub(crate) duration: Duration,
 }
 
-impl Target {
+impl TargetArgs {
     /// Whether the flags name a target besides those of `running`.
     fn has_others(&self) -> bool {
         !self.command.is_empty() || self.cgroup.is_some()
@@ -854,7 +854,7 @@ impl Cli {
 
 /// A metric and the focus that it is restricted to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Pair {
+pub(crate) struct PairArg {
     /// Public name of the metric.
     pub(crate) metric: String,
     /// The focus; the whole program if none was written.
@@ -924,13 +924,13 @@ fn focus(text: &str) -> Result<Focus, String> {
     Focus::parse(text).map_err(|e| e.to_string())
 }
 
-fn pair(text: &str) -> Result<Pair, String> {
+fn pair(text: &str) -> Result<PairArg, String> {
     let (metric, focus) = text.split_once('@').unwrap_or((text, ""));
     if metric.is_empty() {
         return Err("no metric before the `@`".to_owned());
     }
     let focus = Focus::parse(focus).map_err(|e| e.to_string())?;
-    Ok(Pair { metric: metric.to_owned(), focus })
+    Ok(PairArg { metric: metric.to_owned(), focus })
 }
 
 #[cfg(test)]

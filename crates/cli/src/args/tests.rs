@@ -66,7 +66,7 @@ fn percentages() {
 
 #[test]
 fn pairs() {
-    let text = |p: Pair| format!("{} at {}", p.metric, p.focus);
+    let text = |p: PairArg| format!("{} at {}", p.metric, p.focus);
     assert_eq!(pair("calls").map(text), Ok("calls at ".to_owned()));
     assert_eq!(pair("calls@/Code/m/f").map(text), Ok("calls at /Code/m/f".to_owned()));
     // A symbol version has an @ too, so only the first @ splits.

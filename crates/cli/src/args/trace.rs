@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::{Common, Measure, Target};
+use super::{Common, Measure, TargetArgs};
 use crate::exit::Failure;
 
 /// `ingraft trace`.
@@ -68,7 +68,7 @@ pub(crate) struct TraceArgs {
 
     // The field follows the positional arguments, because COMMAND is the last of them.
     #[command(flatten)]
-    pub(crate) target: Target,
+    pub(crate) target: TargetArgs,
 }
 
 impl TraceArgs {
@@ -78,7 +78,7 @@ impl TraceArgs {
         if common.output.is_none() {
             return usage("a trace is written to a file, and none is named", "add -o FILE");
         }
-        let Target { running, all, cgroup, .. } = &self.target;
+        let TargetArgs { running, all, cgroup, .. } = &self.target;
         if *all || cgroup.is_some() || running.pids.len() > 1 {
             return usage("a trace is of one process", "name one with -p PID or -n NAME");
         }

@@ -3,64 +3,64 @@
 use ingraft_api::ThreadValue;
 use ingraft_model::PartName;
 
-use super::rows::{self, Asked, Presentation, Row, Stage};
+use super::rows::{self, FunctionRow, Presentation, RowsRequest, TableStage};
 use crate::args::CountArgs;
 use crate::exit::Stop;
-use crate::measure::{Context, View};
-use crate::objects::{Count, Edge, Object, ThreadCount, ThreadEdge};
+use crate::measure::{CommandContext, MeasurementView};
+use crate::objects::{CountObject, EdgeObject, Object, ThreadCount, ThreadEdge};
 use crate::output::Output;
 use crate::output::number::short;
 use crate::output::table::Cell;
 
 /// Runs the command.
-pub(crate) async fn run(args: CountArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
+pub(crate) async fn run(args: CountArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
     // Without a function on the command line, all functions of the program's own module are counted.
     let functions = if args.functions.is_empty() { vec![":*".to_owned()] } else { args.functions };
-    let asked = Asked { measure: args.measure, target: args.target, functions, metric: "calls", counted: None };
-    rows::run(asked, Calls, context, out).await
+    let asked = RowsRequest { measure: args.measure, target: args.target, functions, metric: "calls", counted: None };
+    rows::run(asked, CallCounts, context, out).await
 }
 
 /// Returns the view that shows the counts of measurements which an earlier command inserted.
-pub(super) fn view() -> Box<dyn View + Send> {
-    rows::view(Calls)
+pub(super) fn view() -> Box<dyn MeasurementView + Send> {
+    rows::view(CallCounts)
 }
 
-struct Calls;
+struct CallCounts;
 
-impl Presentation for Calls {
+impl Presentation for CallCounts {
     type Whole = ();
 
-    fn whole(&self, _: &[Row<'_>]) {}
+    fn whole(&self, _: &[FunctionRow<'_>]) {}
 
     fn optional(&self) -> &'static [&'static str] {
         &["THREADS", "MODULE", "HOST"]
     }
 
-    fn titles(&self, stage: Stage) -> &'static [&'static str] {
+    fn titles(&self, stage: TableStage) -> &'static [&'static str] {
         match stage {
-            Stage::Live => &["CALLS/S"],
-            Stage::Last => &["CALLS/S", "THREADS"],
+            TableStage::Live => &["CALLS/S"],
+            TableStage::Last => &["CALLS/S", "THREADS"],
         }
     }
 
-    fn cells(&self, row: Row<'_>, stage: Stage, (): &()) -> Vec<Cell> {
+    fn cells(&self, row: FunctionRow<'_>, stage: TableStage, (): &()) -> Vec<Cell> {
         let rate = |rate: Option<f64>| rate.map(short).unwrap_or_default().into();
         match stage {
-            Stage::Live => vec![rate(row.site.rate(row.pair))],
-            Stage::Last => {
+            TableStage::Live => vec![rate(row.site.rate(row.pair))],
+            TableStage::Last => {
                 let threads = row.value().map_or(0, |v| v.details().threads.len());
                 vec![rate(row.site.mean_rate(row.pair)), threads.to_string().into()]
             }
         }
     }
 
-    fn object(&self, row: Row<'_>, (): &()) -> Object {
+    fn object(&self, row: FunctionRow<'_>, (): &()) -> Object {
         let threads = row.value().map(|v| v.details().threads.as_slice()).unwrap_or_default();
         let tid = |thread: &ThreadValue| thread.tid.map(|tid| tid.0);
         let pid = |thread: &ThreadValue| thread.pid.map(|pid| pid.0);
         let (block, header) = match row.part() {
             Some(PartName::Edge { from, to }) => {
-                return Object::Edge(Edge {
+                return Object::Edge(EdgeObject {
                     ran: None,
                     id: row.id(),
                     from: from.in_name(),
@@ -80,7 +80,7 @@ impl Presentation for Calls {
             Some(PartName::Loop(header)) => (None, Some(header.in_name())),
             None => (None, None),
         };
-        Object::Count(Count {
+        Object::Count(CountObject {
             id: row.id(),
             block,
             header,

@@ -1,10 +1,10 @@
 //! `ingraft detach`: takes everything out of processes, including what a crashed engine left there.
 
 use crate::args::{Common, DetachArgs};
-use crate::conn::{Client, Engines, Target};
+use crate::conn::{Client, Engines, RequestTarget};
 use crate::exit::{Exit, Stop};
 use crate::measure;
-use crate::objects::{Looked, Object, Removed};
+use crate::objects::{LookedObject, Object, RemovedObject};
 use crate::output::progress::Progress;
 use crate::output::{self, Output, words};
 use crate::signals::Signals;
@@ -18,15 +18,15 @@ pub(crate) async fn run(args: DetachArgs, engines: &Engines, common: &Common, ou
     for client in engines.clients() {
         let targets = if let Some(choice) = measure::choice(&args.target, args.all, args.cgroup.as_deref()) {
             let mut progress = Progress::new("looking at processes", common.format);
-            client.choose(&choice, &mut progress).await?.into_iter().map(|p| Target::Pid(p.pid.0)).collect()
+            client.choose(&choice, &mut progress).await?.into_iter().map(|p| RequestTarget::Pid(p.pid.0)).collect()
         } else if args.all {
             let mut progress = Progress::new("looking at processes", common.format);
             let (state_dir, inserted) = client.look(&mut progress).await?;
             drop(progress);
-            let looked = Looked { host: client.host(), state_dir };
+            let looked = LookedObject { host: client.host(), state_dir };
             out.text(&words::looked(&looked))?;
             out.object(&Object::Looked(looked))?;
-            inserted.into_iter().map(|i| Target::Pid(i.pid.0)).collect()
+            inserted.into_iter().map(|i| RequestTarget::Pid(i.pid.0)).collect()
         } else {
             measure::running(&args.target)
         };
@@ -48,11 +48,11 @@ pub(crate) async fn run(args: DetachArgs, engines: &Engines, common: &Common, ou
     }
 }
 
-async fn detach(client: &Client, target: &Target, common: &Common, out: &mut Output) -> Result<bool, Stop> {
+async fn detach(client: &Client, target: &RequestTarget, common: &Common, out: &mut Output) -> Result<bool, Stop> {
     let mut progress = Progress::new("removing", common.format);
     let Some(removed) = client.detach(target, &mut progress).await? else { return Ok(false) };
     drop(progress);
-    let removed = Removed::new(&removed, client.host());
+    let removed = RemovedObject::new(&removed, client.host());
     out.text(&words::removed(&removed))?;
     if !removed.children_left.is_empty() {
         output::warn(&words::children_left(removed.pid, &removed.children_left), common.format);

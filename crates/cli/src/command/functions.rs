@@ -5,10 +5,10 @@ use crate::args::{Common, FunctionsArgs};
 use crate::conn::Engines;
 use crate::exit::Stop;
 use crate::measure;
-use crate::objects::{Function, Object, Untyped};
+use crate::objects::{FunctionObject, Object, UntypedObject};
 use crate::output::number::{grouped_u64, percent, plural};
 use crate::output::progress::Progress;
-use crate::output::table::{Cell, Table};
+use crate::output::table::{Cell, TextTable};
 use crate::output::{BAD, DIM, Output, WARN};
 
 /// Number of symbols that are named before the rest is counted.
@@ -21,8 +21,8 @@ pub(crate) async fn run(args: FunctionsArgs, engines: &Engines, common: &Common,
         for target in measure::running(&args.target) {
             let mut progress = Progress::new("reading the program", common.format);
             let list = client.functions(&target, &args.globs, true, &mut progress).await?;
-            functions.extend(list.functions.into_iter().map(|f| Function::new(f, list.pid, client.host())));
-            untyped.extend(list.untyped.into_iter().map(|symbol| Untyped::new(symbol, list.pid, client.host())));
+            functions.extend(list.functions.into_iter().map(|f| FunctionObject::new(f, list.pid, client.host())));
+            untyped.extend(list.untyped.into_iter().map(|symbol| UntypedObject::new(symbol, list.pid, client.host())));
         }
     }
     if args.summary {
@@ -35,7 +35,7 @@ pub(crate) async fn run(args: FunctionsArgs, engines: &Engines, common: &Common,
 }
 
 /// Symbols that the list leaves out, for people; empty if there is none.
-fn left_out(untyped: &[Untyped]) -> String {
+fn left_out(untyped: &[UntypedObject]) -> String {
     let Some(first) = untyped.first() else { return String::new() };
     let names: Vec<&str> = untyped.iter().take(NAMED).map(|symbol| symbol.symbol.as_str()).collect();
     let more = match untyped.len().saturating_sub(NAMED) {
@@ -51,8 +51,8 @@ fn left_out(untyped: &[Untyped]) -> String {
     format!("{DIM}{symbols} not listed, as {why}: {names}{DIM:#}\n")
 }
 
-fn render(functions: &[Function], several: bool, width: Option<usize>) -> String {
-    let mut table = Table::new()
+fn render(functions: &[FunctionObject], several: bool, width: Option<usize>) -> String {
+    let mut table = TextTable::new()
         .shrinking("HOST")
         .right("PID")
         .shrinking("FUNCTION")
@@ -95,7 +95,7 @@ fn render(functions: &[Function], several: bool, width: Option<usize>) -> String
 }
 
 /// Number and method of the points of a kind, e.g. `1 in-place` or `7 partly`; empty if there is no such point.
-fn reached(f: &Function, kind: &str) -> Cell {
+fn reached(f: &FunctionObject, kind: &str) -> Cell {
     let n = f.points.get(kind).copied().unwrap_or(0);
     match f.how.get(kind) {
         None => "".into(),
@@ -125,8 +125,8 @@ mod tests {
 
     use super::*;
 
-    fn function(name: &str, entry: &'static str, why: Option<&str>) -> Function {
-        Function {
+    fn function(name: &str, entry: &'static str, why: Option<&str>) -> FunctionObject {
+        FunctionObject {
             host: None,
             pid: 7,
             module: "redis-server".to_owned(),

@@ -8,27 +8,27 @@ use std::cmp::Ordering;
 use ingraft_api::{ThreadValue, Value};
 use ingraft_model::{Distribution, Pid, Tid};
 
-use super::rows::{self, Asked, Presentation, Row, Stage};
+use super::rows::{self, FunctionRow, Presentation, RowsRequest, TableStage};
 use crate::args::{LatencyArgs, LatencySort};
 use crate::exit::Stop;
-use crate::measure::{Context, View};
-use crate::objects::{FunctionId, Latency, Missing, Object, ThreadLatency, Times};
+use crate::measure::{CommandContext, MeasurementView};
+use crate::objects::{FunctionId, LatencyObject, MissingCalls, Object, ThreadLatency, Times};
 use crate::output::histogram::{self, HANDFUL};
 use crate::output::number::{grouped_u64, plural, time};
 use crate::output::table::Cell;
 use crate::output::{DIM, HEADING, Output, words};
 
 /// Runs the command.
-pub(crate) async fn run(args: LatencyArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
+pub(crate) async fn run(args: LatencyArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
     let (clock, metric) = if args.cpu { ("cpu", "cpu_latency") } else { ("wall", "latency") };
     let presentation = Latencies { histograms: args.histogram, clock, sort: args.sort };
     let LatencyArgs { measure, target, functions, .. } = args;
-    let asked = Asked { measure, target, functions, metric, counted: Some(COUNTED) };
+    let asked = RowsRequest { measure, target, functions, metric, counted: Some(COUNTED) };
     rows::run(asked, presentation, context, out).await
 }
 
 /// Presents times of measurements that were inserted earlier; `clock` is `wall` or `cpu`.
-pub(super) fn view(clock: &'static str) -> Box<dyn View + Send> {
+pub(super) fn view(clock: &'static str) -> Box<dyn MeasurementView + Send> {
     rows::view(Latencies { histograms: false, clock, sort: None })
 }
 
@@ -45,19 +45,19 @@ pub(super) const COUNTED: &str = "calls";
 
 /// The whole that shares are parts of, over all functions that are timed to the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sum {
+enum ShareBase {
     /// The sum of the own times, in nanoseconds.
     Own(u64),
     /// The sum of the times, in nanoseconds: no function has an own time.
     Total(u64),
 }
 
-impl Sum {
+impl ShareBase {
     /// The part that a function with these times has, and the whole; `None` if there is no whole, or if the part is not known.
     fn part(self, times: &Distribution) -> Option<(u64, u64)> {
         let (part, whole) = match self {
-            Sum::Own(whole) => (times.own.or((times.count == 0).then_some(0))?, whole),
-            Sum::Total(whole) => (times.sum, whole),
+            ShareBase::Own(whole) => (times.own.or((times.count == 0).then_some(0))?, whole),
+            ShareBase::Total(whole) => (times.sum, whole),
         };
         (whole > 0).then_some((part, whole))
     }
@@ -65,7 +65,7 @@ impl Sum {
 
 /// The span in which the calls of a function are timed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Span {
+enum TimedSpan {
     /// As long as the measurement lasts.
     Whole,
     /// From the same moment on as the others, for so many nanoseconds; `None` if that moment is not known.
@@ -74,28 +74,28 @@ enum Span {
     Never,
 }
 
-impl Span {
-    fn of(row: &Row<'_>) -> Span {
+impl TimedSpan {
+    fn of(row: &FunctionRow<'_>) -> TimedSpan {
         let since = row.timed_since_ns();
         match row.value().and_then(|value| value.details().taken_out) {
-            _ if row.is_refused() => Span::Never,
-            None => Span::Whole,
-            Some(why) if since.is_some_and(|since| why.time_ns <= since) && row.counting.is_some() => Span::Never,
-            Some(why) => Span::Ended(since.map(|since| why.time_ns.saturating_sub(since))),
+            _ if row.is_refused() => TimedSpan::Never,
+            None => TimedSpan::Whole,
+            Some(why) if since.is_some_and(|since| why.time_ns <= since) && row.counting.is_some() => TimedSpan::Never,
+            Some(why) => TimedSpan::Ended(since.map(|since| why.time_ns.saturating_sub(since))),
         }
     }
 }
 
 impl Presentation for Latencies {
-    type Whole = Sum;
+    type Whole = ShareBase;
 
-    fn whole(&self, rows: &[Row<'_>]) -> Sum {
-        let whole = rows.iter().filter(|row| Span::of(row) == Span::Whole);
+    fn whole(&self, rows: &[FunctionRow<'_>]) -> ShareBase {
+        let whole = rows.iter().filter(|row| TimedSpan::of(row) == TimedSpan::Whole);
         let times: Vec<&Distribution> = whole.filter_map(distribution).filter(|d| d.count > 0).collect();
         if times.iter().any(|d| d.own.is_some()) {
-            Sum::Own(times.iter().filter_map(|d| d.own).fold(0, u64::saturating_add))
+            ShareBase::Own(times.iter().filter_map(|d| d.own).fold(0, u64::saturating_add))
         } else {
-            Sum::Total(times.iter().map(|d| d.sum).fold(0, u64::saturating_add))
+            ShareBase::Total(times.iter().map(|d| d.sum).fold(0, u64::saturating_add))
         }
     }
 
@@ -107,7 +107,7 @@ impl Presentation for Latencies {
         true
     }
 
-    fn titles(&self, _: Stage) -> &'static [&'static str] {
+    fn titles(&self, _: TableStage) -> &'static [&'static str] {
         &["TIMED", "SELF", "SHARE", "TOTAL", "MEAN", "P50", "P90", "P99", "P99.9", "MAX"]
     }
 
@@ -115,76 +115,76 @@ impl Presentation for Latencies {
         &["P99.9", "P90", "MODULE", "TIMED", "P50", "HOST", "MEAN", "P99", "MAX"]
     }
 
-    fn cells(&self, row: Row<'_>, _: Stage, whole: &Sum) -> Vec<Cell> {
+    fn cells(&self, row: FunctionRow<'_>, _: TableStage, whole: &ShareBase) -> Vec<Cell> {
         let called = distribution(&row).filter(|d| d.count > 0);
         let mean = called.and_then(Distribution::mean);
         let quantile = |(_, q)| called.and_then(|d| d.quantile(q)).map(|ns| ns as f64);
         let times = std::iter::once(mean).chain(histogram::QUANTILES.map(quantile));
         let total = called.map(|d| time(d.sum as f64)).unwrap_or_default();
         let own = called.and_then(|d| d.own).map(|ns| time(ns as f64)).unwrap_or_default();
-        let (timed, share) = match Span::of(&row) {
-            Span::Whole => {
+        let (timed, share) = match TimedSpan::of(&row) {
+            TimedSpan::Whole => {
                 let share = called
                     .and_then(|d| whole.part(d))
                     .map(|(part, whole)| histogram::share(part, whole))
                     .unwrap_or_default();
                 (called.map(|d| grouped_u64(d.count)).unwrap_or_default(), share)
             }
-            Span::Ended(ns) => {
+            TimedSpan::Ended(ns) => {
                 let span = ns.map_or_else(|| "a part".to_owned(), |ns| time(ns as f64));
                 (format!("{} in {span}", grouped_u64(called.map_or(0, |d| d.count))), String::new())
             }
-            Span::Never => ("counted only".to_owned(), String::new()),
+            TimedSpan::Never => ("counted only".to_owned(), String::new()),
         };
         let times = times.map(|ns| ns.map(time).unwrap_or_default());
         [timed, own, share, total].into_iter().chain(times).map(Cell::from).collect()
     }
 
-    fn sort(&self, rows: &mut [Row<'_>]) -> bool {
+    fn sort(&self, rows: &mut [FunctionRow<'_>]) -> bool {
         if let Some(by) = self.sort {
-            rows.sort_by_cached_key(|row| Key::of(row, by));
+            rows.sort_by_cached_key(|row| SortKey::of(row, by));
         }
         self.sort.is_some()
     }
 
-    fn last(&self, row: &Row<'_>) -> bool {
-        Span::of(row) != Span::Whole
+    fn last(&self, row: &FunctionRow<'_>) -> bool {
+        TimedSpan::of(row) != TimedSpan::Whole
     }
 
-    fn object(&self, row: Row<'_>, whole: &Sum) -> Object {
+    fn object(&self, row: FunctionRow<'_>, whole: &ShareBase) -> Object {
         let value = row.value();
         let activations = value.map(|v| v.details().activations).unwrap_or_default();
         // The number is never left out, because it shows whether a time may cover only a part of the call.
         let left_by_tail_jump = Some(activations.left_by_tail_jump);
         let threads = threads(&row);
-        let thread = |(tid, pid, calls, timed): Caller<'_>| ThreadLatency {
+        let thread = |(tid, pid, calls, timed): CallingThread<'_>| ThreadLatency {
             tid: tid.map(|tid| tid.0),
             pid: pid.map(|pid| pid.0),
             times: Times::of(calls, timed.and_then(|t| t.distribution.as_deref())),
             missing: timed.map(|t| t.activations).unwrap_or_default().into(),
         };
-        Object::Latency(Latency {
+        Object::Latency(LatencyObject {
             id: row.id(),
             clock: self.clock,
             times: Times::of(row.calls(), distribution(&row)),
             mean_ns: distribution(&row).and_then(Distribution::mean),
             share: whole
                 .part(distribution(&row).unwrap_or(&Distribution::default()))
-                .filter(|_| Span::of(&row) == Span::Whole)
+                .filter(|_| TimedSpan::of(&row) == TimedSpan::Whole)
                 .map(|(part, whole)| part as f64 / whole as f64),
             threads: threads.into_iter().map(thread).collect(),
-            missing: Missing { left_by_tail_jump, ..activations.into() },
+            missing: MissingCalls { left_by_tail_jump, ..activations.into() },
             timed_since_ns: row.timed_since_ns(),
             taken_out_ns: value.and_then(|v| v.details().taken_out).map(|why| why.time_ns),
             facts: row.facts(),
         })
     }
 
-    fn below(&self, rows: &[Row<'_>], width: Option<usize>) -> String {
+    fn below(&self, rows: &[FunctionRow<'_>], width: Option<usize>) -> String {
         let called: Vec<_> =
             rows.iter().filter_map(|row| Some((row, distribution(row).filter(|d| d.count > 0)?))).collect();
         let mut text = if called.len() > 1 { shares(self.whole(rows)) } else { String::new() };
-        let missing = |row: &Row<'_>| row.value().map(|v| (row.id().function, v.details().activations));
+        let missing = |row: &FunctionRow<'_>| row.value().map(|v| (row.id().function, v.details().activations));
         text += &words::missing(&rows.iter().filter_map(missing).collect::<Vec<_>>());
         if !called.is_empty() && (self.histograms || called.len() <= HANDFUL) {
             for (row, distribution) in called {
@@ -200,26 +200,26 @@ impl Presentation for Latencies {
 }
 
 /// Explains the columns SELF, TOTAL and SHARE.
-fn shares(sum: Sum) -> String {
+fn shares(sum: ShareBase) -> String {
     let nested = "a call is also in the TOTAL of each function above that waits for it";
     match sum {
-        Sum::Own(sum) => {
+        ShareBase::Own(sum) => {
             let sum = time(sum as f64);
             format!(
                 "{DIM}SELF is without the other functions that are timed; SHARE is of the sum of SELF, {sum}; {nested}{DIM:#}\n"
             )
         }
-        Sum::Total(sum) => {
+        ShareBase::Total(sum) => {
             format!("{DIM}SHARE is of the sum of TOTAL, {}; {nested}{DIM:#}\n", time(sum as f64))
         }
     }
 }
 
 /// A thread that has called a function: its id, its process if that is a child, the number of its calls, and their times.
-type Caller<'a> = (Option<Tid>, Option<Pid>, i64, Option<&'a ThreadValue>);
+type CallingThread<'a> = (Option<Tid>, Option<Pid>, i64, Option<&'a ThreadValue>);
 
 /// The threads that have called a function.
-fn threads<'a>(row: &Row<'a>) -> Vec<Caller<'a>> {
+fn threads<'a>(row: &FunctionRow<'a>) -> Vec<CallingThread<'a>> {
     let of = |value: Option<&'a Value>| value.map(|v| v.details().threads.as_slice()).unwrap_or_default();
     let timed = of(row.value());
     let same = |a: &ThreadValue, b: &ThreadValue| (a.tid, a.pid) == (b.tid, b.pid);
@@ -233,14 +233,14 @@ fn threads<'a>(row: &Row<'a>) -> Vec<Caller<'a>> {
 }
 
 /// Sort key of a row: numbers from the largest to the smallest, then names; a row without a number is last.
-struct Key {
+struct SortKey {
     number: Option<f64>,
     name: String,
     offset: String,
 }
 
-impl Key {
-    fn of(row: &Row<'_>, by: LatencySort) -> Self {
+impl SortKey {
+    fn of(row: &FunctionRow<'_>, by: LatencySort) -> Self {
         let FunctionId { function, offset, .. } = row.id();
         let called = distribution(row).filter(|d| d.count > 0);
         let quantile = |q| called.and_then(|d| d.quantile(q)).map(|ns| ns as f64);
@@ -256,25 +256,25 @@ impl Key {
             LatencySort::Max => quantile(1.0),
             LatencySort::Name => None,
         };
-        Key { number, name: function, offset }
+        SortKey { number, name: function, offset }
     }
 }
 
-impl PartialEq for Key {
+impl PartialEq for SortKey {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Key {}
+impl Eq for SortKey {}
 
-impl PartialOrd for Key {
+impl PartialOrd for SortKey {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Key {
+impl Ord for SortKey {
     fn cmp(&self, other: &Self) -> Ordering {
         let numbers = match (self.number, other.number) {
             (Some(a), Some(b)) => b.total_cmp(&a),
@@ -284,6 +284,6 @@ impl Ord for Key {
     }
 }
 
-fn distribution<'a>(row: &Row<'a>) -> Option<&'a Distribution> {
+fn distribution<'a>(row: &FunctionRow<'a>) -> Option<&'a Distribution> {
     row.value()?.details().distribution.as_deref()
 }

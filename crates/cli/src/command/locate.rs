@@ -1,10 +1,10 @@
 //! `ingraft where`: what lies at an address of a process.
 
 use crate::args::{Common, WhereArgs};
-use crate::conn::{Engines, Target};
+use crate::conn::{Engines, RequestTarget};
 use crate::exit::Stop;
 use crate::objects::Object;
-use crate::objects::code::{Generated, Location};
+use crate::objects::code::{GeneratedFacts, LocationObject};
 use crate::output::progress::Progress;
 use crate::output::{DIM, HEADING, Output};
 
@@ -12,9 +12,9 @@ use crate::output::{DIM, HEADING, Output};
 pub(crate) async fn run(args: &WhereArgs, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
     for client in engines.clients() {
         let mut progress = Progress::new("reading the program", common.format);
-        let found = client.locate(&Target::Pid(args.pid), args.address, &mut progress).await?;
+        let found = client.locate(&RequestTarget::Pid(args.pid), args.address, &mut progress).await?;
         drop(progress);
-        let found = Location::new(found, client.host());
+        let found = LocationObject::new(found, client.host());
         out.text(&text(&found))?;
         out.object(&Object::Location(found))?;
     }
@@ -22,7 +22,7 @@ pub(crate) async fn run(args: &WhereArgs, engines: &Engines, common: &Common, ou
 }
 
 /// The location in words, one fact a line.
-fn text(found: &Location) -> String {
+fn text(found: &LocationObject) -> String {
     let host = found.host.as_ref().map(|host| format!(" at {host}")).unwrap_or_default();
     let mut text = format!("{HEADING}{}{HEADING:#} in process {}{host}\n", found.address, found.pid);
     let mut line = |name: &str, value: &str| {
@@ -68,7 +68,7 @@ fn text(found: &Location) -> String {
 }
 
 /// Description of a part of generated code.
-fn generated_text(generated: &Generated) -> String {
+fn generated_text(generated: &GeneratedFacts) -> String {
     let part = match generated.part {
         "springboard" => "springboard: the jump in the text that leads to woven code",
         "island" => "island: a jump in the text near a springboard",
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn generated_code_is_described_with_its_original() {
-        let found = Location {
+        let found = LocationObject {
             host: None,
             pid: 7,
             address: "0x7f00".to_owned(),
@@ -116,7 +116,7 @@ mod tests {
             block: Some("0x0".to_owned()),
             file: Some("shop.c".to_owned()),
             line: Some(12),
-            generated: Some(Generated {
+            generated: Some(GeneratedFacts {
                 holder: Some("ingraftd 9".to_owned()),
                 part: "relocated",
                 kind: Some("entry"),

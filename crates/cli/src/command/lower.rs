@@ -3,17 +3,17 @@
 use std::fmt::Write as _;
 
 use ingraft_api::LowerRequest;
-use ingraft_mdl::{Library, Options};
+use ingraft_mdl::{Library, ParseOptions};
 use ingraft_model::Flavor;
 
 use crate::args::{CheckArgs, Common, RunningTarget};
-use crate::conn::{Engines, Target};
+use crate::conn::{Engines, RequestTarget};
 use crate::exit::{Exit, Failure, Stop};
 use crate::measure;
 use crate::objects::lowered::Piece;
-use crate::objects::{Host, Lowered, Object};
+use crate::objects::{Host, LoweredObject, Object};
 use crate::output::progress::Progress;
-use crate::output::table::{Cell, Table};
+use crate::output::table::{Cell, TextTable};
 use crate::output::{DIM, HEADING, Output};
 
 /// Shows the worst-case cost of each metric, or of those whose names match a pattern.
@@ -37,7 +37,7 @@ pub(super) async fn costs(
 pub(crate) async fn check(args: CheckArgs, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
     super::mdl::check(&args, common.format, out)?;
     let definitions = measure::sources(&args.files)?;
-    let mut library = Library::new(Options::default());
+    let mut library = Library::new(ParseOptions::default());
     for (name, text) in &definitions {
         // The check above has reported all errors already.
         let _ = library.load(name, text);
@@ -57,7 +57,7 @@ pub(crate) async fn check(args: CheckArgs, engines: &Engines, common: &Common, o
 }
 
 /// The process that the flags name, if they name one.
-fn one(target: &RunningTarget) -> Result<Option<Target>, Stop> {
+fn one(target: &RunningTarget) -> Result<Option<RequestTarget>, Stop> {
     let mut targets = measure::running(target).into_iter();
     match (targets.next(), targets.next()) {
         (first, None) => Ok(first),
@@ -80,12 +80,12 @@ pub(super) async fn without_meaning(
     Ok(lowered.into_iter().filter(|m| !m.applies).map(|m| (m.host, m.metric)).collect())
 }
 
-async fn lowered(ask: &LowerRequest, engines: &Engines, common: &Common) -> Result<Vec<Lowered>, Stop> {
+async fn lowered(ask: &LowerRequest, engines: &Engines, common: &Common) -> Result<Vec<LoweredObject>, Stop> {
     let mut all = Vec::new();
     for client in engines.clients() {
         let mut progress = Progress::new("generating code", common.format);
         let lowered = client.lower(ask, &mut progress).await?;
-        all.extend(lowered.into_iter().map(|metric| Lowered::new(metric, client.host())));
+        all.extend(lowered.into_iter().map(|metric| LoweredObject::new(metric, client.host())));
     }
     if all.iter().all(|m| m.pieces.is_empty())
         && let Some(first) = all.iter().find(|_| ask.focus.is_some())
@@ -98,8 +98,8 @@ async fn lowered(ask: &LowerRequest, engines: &Engines, common: &Common) -> Resu
 }
 
 /// Renders one line for each kind of point of each metric.
-fn table(metrics: &[Lowered], width: Option<usize>) -> String {
-    let mut table = Table::new()
+fn table(metrics: &[LoweredObject], width: Option<usize>) -> String {
+    let mut table = TextTable::new()
         .shrinking("HOST")
         .left("METRIC")
         .left("POINT")
@@ -137,7 +137,7 @@ fn place(p: &Piece) -> String {
 }
 
 /// Renders a metric with its code.
-fn listing(m: &Lowered) -> String {
+fn listing(m: &LoweredObject) -> String {
     let mut text = format!("\n{HEADING}{}{HEADING:#}", m.metric);
     if !m.focus.is_empty() {
         let _ = write!(text, " @ {}", m.focus);
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
     use crate::objects::lowered::Instruction;
 
-    fn metric() -> Lowered {
+    fn metric() -> LoweredObject {
         let line = |label: Option<&str>, text: &str| Instruction {
             label: label.map(str::to_owned),
             at: "0x101000".to_owned(),
@@ -192,7 +192,7 @@ mod tests {
             why_not: why_not.map(str::to_owned),
             code: if why_not.is_none() { vec![line(Some("base"), "mov eax,1"), line(None, "ret")] } else { Vec::new() },
         };
-        Lowered {
+        LoweredObject {
             host: None,
             metric: "calls".to_owned(),
             focus: "/Code/program/function".to_owned(),
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn costs_for_people() {
-        let strange = Lowered { pieces: Vec::new(), problem: Some("no such list".to_owned()), ..metric() };
+        let strange = LoweredObject { pieces: Vec::new(), problem: Some("no such list".to_owned()), ..metric() };
         let text = table(&[metric(), strange], None);
         expect![[r#"
             METRIC  POINT         CYCLES   NS  FUNCTIONS

@@ -59,7 +59,7 @@ fn definition(program: Program) -> Command {
 }
 
 /// A manual page: the sections that are made from the arguments, and the rest.
-struct Page {
+struct ManualPage {
     man: Man,
     /// First line of the page.
     title: String,
@@ -73,32 +73,44 @@ struct Page {
     commands: bool,
 }
 
-fn main_page() -> Page {
+fn main_page() -> ManualPage {
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
-    Page::new(command, "1", "User Commands", &[("ingraftd", "8"), ("ptrace", "2")], true)
+    ManualPage::new(command, "1", "User Commands", &[("ingraftd", "8"), ("ptrace", "2")], true)
 }
 
-fn pages() -> Vec<Page> {
+fn pages() -> Vec<ManualPage> {
     let mut main = Cli::command().disable_help_subcommand(true);
     main.build();
     let mut pages = vec![main_page()];
     for command in main.get_subcommands().filter(|command| !command.is_hide_set()) {
-        pages.push(Page::new(command.clone(), "1", "User Commands", &[("ingraft", "1"), ("ingraftd", "8")], false));
+        pages.push(ManualPage::new(
+            command.clone(),
+            "1",
+            "User Commands",
+            &[("ingraft", "1"), ("ingraftd", "8")],
+            false,
+        ));
     }
     let daemon = definition(Program::Ingraftd);
-    pages.push(Page::new(daemon, "8", "System Administration", &[("ingraft", "1"), ("systemd.service", "5")], true));
+    pages.push(ManualPage::new(
+        daemon,
+        "8",
+        "System Administration",
+        &[("ingraft", "1"), ("systemd.service", "5")],
+        true,
+    ));
     pages
 }
 
-impl Page {
+impl ManualPage {
     fn new(
         command: Command,
         section: &'static str,
         manual: &'static str,
         see_also: &'static [(&'static str, &'static str)],
         files: bool,
-    ) -> Page {
+    ) -> ManualPage {
         let after = command.get_after_long_help().or(command.get_after_help()).map(ToString::to_string);
         let commands = command.get_subcommands().any(|command| !command.is_hide_set());
         let name = command.get_display_name().unwrap_or(command.get_name()).to_owned();
@@ -117,7 +129,7 @@ impl Page {
             command.override_usage(format!("{name} [OPTIONS]"))
         };
         let man = Man::new(command).section(section);
-        Page { man, title, after: after.unwrap_or_default(), see_also, files, commands }
+        ManualPage { man, title, after: after.unwrap_or_default(), see_also, files, commands }
     }
 
     /// Writes the page in the order of sections that man-pages(7) gives.
@@ -190,7 +202,7 @@ fn sentences(paragraph: &str, roff: &mut Roff) {
 mod tests {
     use super::*;
 
-    fn rendered(page: &Page) -> String {
+    fn rendered(page: &ManualPage) -> String {
         let mut text = Vec::new();
         page.render(&mut text).unwrap();
         String::from_utf8(text).unwrap()

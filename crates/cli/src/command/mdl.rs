@@ -1,6 +1,6 @@
 //! `ingraft check` and `ingraft fmt`: check and format metric definitions as texts. No engine is needed.
 
-use ingraft_mdl::{Diagnostic, Library, Look, Options, Severity};
+use ingraft_mdl::{Diagnostic, Library, ParseOptions, RenderStyle, Severity};
 use ingraft_model::Flavor;
 
 use crate::args::{CheckArgs, FmtArgs, Format};
@@ -15,7 +15,7 @@ pub(crate) fn check(args: &CheckArgs, format: Format, out: &mut Output) -> Resul
     let (library, diagnostics) = load(&sources(&args.files)?);
     warn(&library, &args.flavors.names, format);
     // The stream strips the colours if the output is no terminal.
-    out.text(&library.render(&diagnostics, Look::Coloured))?;
+    out.text(&library.render(&diagnostics, RenderStyle::Coloured))?;
     for diagnostic in &diagnostics {
         out.object(&Object::Diagnostic(object(diagnostic)))?;
     }
@@ -38,11 +38,11 @@ pub(crate) fn fmt(args: &FmtArgs, format: Format, out: &mut Output) -> Result<()
     let sources = sources(&args.files)?;
     let mut formatted = Vec::new();
     for (name, text) in &sources {
-        match ingraft_mdl::format(name, text, Options::default()) {
+        match ingraft_mdl::format(name, text, ParseOptions::default()) {
             Ok(text) => formatted.push(text),
             Err(diagnostics) => {
-                let kept = ingraft_mdl::Source::new(name, text);
-                say(&diagnostics, |d| ingraft_mdl::render(d, Some(&kept), Look::Coloured), format);
+                let kept = ingraft_mdl::SourceText::new(name, text);
+                say(&diagnostics, |d| ingraft_mdl::render(d, Some(&kept), RenderStyle::Coloured), format);
                 return Err(wrong(name).into());
             }
         }
@@ -77,7 +77,7 @@ pub(crate) fn accept(definitions: &[(String, String)], format: Format) -> Result
     let (library, mut diagnostics) = load(definitions);
     diagnostics.retain(Diagnostic::is_error);
     let Some(first) = diagnostics.first() else { return Ok(()) };
-    say(&diagnostics, |d| library.render(std::slice::from_ref(d), Look::Coloured), format);
+    say(&diagnostics, |d| library.render(std::slice::from_ref(d), RenderStyle::Coloured), format);
     Err(wrong(&first.file).into())
 }
 
@@ -96,7 +96,7 @@ fn warn(library: &Library, flavors: &[Flavor], format: Format) {
 
 /// Reads definitions on top of the shipped ones.
 fn load(definitions: &[(String, String)]) -> (Library, Vec<Diagnostic>) {
-    let mut library = ingraft_mdl::shipped::library(Options::default());
+    let mut library = ingraft_mdl::shipped::library(ParseOptions::default());
     let diagnostics = definitions.iter().flat_map(|(name, text)| library.load(name, text)).collect();
     (library, diagnostics)
 }
@@ -115,13 +115,13 @@ fn wrong(file: &str) -> Failure {
     Failure::usage(format!("{file} has errors"), format!("mend them; `ingraft check {file}` shows all findings"))
 }
 
-fn object(d: &Diagnostic) -> objects::Diagnostic {
+fn object(d: &Diagnostic) -> objects::DiagnosticObject {
     let severity = match d.severity {
         Severity::Error => "error",
         Severity::Warning => "warning",
         Severity::Note => "note",
     };
-    objects::Diagnostic {
+    objects::DiagnosticObject {
         file: d.file.clone(),
         line: d.line,
         column: d.column,

@@ -7,10 +7,10 @@ use crate::args::{Common, MetricsArgs};
 use crate::conn::Engines;
 use crate::exit::{Exit, Failure, Stop};
 use crate::measure;
-use crate::objects::{Event, Metric, Object};
+use crate::objects::{EventObject, MetricObject, Object};
 use crate::output::number::plural;
 use crate::output::progress::Progress;
-use crate::output::table::{Cell, Table};
+use crate::output::table::{Cell, TextTable};
 use crate::output::{DIM, Output};
 
 /// Width of descriptions for which other columns are omitted on a narrow screen.
@@ -32,7 +32,7 @@ pub(crate) async fn run(args: MetricsArgs, engines: &Engines, common: &Common, o
     for client in engines.clients() {
         let mut progress = Progress::new("reading definitions", common.format);
         let found = client.metrics(&definitions, &mut progress).await?;
-        metrics.extend(found.into_iter().map(|metric| Metric::new(metric, client.host())));
+        metrics.extend(found.into_iter().map(|metric| MetricObject::new(metric, client.host())));
     }
     let listed = |flavor: &Flavor| metrics.iter().any(|m| m.flavors.iter().any(|known| known == flavor.as_str()));
     let strange: Vec<Flavor> = flavors.iter().filter(|flavor| !listed(flavor)).cloned().collect();
@@ -77,12 +77,12 @@ async fn events(glob: Option<&str>, engines: &Engines, common: &Common, out: &mu
     for client in engines.clients() {
         let mut progress = Progress::new("trying events", common.format);
         let found = client.events(&mut progress).await?;
-        events.extend(found.into_iter().map(|event| Event::new(event, client.host())));
+        events.extend(found.into_iter().map(|event| EventObject::new(event, client.host())));
     }
     keep_matching(&mut events, glob, "event", |e| {
         std::iter::once(&e.name).chain(&e.aliases).map(String::as_str).collect()
     })?;
-    let mut table = Table::new().shrinking("HOST").left("EVENT").left("COUNTED BY").left("AT POINTS").shrinking("");
+    let mut table = TextTable::new().shrinking("HOST").left("EVENT").left("COUNTED BY").left("AT POINTS").shrinking("");
     for e in &events {
         let names = std::iter::once(&e.name).chain(&e.aliases).map(String::as_str).collect::<Vec<_>>().join(", ");
         let problem = e.problem.as_deref().unwrap_or_default();
@@ -100,8 +100,8 @@ async fn events(glob: Option<&str>, engines: &Engines, common: &Common, out: &mu
     events.into_iter().try_for_each(|e| out.object(&Object::Event(e)))
 }
 
-fn render(metrics: &[Metric], width: Option<usize>) -> String {
-    let mut table = Table::new()
+fn render(metrics: &[MetricObject], width: Option<usize>) -> String {
+    let mut table = TextTable::new()
         .shrinking("HOST")
         .left("METRIC")
         .left("UNIT")
@@ -126,7 +126,7 @@ fn render(metrics: &[Metric], width: Option<usize>) -> String {
 }
 
 /// The flavors of a metric that a program has only if the user names them; empty for a metric of every program.
-fn flavors_shown(metric: &Metric) -> String {
+fn flavors_shown(metric: &MetricObject) -> String {
     let everywhere = metric.flavors.iter().any(|flavor| flavor == "linux" || flavor == "unix");
     if everywhere { String::new() } else { metric.flavors.join(" ") }
 }
@@ -135,14 +135,14 @@ fn flavors_shown(metric: &Metric) -> String {
 mod tests {
     use super::*;
 
-    fn metric(name: &str) -> Metric {
-        Metric {
+    fn metric(name: &str) -> MetricObject {
+        MetricObject {
             name: name.to_owned(),
             unit: "operations".to_owned(),
             aggregate: "sum",
             constraints: ["/Code", "/Process", "/Machine", "/SyncObject"].map(str::to_owned).to_vec(),
             doc: "operations on mutexes, with those that wait and those that do not".to_owned(),
-            ..Metric::default()
+            ..MetricObject::default()
         }
     }
 
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn a_pattern_chooses_metrics() {
         let mut all = vec![metric("calls"), metric("calls_made"), metric("wall_time")];
-        let names = |m: &Metric| vec![m.name.clone()];
+        let names = |m: &MetricObject| vec![m.name.clone()];
         keep_matching(&mut all, Some("calls*"), "metric", |m| vec![m.name.as_str()]).expect("two match");
         assert_eq!(all.iter().flat_map(names).collect::<Vec<_>>(), ["calls", "calls_made"]);
         let none = keep_matching(&mut all, Some("time"), "metric", |m| vec![m.name.as_str()]);

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use crate::args::{Common, PsArgs};
 use crate::conn::Engines;
 use crate::exit::{Exit, Failure, Stop};
-use crate::objects::{Object, Process};
+use crate::objects::{Object, ProcessObject};
 use crate::output::progress::Progress;
-use crate::output::table::{Cell, Table};
+use crate::output::table::{Cell, TextTable};
 use crate::output::{BAD, DIM, GOOD, Output};
 
 /// Runs the command.
@@ -16,7 +16,7 @@ pub(crate) async fn run(args: PsArgs, engines: &Engines, common: &Common, out: &
     for client in engines.clients() {
         let mut progress = Progress::new("looking at processes", common.format);
         let found = client.processes(args.glob.as_deref(), &mut progress).await?;
-        processes.extend(found.into_iter().map(|process| Process::new(process, client.host())));
+        processes.extend(found.into_iter().map(|process| ProcessObject::new(process, client.host())));
     }
     if let (true, Some(glob)) = (processes.is_empty(), &args.glob) {
         let what = format!("no process is called `{glob}`");
@@ -27,9 +27,9 @@ pub(crate) async fn run(args: PsArgs, engines: &Engines, common: &Common, out: &
     processes.into_iter().try_for_each(|p| out.object(&Object::Process(p)))
 }
 
-fn render(processes: &[Process], width: Option<usize>) -> String {
+fn render(processes: &[ProcessObject], width: Option<usize>) -> String {
     let mut users = Users::default();
-    let mut table = Table::new()
+    let mut table = TextTable::new()
         .shrinking("HOST")
         .right("PID")
         .right("PARENT")
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn hints_are_said_once() {
-        let process = |pid, why: Option<&str>| Process {
+        let process = |pid, why: Option<&str>| ProcessObject {
             host: Some("unix:/a".to_owned()),
             pid,
             name: format!("p{pid}"),

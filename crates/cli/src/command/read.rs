@@ -7,7 +7,7 @@ use super::{count, latency, watch};
 use crate::args::{Common, ReadArgs};
 use crate::conn::{Client, Engines};
 use crate::exit::{Exit, Failure, Stop};
-use crate::measure::{Site, View};
+use crate::measure::{MeasurementView, TargetMeasurement};
 use crate::objects::{self, Object};
 use crate::output::progress::Progress;
 use crate::output::{self, DIM, Output, words};
@@ -58,8 +58,8 @@ async fn show(client: &Client, its: &Inserted, id: MeasurementId, out: &mut Outp
     let pairs = client.measured(id).await?;
     let reading = client.read(id, pairs.len()).await?;
     out.text(&format!("{DIM}process {pid}: measurement {measurement}, held by {}{DIM:#}\n", its.holder))?;
-    out.object(&Object::Kept(objects::Kept { host: client.host(), pid, measurement }))?;
-    let site = Site::left_in(client.clone(), (its.pid, id), pairs, reading);
+    out.object(&Object::Kept(objects::KeptObject { host: client.host(), pid, measurement }))?;
+    let site = TargetMeasurement::left_in(client.clone(), (its.pid, id), pairs, reading);
     // Times come with the numbers of calls.
     let all = |metric: &str| {
         let pairs = &site.enabled.pairs;
@@ -67,7 +67,7 @@ async fn show(client: &Client, its: &Inserted, id: MeasurementId, out: &mut Outp
         let of_functions = pairs.iter().all(|pair| is(pair) && pair.function.is_some());
         of_functions && pairs.iter().any(|pair| pair.pair.metric == metric)
     };
-    let mut view: Box<dyn View + Send> = if all("calls") {
+    let mut view: Box<dyn MeasurementView + Send> = if all("calls") {
         count::view()
     } else if all("latency") {
         latency::view("wall")

@@ -7,9 +7,9 @@ use std::path::Path;
 use ingraft_model::glob::glob_match;
 use ingraft_model::{EdgeTarget, Key, Svma};
 use ingraft_report::{
-    BlockCount, EdgeCount, EdgeEnd, FunctionProfile, ModuleCode, ModuleInfo, Program, Refused, SavedProfile,
-    TraceClock, TraceError, TraceRecord, TraceRecords, TraceReplay, TraceStep, TracedFunction, TracedProgram,
-    TracedRoutine,
+    BlockCount, EdgeCount, EdgeEnd, FunctionProfile, ModuleCode, ModuleInfo, ProfiledProgram, SavedProfile, TraceClock,
+    TraceError, TraceRecord, TraceRecords, TraceReplay, TraceStep, TracedFunction, TracedProgram, TracedRoutine,
+    UnprofiledFunction,
 };
 
 use crate::args::{Format, ReplayArgs};
@@ -26,12 +26,12 @@ const ROWS: usize = 20;
 
 /// Runs the command.
 pub(crate) fn run(args: &ReplayArgs, format: Format, out: &mut Output) -> Result<(), Stop> {
-    let mut trace = Trace::read(&args.file, format)?;
+    let mut trace = TraceOutline::read(&args.file, format)?;
     let wanted = trace.choose(&args.functions)?;
     let traced: Result<Vec<TracedFunction>, _> = trace.routines.iter().map(TracedRoutine::traced).collect();
     let traced = traced.map_err(|e| unreadable(&args.file, &e.into()))?;
     let names = trace.routines.iter().map(|routine| tables::shown(&routine.name, start(routine))).collect();
-    let mut replay = Replay { trace: &trace, wanted, names, code: Vec::new(), profile: trace.profile(), args };
+    let mut replay = ReplayRun { trace: &trace, wanted, names, code: Vec::new(), profile: trace.profile(), args };
     if args.instructions {
         replay.code = modules::code(&replay.profile, &[], format)?;
     }
@@ -49,8 +49,8 @@ pub(crate) fn run(args: &ReplayArgs, format: Format, out: &mut Output) -> Result
 }
 
 /// Warns of what the trace does not tell.
-fn tell(unknown: &[traces::Replayed], format: Format) {
-    let sum = |of: fn(&traces::Replayed) -> u64| unknown.iter().map(of).fold(0, u64::saturating_add);
+fn tell(unknown: &[traces::ReplayedObject], format: Format) {
+    let sum = |of: fn(&traces::ReplayedObject) -> u64| unknown.iter().map(of).fold(0, u64::saturating_add);
     let gaps = sum(|thread| thread.gaps);
     if gaps > 0 {
         let what = format!("steps are missing at {}, mostly because a buffer was full", plural(gaps, "gap", "gaps"));
@@ -86,7 +86,7 @@ fn records_of(path: &Path) -> Result<TraceRecords<BufReader<File>>, Failure> {
 }
 
 /// A trace without its chunks.
-struct Trace {
+struct TraceOutline {
     program: TracedProgram,
     /// The clock of the entries; `None` if they do not tell the time.
     clock: Option<TraceClock>,
@@ -95,15 +95,15 @@ struct Trace {
     modules: Vec<ModuleInfo>,
     routines: Vec<TracedRoutine>,
     /// Functions that were asked for and are not traced.
-    refused: Vec<Refused>,
+    refused: Vec<UnprofiledFunction>,
 }
 
-impl Trace {
+impl TraceOutline {
     /// Reads what the chunks refer to. Warns if the file has no end.
     fn read(path: &Path, format: Format) -> Result<Self, Failure> {
         let program = TracedProgram::default();
         let (modules, routines, refused) = (Vec::new(), Vec::new(), Vec::new());
-        let mut trace = Trace { program, clock: None, newest: false, modules, routines, refused };
+        let mut trace = TraceOutline { program, clock: None, newest: false, modules, routines, refused };
         let mut ended = false;
         for record in records_of(path)? {
             match record {
@@ -116,7 +116,7 @@ impl Trace {
                     trace.modules.extend(code.modules);
                     let later = |f: TracedRoutine| TracedRoutine { module: f.module + before, ..f };
                     trace.routines.extend(code.functions.into_iter().map(later));
-                    let later = |f: Refused| Refused { module: f.module + before, ..f };
+                    let later = |f: UnprofiledFunction| UnprofiledFunction { module: f.module + before, ..f };
                     trace.refused.extend(code.refused.into_iter().map(later));
                 }
                 Ok(TraceRecord::Chunk(chunk)) => trace.clock.iter_mut().for_each(|clock| clock.note(&chunk)),
@@ -152,7 +152,7 @@ impl Trace {
     /// pattern matches no function.
     fn choose(&mut self, patterns: &[String]) -> Result<Vec<bool>, Failure> {
         let traced = |f: &TracedRoutine, pattern: &str| self.matches(pattern, (f.module, &f.name, start(f)));
-        let refused = |f: &Refused, pattern: &str| self.matches(pattern, (f.module, &f.name, f.start));
+        let refused = |f: &UnprofiledFunction, pattern: &str| self.matches(pattern, (f.module, &f.name, f.start));
         let is_some = |pattern: &String| {
             self.routines.iter().any(|f| traced(f, pattern)) || self.refused.iter().any(|f| refused(f, pattern))
         };
@@ -245,8 +245,8 @@ fn seconds(ns: i128) -> String {
 }
 
 /// A replay, and what it has counted.
-struct Replay<'a> {
-    trace: &'a Trace,
+struct ReplayRun<'a> {
+    trace: &'a TraceOutline,
     /// For each function, whether its steps are wanted.
     wanted: Vec<bool>,
     /// Name of each function, as people see it.
@@ -258,9 +258,9 @@ struct Replay<'a> {
     args: &'a ReplayArgs,
 }
 
-impl Replay<'_> {
+impl ReplayRun<'_> {
     /// Replays all chunks. Returns what is not known of each thread.
-    fn all(&mut self, traced: &[TracedFunction], out: &mut Output) -> Result<Vec<traces::Replayed>, Stop> {
+    fn all(&mut self, traced: &[TracedFunction], out: &mut Output) -> Result<Vec<traces::ReplayedObject>, Stop> {
         let mut replay = TraceReplay::new(traced);
         if self.trace.newest {
             replay = replay.of_newest_part();
@@ -287,7 +287,7 @@ impl Replay<'_> {
             read.map_err(|e| unreadable(&self.args.file, &e.into()))?;
         }
         let pid = self.trace.program.pid.cast_signed();
-        let one = |(stream, tid, unknown): (u32, u32, ingraft_report::Unknown)| traces::Replayed {
+        let one = |(stream, tid, unknown): (u32, u32, ingraft_report::Unknown)| traces::ReplayedObject {
             pid,
             tid,
             stream,
@@ -315,13 +315,13 @@ impl Replay<'_> {
             TraceStep::Condition => {
                 let Thread { tid, stream, time_ns } = thread;
                 let pid = self.trace.program.pid.cast_signed();
-                out.object(&Object::Condition(traces::Held { pid, tid, stream, time_ns }))?;
+                out.object(&Object::Condition(traces::ConditionObject { pid, tid, stream, time_ns }))?;
                 return out.text(&format!("{}  the condition holds\n", self.begin(thread)));
             }
             TraceStep::Gap => {
                 let pid = self.trace.program.pid.cast_signed();
                 let Thread { tid, stream, .. } = thread;
-                out.object(&Object::Gap(traces::Gap { pid, tid, stream }))?;
+                out.object(&Object::Gap(traces::GapObject { pid, tid, stream }))?;
                 return out.text(&format!("{}  steps are missing\n", self.begin(thread)));
             }
         };
@@ -378,7 +378,7 @@ impl Replay<'_> {
         if out.json() {
             let id = self.id(number, routine);
             let Thread { tid, stream, time_ns } = thread;
-            return out.object(&Object::Step(traces::Step { id, tid, stream, step, depth, at, time_ns }));
+            return out.object(&Object::Step(traces::StepObject { id, tid, stream, step, depth, at, time_ns }));
         }
         let name = self.names.get(number).map(String::as_str).unwrap_or_default();
         let indent = 2 * depth.min(64) as usize;
@@ -418,7 +418,7 @@ impl Replay<'_> {
         self.profile.functions.retain(|f| wanted.next().copied().unwrap_or_default() && !refused(f));
         if !out.json() {
             let code = modules::code(&self.profile, &[], format)?;
-            return out.text(&tables::profile(&Program::new(&self.profile, code), ROWS, out.width()));
+            return out.text(&tables::profile(&ProfiledProgram::new(&self.profile, code), ROWS, out.width()));
         }
         for function in &self.profile.functions {
             let id = FunctionId {
@@ -431,7 +431,7 @@ impl Replay<'_> {
             records::blocks(function, &id).iter().try_for_each(|block| out.object(block))?;
         }
         for refused in &self.profile.refused {
-            out.object(&Object::Refused(objects::Refused {
+            out.object(&Object::Refused(objects::RefusedObject {
                 host: None,
                 pid: self.profile.pid.cast_signed(),
                 module: self.trace.module(refused.module).to_owned(),

@@ -7,12 +7,12 @@ use ingraft_api::{EnableRequest, FunctionRef, PairFacts, PairInfo, Value};
 use ingraft_model::{Focus, PartName};
 
 use crate::args;
-use crate::conn::Target;
+use crate::conn::RequestTarget;
 use crate::exit::Stop;
-use crate::measure::{self, Context, Plan, Site, View};
+use crate::measure::{self, CommandContext, MeasurementPlan, MeasurementView, TargetMeasurement};
 use crate::objects::{FunctionId, Object};
 use crate::output::number::{grouped, plural};
-use crate::output::table::{Cell, Table};
+use crate::output::table::{Cell, TextTable};
 use crate::output::{DIM, Output};
 
 /// Number of rows above which functions without a call are combined in one line.
@@ -22,9 +22,9 @@ const FOLD: usize = 40;
 const SILENT_NAMED: usize = 3;
 
 /// The request of a command: flags, targets, functions and metric.
-pub(super) struct Asked {
+pub(super) struct RowsRequest {
     pub(super) measure: args::Measure,
-    pub(super) target: args::Target,
+    pub(super) target: args::TargetArgs,
     pub(super) functions: Vec<String>,
     /// The metric at each function.
     pub(super) metric: &'static str,
@@ -34,8 +34,8 @@ pub(super) struct Asked {
 
 /// One function in one target.
 #[derive(Clone, Copy)]
-pub(super) struct Row<'a> {
-    pub(super) site: &'a Site,
+pub(super) struct FunctionRow<'a> {
+    pub(super) site: &'a TargetMeasurement,
     pub(super) pair: usize,
     /// The pair that counts the calls; `None` if that is `pair`.
     pub(super) counting: Option<usize>,
@@ -43,7 +43,7 @@ pub(super) struct Row<'a> {
 
 /// The table that a row is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum TableStage {
     /// The table that redraws itself.
     Live,
     /// The table with the final values.
@@ -55,17 +55,17 @@ pub(super) trait Presentation {
     /// A figure of all functions together, such as the sum that shares are of.
     type Whole;
     /// Computes the figure from all functions, those that are not shown included.
-    fn whole(&self, rows: &[Row<'_>]) -> Self::Whole;
+    fn whole(&self, rows: &[FunctionRow<'_>]) -> Self::Whole;
     /// Titles of the columns after the number of calls; all of these columns have numbers.
-    fn titles(&self, stage: Stage) -> &'static [&'static str];
+    fn titles(&self, stage: TableStage) -> &'static [&'static str];
     /// Titles of the columns that a narrow screen leaves out, the least important first.
     fn optional(&self) -> &'static [&'static str];
     /// Cells of a row, as many as there are titles.
-    fn cells(&self, row: Row<'_>, stage: Stage, whole: &Self::Whole) -> Vec<Cell>;
+    fn cells(&self, row: FunctionRow<'_>, stage: TableStage, whole: &Self::Whole) -> Vec<Cell>;
     /// The final values for scripts.
-    fn object(&self, row: Row<'_>, whole: &Self::Whole) -> Object;
+    fn object(&self, row: FunctionRow<'_>, whole: &Self::Whole) -> Object;
     /// Sorts rows in the order that the user asked for. Returns false, and changes nothing, if the user asked for no order.
-    fn sort(&self, _rows: &mut [Row<'_>]) -> bool {
+    fn sort(&self, _rows: &mut [FunctionRow<'_>]) -> bool {
         false
     }
     /// The metric that counts the calls of each function, if another one than that of the rows does.
@@ -73,7 +73,7 @@ pub(super) trait Presentation {
         None
     }
     /// Whether a row stands below the others, because its values cannot be compared with theirs.
-    fn last(&self, _row: &Row<'_>) -> bool {
+    fn last(&self, _row: &FunctionRow<'_>) -> bool {
         false
     }
     /// Whether functions without a call are always combined in one line, unless no function of the table was called.
@@ -81,16 +81,16 @@ pub(super) trait Presentation {
         false
     }
     /// Text for people below the final table.
-    fn below(&self, _rows: &[Row<'_>], _width: Option<usize>) -> String {
+    fn below(&self, _rows: &[FunctionRow<'_>], _width: Option<usize>) -> String {
         String::new()
     }
 }
 
 /// Runs the measurement of a command and presents its rows.
 pub(super) async fn run(
-    asked: Asked,
+    asked: RowsRequest,
     presentation: impl Presentation,
-    context: Context<'_>,
+    context: CommandContext<'_>,
     out: &mut Output,
 ) -> Result<(), Stop> {
     let metrics = asked.counted.into_iter().chain([asked.metric]);
@@ -100,14 +100,14 @@ pub(super) async fn run(
         allow_calls: asked.measure.allow_calls,
         ..EnableRequest::default()
     };
-    let request = |target: Target| measure::request(target, &asked.measure, own.clone());
-    let plan = Plan::new(&asked.measure, &asked.target, request, out);
+    let request = |target: RequestTarget| measure::request(target, &asked.measure, own.clone());
+    let plan = MeasurementPlan::new(&asked.measure, &asked.target, request, out);
     let samples = asked.measure.interval.is_some();
     measure::run(plan, context, &mut RowsView { presentation, samples }, out).await
 }
 
 /// Presents rows of measurements that were inserted earlier.
-pub(super) fn view<P: Presentation + Send + 'static>(presentation: P) -> Box<dyn View + Send> {
+pub(super) fn view<P: Presentation + Send + 'static>(presentation: P) -> Box<dyn MeasurementView + Send> {
     Box::new(RowsView { presentation, samples: false })
 }
 
@@ -117,12 +117,12 @@ struct RowsView<P> {
     samples: bool,
 }
 
-impl<P: Presentation> View for RowsView<P> {
-    fn reading(&mut self, sites: &[Site], at: usize, out: &mut Output) -> Result<(), Stop> {
+impl<P: Presentation> MeasurementView for RowsView<P> {
+    fn reading(&mut self, sites: &[TargetMeasurement], at: usize, out: &mut Output) -> Result<(), Stop> {
         if self.samples && out.json() {
             let Some(site) = sites.get(at) else { return Ok(()) };
             let counted = self.presentation.counted();
-            for Row { pair, .. } in rows_of(site, counted) {
+            for FunctionRow { pair, .. } in rows_of(site, counted) {
                 if site.before.is_none() || site.rate(pair).is_some_and(|r| r != 0.0) {
                     out.object(&super::watch::sample(site, pair))?;
                 }
@@ -134,7 +134,7 @@ impl<P: Presentation> View for RowsView<P> {
         Ok(())
     }
 
-    fn last(&mut self, sites: &[Site], out: &mut Output) -> Result<(), Stop> {
+    fn last(&mut self, sites: &[TargetMeasurement], out: &mut Output) -> Result<(), Stop> {
         let mut rows = rows(sites, self.presentation.counted());
         self.presentation.sort(&mut rows);
         rows.sort_by_key(|row| self.presentation.last(row));
@@ -152,7 +152,7 @@ impl<P: Presentation> View for RowsView<P> {
 
 impl<P: Presentation> RowsView<P> {
     /// The table while the command counts: the busiest functions that fit on the screen.
-    fn live(&self, sites: &[Site], width: Option<usize>, height: usize) -> String {
+    fn live(&self, sites: &[TargetMeasurement], width: Option<usize>, height: usize) -> String {
         let mut rows = rows(sites, self.presentation.counted());
         let whole = self.presentation.whole(&rows);
         let room = height.saturating_sub(3).max(1);
@@ -162,8 +162,9 @@ impl<P: Presentation> RowsView<P> {
             rows.retain(|row| row.calls() != 0);
             if !sorted {
                 rows.sort_by(|a, b| {
-                    let key =
-                        |row: &Row<'_>| (row.site.rate(row.counting.unwrap_or(row.pair)).unwrap_or(0.0), row.calls());
+                    let key = |row: &FunctionRow<'_>| {
+                        (row.site.rate(row.counting.unwrap_or(row.pair)).unwrap_or(0.0), row.calls())
+                    };
                     let ((rate_a, calls_a), (rate_b, calls_b)) = (key(a), key(b));
                     rate_b.total_cmp(&rate_a).then(calls_b.cmp(&calls_a))
                 });
@@ -172,7 +173,7 @@ impl<P: Presentation> RowsView<P> {
         rows.sort_by_key(|row| self.presentation.last(row));
         rows.truncate(room);
         let hidden = (all - rows.len()) as u64;
-        let mut text = self.table(&rows, &whole, Stage::Live, sites.len() > 1, width);
+        let mut text = self.table(&rows, &whole, TableStage::Live, sites.len() > 1, width);
         if hidden > 0 {
             let what = match sorted {
                 true => plural(hidden, "more function", "more functions"),
@@ -185,7 +186,7 @@ impl<P: Presentation> RowsView<P> {
 
     /// The final table, in the order that the user asked for. Without such an order, if there are many rows, those with the most calls are
     /// first.
-    fn summary(&self, mut rows: Vec<Row<'_>>, several: bool, width: Option<usize>) -> String {
+    fn summary(&self, mut rows: Vec<FunctionRow<'_>>, several: bool, width: Option<usize>) -> String {
         let all = rows.len();
         let whole = self.presentation.whole(&rows);
         let mut names = String::new();
@@ -204,8 +205,8 @@ impl<P: Presentation> RowsView<P> {
         }
         rows.sort_by_key(|row| self.presentation.last(row));
         let silent = all - rows.len();
-        let total: i64 = rows.iter().map(Row::calls).sum();
-        let mut text = self.table(&rows, &whole, Stage::Last, several, width);
+        let total: i64 = rows.iter().map(FunctionRow::calls).sum();
+        let mut text = self.table(&rows, &whole, TableStage::Last, several, width);
         if silent > 0 {
             let colon = if names.is_empty() { "" } else { ": " };
             let silent = plural(silent as u64, "function", "functions");
@@ -218,8 +219,15 @@ impl<P: Presentation> RowsView<P> {
     }
 
     /// Renders a table, with the ids of targets if there are several.
-    fn table(&self, rows: &[Row<'_>], whole: &P::Whole, stage: Stage, several: bool, width: Option<usize>) -> String {
-        let calls = Table::new()
+    fn table(
+        &self,
+        rows: &[FunctionRow<'_>],
+        whole: &P::Whole,
+        stage: TableStage,
+        several: bool,
+        width: Option<usize>,
+    ) -> String {
+        let calls = TextTable::new()
             .shrinking("HOST")
             .right("PID")
             .right("PARENT")
@@ -246,12 +254,12 @@ impl<P: Presentation> RowsView<P> {
     }
 }
 
-fn rows<'a>(sites: &'a [Site], counted: Option<&'static str>) -> Vec<Row<'a>> {
+fn rows<'a>(sites: &'a [TargetMeasurement], counted: Option<&'static str>) -> Vec<FunctionRow<'a>> {
     sites.iter().flat_map(|site| rows_of(site, counted)).collect()
 }
 
 /// One row for each function that is measured. With a metric that counts calls, the rows are of the other pairs.
-fn rows_of<'a>(site: &'a Site, counted: Option<&'static str>) -> Vec<Row<'a>> {
+fn rows_of<'a>(site: &'a TargetMeasurement, counted: Option<&'static str>) -> Vec<FunctionRow<'a>> {
     let pairs = || (0..).zip(site.enabled.pairs.iter());
     let counts = |pair: &PairInfo| counted.is_some_and(|metric| pair.pair.metric == metric);
     let counting: HashMap<&Focus, usize> =
@@ -267,12 +275,12 @@ fn rows_of<'a>(site: &'a Site, counted: Option<&'static str>) -> Vec<Row<'a>> {
     let row = |(pair, info): (usize, &PairInfo)| {
         let counting = counting.get(&info.pair.focus).copied();
         let measured = is_measured(&pair) || counting.as_ref().is_some_and(is_measured);
-        measured.then_some(Row { site, pair, counting })
+        measured.then_some(FunctionRow { site, pair, counting })
     };
     pairs().filter(|(_, pair)| !counts(pair)).filter_map(row).collect()
 }
 
-impl<'a> Row<'a> {
+impl<'a> FunctionRow<'a> {
     /// The latest value.
     pub(super) fn value(&self) -> Option<&'a Value> {
         self.site.reading.values.get(self.pair)

@@ -5,11 +5,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::args::Common;
 use crate::conn::Engines;
 use crate::exit::Stop;
-use crate::objects::inserted::PairCost;
-use crate::objects::{Inserted, Object};
+use crate::objects::inserted::PairCostFacts;
+use crate::objects::{InsertedObject, Object};
 use crate::output::number::{ago, bytes, grouped_u64, percent, short};
 use crate::output::progress::Progress;
-use crate::output::table::{Cell, Table};
+use crate::output::table::{Cell, TextTable};
 use crate::output::{self, DIM, Output, words};
 
 /// Number of pairs of a target that people see; scripts get more.
@@ -21,7 +21,7 @@ pub(crate) async fn run(engines: &Engines, common: &Common, out: &mut Output) ->
     for client in engines.clients() {
         let mut progress = Progress::new("looking at processes", common.format);
         let found = client.inserted(&mut progress).await?;
-        inserted.extend(found.into_iter().map(|one| Inserted::new(one, client.host())));
+        inserted.extend(found.into_iter().map(|one| InsertedObject::new(one, client.host())));
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let text = render(&inserted, now, out.width());
@@ -32,11 +32,11 @@ pub(crate) async fn run(engines: &Engines, common: &Common, out: &mut Output) ->
     inserted.into_iter().try_for_each(|i| out.object(&Object::Inserted(i)))
 }
 
-fn render(inserted: &[Inserted], now: Duration, width: Option<usize>) -> String {
+fn render(inserted: &[InsertedObject], now: Duration, width: Option<usize>) -> String {
     if inserted.is_empty() {
         return "nothing is inserted anywhere\n".to_owned();
     }
-    let mut table = Table::new()
+    let mut table = TextTable::new()
         .shrinking("HOST")
         .right("PID")
         .left("HELD BY")
@@ -66,20 +66,21 @@ fn render(inserted: &[Inserted], now: Duration, width: Option<usize>) -> String 
 }
 
 /// Observed cost, as a share of one processor and of the processor time that the target has used.
-fn so_far(i: &Inserted) -> String {
+fn so_far(i: &InsertedObject) -> String {
     let Some(ns) = i.observed_ns_per_s else { return String::new() };
     let of_target = i.observed_of_target.map(|share| format!(", {} of its own", percent(share * 100.0)));
     percent(ns / 1e7) + &of_target.unwrap_or_default()
 }
 
 /// The pairs of a target that cost most.
-fn dearest(i: &Inserted, width: Option<usize>) -> String {
+fn dearest(i: &InsertedObject, width: Option<usize>) -> String {
     let shown: Vec<_> = i.pairs.iter().filter(|p| p.cost_ns_per_s > 0.0).take(PAIRS).collect();
     if shown.is_empty() {
         return String::new();
     }
-    let table = Table::new().right("PID").left("METRIC").shrinking("FOCUS").right("RUNS/S").right("NS").right("COST");
-    let row = |mut table: Table, p: &&PairCost| {
+    let table =
+        TextTable::new().right("PID").left("METRIC").shrinking("FOCUS").right("RUNS/S").right("NS").right("COST");
+    let row = |mut table: TextTable, p: &&PairCostFacts| {
         table.row(vec![
             i.pid.to_string().into(),
             p.metric.as_str().into(),
@@ -94,7 +95,7 @@ fn dearest(i: &Inserted, width: Option<usize>) -> String {
 }
 
 /// Number of measurements that stay without a client. The number of all measurements is known only if they are the answering engine's own.
-fn kept(i: &Inserted) -> String {
+fn kept(i: &InsertedObject) -> String {
     match (i.kept, i.measurements.len()) {
         (0, _) => String::new(),
         (kept, 0) => kept.to_string(),
@@ -110,7 +111,7 @@ mod tests {
 
     #[test]
     fn status_for_people() {
-        let inserted = Inserted {
+        let inserted = InsertedObject {
             host: None,
             pid: 4712,
             holder: "ingraftd 812".to_owned(),
@@ -122,7 +123,7 @@ mod tests {
             observed_ns_per_s: Some(2_000_000.0),
             observed_of_target: Some(0.01),
             pair_count: 1,
-            pairs: vec![PairCost {
+            pairs: vec![PairCostFacts {
                 metric: "calls".to_owned(),
                 focus: "/Code/server/handle".to_owned(),
                 hit_ns: 1.5,

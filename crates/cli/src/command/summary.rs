@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use crate::exit::Stop;
-use crate::objects::code::{KindSummary, Summary};
-use crate::objects::{Function, Object};
+use crate::objects::code::{KindSummary, SummaryObject};
+use crate::objects::{FunctionObject, Object};
 use crate::output::number::{grouped_u64, percent};
-use crate::output::table::{Cell, Table};
+use crate::output::table::{Cell, TextTable};
 use crate::output::{BAD, DIM, Output, WARN};
 
 /// Prints the summary of these functions.
-pub(super) fn print(functions: &[Function], several: bool, out: &mut Output) -> Result<(), Stop> {
+pub(super) fn print(functions: &[FunctionObject], several: bool, out: &mut Output) -> Result<(), Stop> {
     let all = summaries(functions);
     let text = render(&all, several, out.width());
     out.text(&text)?;
@@ -18,12 +18,12 @@ pub(super) fn print(functions: &[Function], several: bool, out: &mut Output) -> 
 }
 
 /// The summaries of all modules, in the order in which the modules come first.
-fn summaries(functions: &[Function]) -> Vec<Summary> {
-    let mut all: Vec<Summary> = Vec::new();
+fn summaries(functions: &[FunctionObject]) -> Vec<SummaryObject> {
+    let mut all: Vec<SummaryObject> = Vec::new();
     let mut known: BTreeMap<(Option<&str>, i32, &str), usize> = BTreeMap::new();
     for f in functions {
         let number = *known.entry((f.host.as_deref(), f.pid, f.module.as_str())).or_insert_with(|| {
-            all.push(Summary {
+            all.push(SummaryObject {
                 host: f.host.clone(),
                 pid: f.pid,
                 module: f.module.clone(),
@@ -45,12 +45,12 @@ fn summaries(functions: &[Function]) -> Vec<Summary> {
     all
 }
 
-fn kinds(summary: &mut Summary) -> [(&'static str, &mut KindSummary); 5] {
-    let Summary { entry, exit, call, block, edge, .. } = summary;
+fn kinds(summary: &mut SummaryObject) -> [(&'static str, &mut KindSummary); 5] {
+    let SummaryObject { entry, exit, call, block, edge, .. } = summary;
     [("entry", entry), ("exit", exit), ("call", call), ("block", block), ("edge", edge)]
 }
 
-fn add(f: &Function, kind: &str, of: &mut KindSummary) {
+fn add(f: &FunctionObject, kind: &str, of: &mut KindSummary) {
     let points = f.points.get(kind).copied().unwrap_or(0);
     of.points += u64::from(points);
     if points == 0 {
@@ -69,8 +69,8 @@ fn add(f: &Function, kind: &str, of: &mut KindSummary) {
     }
 }
 
-fn render(all: &[Summary], several: bool, width: Option<usize>) -> String {
-    let mut table = Table::new()
+fn render(all: &[SummaryObject], several: bool, width: Option<usize>) -> String {
+    let mut table = TextTable::new()
         .shrinking("HOST")
         .right("PID")
         .left("MODULE")
@@ -128,9 +128,9 @@ mod tests {
 
     use super::*;
 
-    fn function(module: &str, entry: &'static str, blocks: u32) -> Function {
+    fn function(module: &str, entry: &'static str, blocks: u32) -> FunctionObject {
         let refused = entry == "refused";
-        Function {
+        FunctionObject {
             host: None,
             pid: 7,
             module: module.to_owned(),

@@ -11,23 +11,23 @@ use ingraft_model::token::Token;
 use ingraft_report::{TraceError, TraceRecord, TraceRecords};
 
 use crate::args::TraceArgs;
-use crate::conn::Target;
+use crate::conn::RequestTarget;
 use crate::exit::{Failure, Stop};
-use crate::measure::{self, Context, Kept, Plan, Site, View};
+use crate::measure::{self, CommandContext, MeasurementPlan, MeasurementView, TargetMeasurement, TracePart};
 use crate::objects::{Object, traces};
 use crate::output::number::{grouped, plural};
 use crate::output::{self, Destination, Output};
 
 /// Runs the command.
-pub(crate) async fn run(args: TraceArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
+pub(crate) async fn run(args: TraceArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
     let TraceArgs { buffer, times, lossless, last, when, measure, functions, target } = args;
     let when = when.as_deref().map(condition);
-    let kept = last.map_or(Kept::All, |last| Kept::Newest { last, when: when.is_some() });
+    let kept = last.map_or(TracePart::All, |last| TracePart::Newest { last, when: when.is_some() });
     let too_large = || Failure::usage("the buffers are too large", "give --buffer fewer KiB");
     let capacity = Capacity::of_bytes(buffer << 10).ok_or_else(too_large)?;
     let options = TraceOptions { capacity, times, lossless, when };
     let own = EnableRequest { functions, kind: Kind::Trace(options), ..EnableRequest::default() };
-    let request = |target: Target| {
+    let request = |target: RequestTarget| {
         let mut request = measure::request(target, &measure, own.clone());
         (request.measure.keep, request.measure.family) = (false, false);
         request
@@ -35,7 +35,7 @@ pub(crate) async fn run(args: TraceArgs, context: Context<'_>, out: &mut Output)
     let path = context.common.output.clone().unwrap_or_default();
     // A file that cannot be written is refused before the target is touched.
     let file = Destination::prepare(&path)?;
-    let plan = Plan::new(&measure, &target, request, out).traced_to(file, kept);
+    let plan = MeasurementPlan::new(&measure, &target, request, out).traced_to(file, kept);
     let format = context.common.format;
     measure::run(plan, context, &mut Traces { path: &path, lossless, format }, out).await
 }
@@ -56,12 +56,12 @@ struct Traces<'a> {
     format: crate::args::Format,
 }
 
-impl View for Traces<'_> {
-    fn reading(&mut self, _: &[Site], _: usize, _: &mut Output) -> Result<(), Stop> {
+impl MeasurementView for Traces<'_> {
+    fn reading(&mut self, _: &[TargetMeasurement], _: usize, _: &mut Output) -> Result<(), Stop> {
         Ok(())
     }
 
-    fn last(&mut self, sites: &[Site], out: &mut Output) -> Result<(), Stop> {
+    fn last(&mut self, sites: &[TargetMeasurement], out: &mut Output) -> Result<(), Stop> {
         let Some(site) = sites.first() else { return Ok(()) };
         let traced = self.traced(site).map_err(|e| {
             Failure::failed(format!("cannot read {}: {e}", self.path.display()), "trace again into another file")
@@ -97,8 +97,8 @@ impl View for Traces<'_> {
 
 impl Traces<'_> {
     /// Describes the file.
-    fn traced(&self, site: &Site) -> Result<traces::Traced, TraceError> {
-        let mut traced = traces::Traced {
+    fn traced(&self, site: &TargetMeasurement) -> Result<traces::TracedObject, TraceError> {
+        let mut traced = traces::TracedObject {
             host: site.host(),
             pid: site.pid(),
             file: self.path.display().to_string(),
@@ -124,7 +124,7 @@ impl Traces<'_> {
                     }
                 }
                 TraceRecord::End(end) => traced.unbuffered = end.unbuffered,
-                TraceRecord::Newest(newest) => traced.newest = Some(traces::Newest::of(&newest)),
+                TraceRecord::Newest(newest) => traced.newest = Some(traces::NewestFacts::of(&newest)),
             }
         }
         traced.threads = streams.len() as u64;

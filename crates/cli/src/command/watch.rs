@@ -5,23 +5,25 @@ use std::sync::Arc;
 use ingraft_api::{EnableRequest, MetricFocus, PairInfo, Value};
 use ingraft_model::Distribution;
 
-use crate::args::{Pair, WatchArgs};
-use crate::conn::{Chapter, Target};
+use crate::args::{PairArg, WatchArgs};
+use crate::conn::{HistorySpan, RequestTarget};
 use crate::exit::Stop;
-use crate::measure::{self, Combined, Context, Lately, Plan, Site, Together, View};
-use crate::objects::{self, Interval, Keys, Object, Sample};
+use crate::measure::{
+    self, CombinedValue, CommandContext, Lately, MeasurementPlan, MeasurementView, TargetMeasurement, Together,
+};
+use crate::objects::{self, Interval, KeyedValues, Object, SampleObject};
 use crate::output::histogram::{self, HANDFUL, QUANTILES};
 use crate::output::number::{grouped, grouped_u64, plural, quantity, short, singular, time};
-use crate::output::table::{Cell, Table};
+use crate::output::table::{Cell, TextTable};
 use crate::output::{DIM, HEADING, Output};
 use crate::output::{history, keys};
 
 /// Runs the command.
-pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
+pub(crate) async fn run(args: WatchArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
     let definitions = measure::sources(&args.include.files)?;
     let metrics: Vec<&str> = args.pairs.iter().map(|p| p.metric.as_str()).collect();
     super::mdl::accept_for(&metrics, &definitions, context.common.format)?;
-    let pair = |p: &Pair| Arc::new(MetricFocus { metric: p.metric.clone(), focus: p.focus.clone() });
+    let pair = |p: &PairArg| Arc::new(MetricFocus { metric: p.metric.clone(), focus: p.focus.clone() });
     let own = EnableRequest {
         pairs: args.pairs.iter().map(pair).collect(),
         definitions,
@@ -29,17 +31,18 @@ pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output)
         allow_calls: args.measure.allow_calls,
         ..EnableRequest::default()
     };
-    let request = |target: Target| {
+    let request = |target: RequestTarget| {
         let mut request = measure::request(target, &args.measure, own.clone());
         request.terms.history = args.history || args.phases.is_some();
         request
     };
-    let plan = Plan::new(&args.measure, &args.target, request, out).in_phases(args.phases).scaled(args.scale);
+    let plan =
+        MeasurementPlan::new(&args.measure, &args.target, request, out).in_phases(args.phases).scaled(args.scale);
     measure::run(plan, context, &mut WatchView::default(), out).await
 }
 
 /// Presents values of measurements that were inserted earlier.
-pub(super) fn view() -> Box<dyn View + Send> {
+pub(super) fn view() -> Box<dyn MeasurementView + Send> {
     Box::new(WatchView::default())
 }
 
@@ -52,8 +55,8 @@ struct WatchView {
     together: Together,
 }
 
-impl View for WatchView {
-    fn reading(&mut self, sites: &[Site], at: usize, out: &mut Output) -> Result<(), Stop> {
+impl MeasurementView for WatchView {
+    fn reading(&mut self, sites: &[TargetMeasurement], at: usize, out: &mut Output) -> Result<(), Stop> {
         let Some(site) = sites.get(at) else { return Ok(()) };
         self.note(sites, at);
         if out.live() {
@@ -80,7 +83,7 @@ impl View for WatchView {
         })
     }
 
-    fn last(&mut self, sites: &[Site], out: &mut Output) -> Result<(), Stop> {
+    fn last(&mut self, sites: &[TargetMeasurement], out: &mut Output) -> Result<(), Stop> {
         if out.live() {
             let text = frame(sites, out.width(), usize::MAX);
             out.text(&text)?;
@@ -100,7 +103,7 @@ impl View for WatchView {
 }
 
 impl WatchView {
-    fn note(&mut self, sites: &[Site], at: usize) {
+    fn note(&mut self, sites: &[TargetMeasurement], at: usize) {
         self.shown.resize(sites.len().max(self.shown.len()), 0);
         if let (Some(shown), Some(site)) = (self.shown.get_mut(at), sites.get(at)) {
             *shown = site.reading.time_ns;
@@ -109,7 +112,7 @@ impl WatchView {
 }
 
 /// Shows the histories of a site's values, in one phase or in the whole time.
-fn tell(site: &Site, chapter: &Chapter, out: &mut Output) -> Result<(), Stop> {
+fn tell(site: &TargetMeasurement, chapter: &HistorySpan, out: &mut Output) -> Result<(), Stop> {
     let phase = chapter.phase.as_ref();
     let title = match phase {
         Some(phase) if phase.name.is_empty() => format!("phase {}", phase.number),
@@ -120,7 +123,7 @@ fn tell(site: &Site, chapter: &Chapter, out: &mut Output) -> Result<(), Stop> {
         let Some(info) = site.enabled.pairs.get(*pair) else { continue };
         let line = history::line(history, info.units(), info.metric.is_time());
         out.text(&format!("{title} of {}: {line}\n", named(info)))?;
-        out.object(&Object::History(objects::History::new(site.host(), site.pid(), info, phase, history)))?;
+        out.object(&Object::History(objects::HistoryObject::new(site.host(), site.pid(), info, phase, history)))?;
     }
     Ok(())
 }
@@ -133,10 +136,10 @@ fn named(info: &PairInfo) -> String {
 }
 
 /// The latest value of a pair as an object.
-pub(super) fn sample(site: &Site, pair: usize) -> Object {
+pub(super) fn sample(site: &TargetMeasurement, pair: usize) -> Object {
     let info = &site.enabled.pairs[pair];
     let value = site.reading.values.get(pair);
-    Object::Sample(Sample {
+    Object::Sample(SampleObject {
         host: site.host(),
         pid: site.pid(),
         time_ns: site.reading.time_ns,
@@ -147,7 +150,7 @@ pub(super) fn sample(site: &Site, pair: usize) -> Object {
         unit: info.metric.unit.clone(),
         quantiles: value.and_then(|v| v.details().distribution.as_deref()).map(Into::into),
         interval: site.lately(pair).as_ref().map(interval),
-        keys: value.and_then(|v| v.details().keys.as_ref()).map(|keys| Keys::new(keys, false)),
+        keys: value.and_then(|v| v.details().keys.as_ref()).map(|keys| KeyedValues::new(keys, false)),
         object: value.and_then(|v| v.details().object).map(Into::into),
         missing: value.map(|v| v.details().activations).unwrap_or_default().into(),
         taken_out_ns: value.and_then(|v| v.details().taken_out).map(|why| why.time_ns),
@@ -160,9 +163,9 @@ pub(super) fn sample(site: &Site, pair: usize) -> Object {
 }
 
 /// The combined value of several targets as an object.
-pub(super) fn combined_object(combined: &Combined<'_>) -> Object {
-    let Combined { info, time_ns, ref value, rate, ref lately, targets, heard } = *combined;
-    Object::Combined(objects::Combined {
+pub(super) fn combined_object(combined: &CombinedValue<'_>) -> Object {
+    let CombinedValue { info, time_ns, ref value, rate, ref lately, targets, heard } = *combined;
+    Object::Combined(objects::CombinedObject {
         time_ns,
         metric: info.pair.metric.clone(),
         focus: info.pair.focus.to_string(),
@@ -171,7 +174,7 @@ pub(super) fn combined_object(combined: &Combined<'_>) -> Object {
         unit: info.metric.unit.clone(),
         quantiles: value.details().distribution.as_deref().map(Into::into),
         interval: lately.as_ref().map(interval),
-        keys: value.details().keys.as_ref().map(|keys| Keys::new(keys, true)),
+        keys: value.details().keys.as_ref().map(|keys| KeyedValues::new(keys, true)),
         missing: value.details().activations.into(),
         targets,
         heard,
@@ -201,7 +204,7 @@ struct Curve<'a> {
 }
 
 impl<'a> Curve<'a> {
-    fn of(site: &'a Site, pair: usize, several: bool) -> Self {
+    fn of(site: &'a TargetMeasurement, pair: usize, several: bool) -> Self {
         let info = &site.enabled.pairs[pair];
         Curve {
             host: site.host().unwrap_or_default(),
@@ -328,9 +331,9 @@ impl<'a> Curve<'a> {
     }
 }
 
-impl<'a> From<&'a Combined<'a>> for Curve<'a> {
-    fn from(combined: &'a Combined<'a>) -> Self {
-        let Combined { info, time_ns, ref value, rate, ref lately, targets, heard } = *combined;
+impl<'a> From<&'a CombinedValue<'a>> for Curve<'a> {
+    fn from(combined: &'a CombinedValue<'a>) -> Self {
+        let CombinedValue { info, time_ns, ref value, rate, ref lately, targets, heard } = *combined;
         let who = if heard == targets { format!("all {targets}") } else { format!("{heard} of {targets}") };
         let lately = lately.clone();
         let kinship = Default::default();
@@ -339,7 +342,7 @@ impl<'a> From<&'a Combined<'a>> for Curve<'a> {
 }
 
 /// All latest values as a table, with values by key and histograms below; only as many histograms as fit on a screen of `height` lines.
-fn frame(sites: &[Site], width: Option<usize>, height: usize) -> String {
+fn frame(sites: &[TargetMeasurement], width: Option<usize>, height: usize) -> String {
     let together = measure::together(sites);
     let all = curves(sites, &together);
     let by_key: String = all
@@ -363,7 +366,7 @@ fn frame(sites: &[Site], width: Option<usize>, height: usize) -> String {
 }
 
 /// All lines to show for the sites: each pair of each site, then the combined values.
-fn curves<'a>(sites: &'a [Site], together: &'a [Combined<'a>]) -> Vec<Curve<'a>> {
+fn curves<'a>(sites: &'a [TargetMeasurement], together: &'a [CombinedValue<'a>]) -> Vec<Curve<'a>> {
     let several = sites.len() > 1;
     let pairs = sites.iter().flat_map(|site| (0..site.enabled.pairs.len()).map(move |pair| (site, pair)));
     let own = pairs.map(|(site, pair)| Curve::of(site, pair, several));
@@ -377,7 +380,7 @@ fn histograms(curves: &[Curve<'_>], width: Option<usize>) -> Vec<String> {
 }
 
 /// The combined values of several targets as a table; empty if there are none.
-pub(super) fn together(sites: &[Site], width: Option<usize>) -> String {
+pub(super) fn together(sites: &[TargetMeasurement], width: Option<usize>) -> String {
     let together = measure::together(sites);
     if together.is_empty() {
         String::new()
@@ -387,7 +390,7 @@ pub(super) fn together(sites: &[Site], width: Option<usize>) -> String {
 }
 
 fn table(curves: &[Curve<'_>], width: Option<usize>) -> String {
-    let mut table = Table::new()
+    let mut table = TextTable::new()
         .shrinking("HOST")
         .right("PID")
         .right("PARENT")

@@ -5,7 +5,7 @@ use ingraft_model::Pid;
 use ingraft_wire::{code, known, v1};
 use v1::code_client::CodeClient;
 
-use super::{Client, Target};
+use super::{Client, RequestTarget};
 use crate::exit::Failure;
 use crate::output::progress::Progress;
 
@@ -14,7 +14,7 @@ impl Client {
     /// `blocks`, the functions have their basic blocks and edges among the kinds of points.
     pub(crate) async fn functions(
         &self,
-        target: &Target,
+        target: &RequestTarget,
         patterns: &[String],
         blocks: bool,
         progress: &mut Progress,
@@ -45,7 +45,7 @@ impl Client {
     /// Describes the functions that a pattern matches.
     pub(crate) async fn inspect(
         &self,
-        target: &Target,
+        target: &RequestTarget,
         pattern: &str,
         instructions: bool,
         progress: &mut Progress,
@@ -74,7 +74,7 @@ impl Client {
     /// Finds out what lies at an address.
     pub(crate) async fn locate(
         &self,
-        target: &Target,
+        target: &RequestTarget,
         address: u64,
         progress: &mut Progress,
     ) -> Result<Location, Failure> {

@@ -21,11 +21,11 @@ const CONNECT: Duration = Duration::from_secs(5);
 
 /// Headers of every request: the protocol's version, and the token if there is one.
 #[derive(Clone, Default)]
-pub(super) struct Headers {
+pub(super) struct RequestHeaders {
     token: Option<MetadataValue<Ascii>>,
 }
 
-impl Interceptor for Headers {
+impl Interceptor for RequestHeaders {
     fn call(&mut self, mut request: tonic::Request<()>) -> Result<tonic::Request<()>, tonic::Status> {
         request.metadata_mut().insert(PROTOCOL_HEADER, MetadataValue::from(PROTOCOL));
         if let Some(token) = &self.token {
@@ -37,7 +37,7 @@ impl Interceptor for Headers {
 
 /// Address of a daemon, by the way to reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Address {
+enum DaemonAddress {
     Unix(PathBuf),
     /// TCP without TLS: loopback only, with a token.
     Plain(String),
@@ -45,7 +45,7 @@ enum Address {
     Tls(String),
 }
 
-fn parse(uri: &str) -> Result<Address, Failure> {
+fn parse(uri: &str) -> Result<DaemonAddress, Failure> {
     let wrong = |what: String| Failure::usage(what, "write unix:/PATH, http://127.0.0.1:PORT or https://HOST:PORT");
     if let Some(path) = uri.strip_prefix("unix:") {
         // The address has one of two spellings: unix:/p or unix:///p.
@@ -53,11 +53,11 @@ fn parse(uri: &str) -> Result<Address, Failure> {
         if !path.starts_with('/') {
             return Err(wrong(format!("`{uri}` names no absolute path")));
         }
-        return Ok(Address::Unix(PathBuf::from(path)));
+        return Ok(DaemonAddress::Unix(PathBuf::from(path)));
     }
-    let (address, authority): (fn(String) -> Address, &str) = match uri.split_once("://") {
-        Some(("http", rest)) => (Address::Plain, rest),
-        Some(("https", rest)) => (Address::Tls, rest),
+    let (address, authority): (fn(String) -> DaemonAddress, &str) = match uri.split_once("://") {
+        Some(("http", rest)) => (DaemonAddress::Plain, rest),
+        Some(("https", rest)) => (DaemonAddress::Tls, rest),
         _ => return Err(wrong(format!("`{uri}` is no address of a daemon"))),
     };
     if authority.trim_end_matches('/').rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
@@ -116,13 +116,13 @@ pub(super) fn state_dir(common: &Common) -> Result<PathBuf, Failure> {
 }
 
 /// Connects to a daemon.
-pub(super) async fn connect(uri: &str, common: &Common) -> Result<(Channel, Headers), Failure> {
+pub(super) async fn connect(uri: &str, common: &Common) -> Result<(Channel, RequestHeaders), Failure> {
     let address = parse(uri)?;
     let token = token(common)?;
     let channel = match address {
-        Address::Unix(path) => unix(uri, &path).await?,
-        Address::Plain(uri) => dial(&uri, endpoint(&uri)?).await?,
-        Address::Tls(uri) => {
+        DaemonAddress::Unix(path) => unix(uri, &path).await?,
+        DaemonAddress::Plain(uri) => dial(&uri, endpoint(&uri)?).await?,
+        DaemonAddress::Tls(uri) => {
             let tls = tls(common)?;
             let endpoint = endpoint(&uri)?.tls_config(tls).map_err(|e| {
                 Failure::usage(
@@ -133,7 +133,7 @@ pub(super) async fn connect(uri: &str, common: &Common) -> Result<(Channel, Head
             dial(&uri, endpoint).await?
         }
     };
-    Ok((channel, Headers { token }))
+    Ok((channel, RequestHeaders { token }))
 }
 
 fn endpoint(uri: &str) -> Result<Endpoint, Failure> {
@@ -254,12 +254,12 @@ mod tests {
 
     #[test]
     fn addresses() {
-        let unix = |p: &str| Address::Unix(PathBuf::from(p));
+        let unix = |p: &str| DaemonAddress::Unix(PathBuf::from(p));
         for (uri, expected) in [
             ("unix:/run/i.sock", Ok(unix("/run/i.sock"))),
             ("unix:///run/i.sock", Ok(unix("/run/i.sock"))),
-            ("http://127.0.0.1:7440", Ok(Address::Plain("http://127.0.0.1:7440".to_owned()))),
-            ("https://host:7440/", Ok(Address::Tls("https://host:7440/".to_owned()))),
+            ("http://127.0.0.1:7440", Ok(DaemonAddress::Plain("http://127.0.0.1:7440".to_owned()))),
+            ("https://host:7440/", Ok(DaemonAddress::Tls("https://host:7440/".to_owned()))),
             ("unix:relative", Err("`unix:relative` names no absolute path")),
             ("https://host", Err("`https://host` names no port")),
             ("/run/i.sock", Err("`/run/i.sock` is no address of a daemon")),

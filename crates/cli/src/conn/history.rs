@@ -10,7 +10,7 @@ use crate::exit::Failure;
 
 /// A span of a measurement's time, and the histories of its values in that span.
 #[derive(Clone, Debug)]
-pub(crate) struct Chapter {
+pub(crate) struct HistorySpan {
     /// The phase; `None` for the whole time.
     pub(crate) phase: Option<Phase>,
     /// Histories, each with the index of its pair.
@@ -19,13 +19,13 @@ pub(crate) struct Chapter {
 
 impl Client {
     /// Fetches the histories of the whole time of a measurement, then those of its phases if there is more than one.
-    pub(crate) async fn chapters(&self, id: MeasurementId, pairs: &[PairInfo]) -> Result<Vec<Chapter>, Failure> {
+    pub(crate) async fn chapters(&self, id: MeasurementId, pairs: &[PairInfo]) -> Result<Vec<HistorySpan>, Failure> {
         let (phases, whole) = self.histories(id, None, pairs).await?;
-        let mut chapters = vec![Chapter { phase: None, histories: whole }];
+        let mut chapters = vec![HistorySpan { phase: None, histories: whole }];
         if phases.len() > 1 {
             for phase in phases {
                 let (_, histories) = self.histories(id, Some(phase.number), pairs).await?;
-                chapters.push(Chapter { phase: Some(phase), histories });
+                chapters.push(HistorySpan { phase: Some(phase), histories });
             }
         }
         Ok(chapters)

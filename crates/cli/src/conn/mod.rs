@@ -9,8 +9,8 @@ mod profiles;
 mod request;
 
 pub(crate) use endpoint::Use;
-pub(crate) use history::Chapter;
-pub(crate) use request::{Choice, Request, Target};
+pub(crate) use history::HistorySpan;
+pub(crate) use request::{InsertionRequest, ProcessSelector, RequestTarget};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,10 +35,10 @@ use crate::args::Common;
 use crate::exit::{Exit, Failure};
 use crate::output::progress::Progress;
 use crate::output::words;
-use endpoint::{Headers, Neighbour};
+use endpoint::{Neighbour, RequestHeaders};
 use neighbours::Neighbours;
 
-type Service = InterceptedService<Channel, Headers>;
+type EngineChannel = InterceptedService<Channel, RequestHeaders>;
 
 /// Limit of a part of a profile, in bytes. A part holds at least one function, and an interpreter's loop has a million edges.
 const PROFILE_PART_BYTES: usize = 256 << 20;
@@ -52,7 +52,7 @@ pub(crate) struct Engines {
 /// One engine.
 #[derive(Clone)]
 pub(crate) struct Client {
-    service: Service,
+    service: EngineChannel,
     host: Option<String>,
     streams: Option<Arc<Streams>>,
     /// Process of the other command whose engine this is; `None` if it is that of this command or of a daemon.
@@ -67,7 +67,7 @@ const STREAMS: usize = 64;
 
 /// One step of a stream of values.
 #[derive(Clone, Debug)]
-pub(crate) enum Event {
+pub(crate) enum StreamEvent {
     /// All pairs of a measurement that has grown. Later readings include the values of the new pairs.
     Grown(Arc<Vec<PairInfo>>),
     /// The values at one time, and the number of readings that were lost before this one.
@@ -79,34 +79,34 @@ pub(crate) enum Event {
 }
 
 /// Way to an engine outside of this command.
-enum Way {
+enum OutsideEngine {
     Daemon(String, Common),
     Neighbour(Neighbour),
 }
 
 /// Connections of a command to one engine for its streams of samples, apart from the one on which it makes its calls.
 struct Streams {
-    way: Way,
+    way: OutsideEngine,
     /// The latest connection, and the number of streams that it has had.
-    latest: tokio::sync::Mutex<Option<(Service, usize)>>,
+    latest: tokio::sync::Mutex<Option<(EngineChannel, usize)>>,
 }
 
 impl Streams {
-    fn new(way: Way) -> Self {
+    fn new(way: OutsideEngine) -> Self {
         Streams { way, latest: tokio::sync::Mutex::default() }
     }
 
     /// A connection for one more stream; `None` if the engine of another command does not listen any more.
-    async fn next(&self) -> Result<Option<Service>, Failure> {
+    async fn next(&self) -> Result<Option<EngineChannel>, Failure> {
         let mut latest = self.latest.lock().await;
         if let Some((service, streams)) = latest.as_mut().filter(|(_, streams)| *streams < STREAMS) {
             *streams += 1;
             return Ok(Some(service.clone()));
         }
         let (channel, headers) = match &self.way {
-            Way::Daemon(uri, common) => endpoint::connect(uri, common).await?,
-            Way::Neighbour(neighbour) => match neighbour.connect().await {
-                Some(channel) => (channel, Headers::default()),
+            OutsideEngine::Daemon(uri, common) => endpoint::connect(uri, common).await?,
+            OutsideEngine::Neighbour(neighbour) => match neighbour.connect().await {
+                Some(channel) => (channel, RequestHeaders::default()),
                 None => return Ok(None),
             },
         };
@@ -123,7 +123,7 @@ impl Engines {
             let state_dir = endpoint::state_dir(common)?;
             let (channel, embedded) = endpoint::embedded(common, purpose, state_dir.clone()).await?;
             let neighbours = Some(Arc::new(Neighbours::new(state_dir)));
-            let client = Client { neighbours, ..Client::new(channel, Headers::default(), None) };
+            let client = Client { neighbours, ..Client::new(channel, RequestHeaders::default(), None) };
             return Ok(Engines { clients: vec![client], embedded: Some(embedded) });
         }
         let several = common.daemons.len() > 1;
@@ -131,7 +131,7 @@ impl Engines {
         for uri in &common.daemons {
             let (channel, headers) = endpoint::connect(uri, common).await?;
             let host = several.then(|| uri.clone());
-            let streams = Some(Arc::new(Streams::new(Way::Daemon(uri.clone(), common.clone()))));
+            let streams = Some(Arc::new(Streams::new(OutsideEngine::Daemon(uri.clone(), common.clone()))));
             clients.push(Client { streams, ..Client::new(channel, headers, host) });
         }
         Ok(Engines { clients, embedded: None })
@@ -140,7 +140,7 @@ impl Engines {
     /// The engine of a test, on a channel.
     #[cfg(test)]
     pub(crate) fn of_test(channel: Channel) -> Self {
-        Engines { clients: vec![Client::new(channel, Headers::default(), None)], embedded: None }
+        Engines { clients: vec![Client::new(channel, RequestHeaders::default(), None)], embedded: None }
     }
 
     /// All engines.
@@ -177,7 +177,7 @@ impl Engines {
 }
 
 impl Client {
-    fn new(channel: Channel, headers: Headers, host: Option<String>) -> Self {
+    fn new(channel: Channel, headers: RequestHeaders, host: Option<String>) -> Self {
         let service = InterceptedService::new(channel, headers);
         Client { service, host, streams: None, joined: None, neighbours: None }
     }
@@ -188,7 +188,7 @@ impl Client {
     }
 
     fn failure(&self, status: &tonic::Status) -> Failure {
-        let failure = Failure { host: self.host(), ..ingraft_wire::Failure::from_status(status).into() };
+        let failure = Failure { host: self.host(), ..ingraft_wire::ProtocolFailure::from_status(status).into() };
         self.engine_ended(&failure.reason).unwrap_or(failure)
     }
 
@@ -230,8 +230,12 @@ impl Client {
     }
 
     /// Lists the living processes of a name or a control group, in order of their ids.
-    pub(crate) async fn choose(&self, choice: &Choice, progress: &mut Progress) -> Result<Vec<ProcessEntry>, Failure> {
-        let Choice { name, cgroup } = choice.clone();
+    pub(crate) async fn choose(
+        &self,
+        choice: &ProcessSelector,
+        progress: &mut Progress,
+    ) -> Result<Vec<ProcessEntry>, Failure> {
+        let ProcessSelector { name, cgroup } = choice.clone();
         let mut found = self.list_processes(ProcessFilter { glob: None, name, cgroup }, progress).await?;
         // The daemon is usually on the same machine, so the list may contain this command itself.
         let own = i32::try_from(std::process::id()).ok();
@@ -316,15 +320,15 @@ impl Client {
     }
 
     /// Inserts a measurement into a process, or starts a command with it. Fails if another engine holds the process.
-    async fn enable_here(&self, request: &Request, progress: &mut Progress) -> Result<Enabled, Failure> {
-        let Request { target, measure, terms } = request.clone();
+    async fn enable_here(&self, request: &InsertionRequest, progress: &mut Progress) -> Result<Enabled, Failure> {
+        let InsertionRequest { target, measure, terms } = request.clone();
         let mut stream = match target {
-            Target::Command(command) => {
+            RequestTarget::Command(command) => {
                 let request = v1::LaunchRequest::from((command, measure, terms));
                 let mut client = ProcessesClient::new(self.service.clone());
                 self.answer(client.launch(request), progress).await?
             }
-            Target::Pid(_) | Target::Name(_) | Target::Each(_) => {
+            RequestTarget::Pid(_) | RequestTarget::Name(_) | RequestTarget::Each(_) => {
                 let measure = EnableRequest { target: target.spec(), ..measure };
                 let mut client = InstrumentationClient::new(self.service.clone());
                 self.answer(client.enable(v1::EnableRequest::from((measure, terms))), progress).await?
@@ -367,7 +371,7 @@ impl Client {
         pairs: usize,
         interval: Duration,
         tag: usize,
-        events: mpsc::Sender<(usize, Result<Event, Failure>)>,
+        events: mpsc::Sender<(usize, Result<StreamEvent, Failure>)>,
     ) {
         let result = self.stream_into(id, pairs, interval, tag, &events).await;
         if let Err(failure) = result {
@@ -382,7 +386,7 @@ impl Client {
         pairs: usize,
         interval: Duration,
         tag: usize,
-        events: &mpsc::Sender<(usize, Result<Event, Failure>)>,
+        events: &mpsc::Sender<(usize, Result<StreamEvent, Failure>)>,
     ) -> Result<(), Failure> {
         use v1::stream_response::Event as Wire;
         let interval_ns = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);
@@ -402,7 +406,7 @@ impl Client {
                     if snapshot.is_outgrown_by(&sample) {
                         let grown = self.measured(id).await?;
                         snapshot.grow(grown.len());
-                        if events.send((tag, Ok(Event::Grown(grown)))).await.is_err() {
+                        if events.send((tag, Ok(StreamEvent::Grown(grown)))).await.is_err() {
                             break;
                         }
                     }
@@ -410,9 +414,9 @@ impl Client {
                         continue;
                     }
                     let lost = snapshot.dropped - std::mem::replace(&mut dropped, snapshot.dropped);
-                    Event::Reading(reading(&snapshot), lost)
+                    StreamEvent::Reading(reading(&snapshot), lost)
                 }
-                Some(Wire::Ended(ended)) => Event::Ended(ended.try_into().map_err(|e| self.garbled(&e))?),
+                Some(Wire::Ended(ended)) => StreamEvent::Ended(ended.try_into().map_err(|e| self.garbled(&e))?),
                 None => continue,
             };
             if events.send((tag, Ok(event))).await.is_err() {
@@ -532,7 +536,11 @@ impl Client {
     }
 
     /// Removes everything from a target; `None` if nothing was inserted there.
-    pub(crate) async fn detach(&self, target: &Target, progress: &mut Progress) -> Result<Option<Removed>, Failure> {
+    pub(crate) async fn detach(
+        &self,
+        target: &RequestTarget,
+        progress: &mut Progress,
+    ) -> Result<Option<Removed>, Failure> {
         let mut client = InstrumentationClient::new(self.service.clone());
         let request = v1::DetachRequest { target: Some(target.spec().into()) };
         let answer = self.answer(client.detach(request), progress).await?;

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 use tonic::service::interceptor::InterceptedService;
 use v1::daemon_client::DaemonClient;
 
-use super::endpoint::{Headers, Neighbour};
-use super::{Client, Request, Service, Streams, Target, Way};
+use super::endpoint::{Neighbour, RequestHeaders};
+use super::{Client, EngineChannel, InsertionRequest, OutsideEngine, RequestTarget, Streams};
 use crate::exit::{Exit, Failure};
 use crate::output::progress::Progress;
 
@@ -37,7 +37,7 @@ pub(super) struct Neighbours {
 }
 
 /// Result of the search for the engine that holds a target.
-enum Found {
+enum HolderSearch {
     Joined(Client),
     /// The engine is about to end.
     Ends,
@@ -51,24 +51,24 @@ impl Neighbours {
     }
 
     /// Joins the engine of a process.
-    async fn join(&self, engine: i32) -> Result<Found, Failure> {
+    async fn join(&self, engine: i32) -> Result<HolderSearch, Failure> {
         let mut joined = self.joined.lock().await;
         if let Some(client) = joined.get(&engine) {
-            return Ok(Found::Joined(client.clone()));
+            return Ok(HolderSearch::Joined(client.clone()));
         }
-        let Some(neighbour) = Neighbour::find(&self.state_dir, engine) else { return Ok(Found::Closed) };
-        let Some(channel) = neighbour.connect().await else { return Ok(Found::Ends) };
-        let service: Service = InterceptedService::new(channel, Headers::default());
+        let Some(neighbour) = Neighbour::find(&self.state_dir, engine) else { return Ok(HolderSearch::Closed) };
+        let Some(channel) = neighbour.connect().await else { return Ok(HolderSearch::Ends) };
+        let service: EngineChannel = InterceptedService::new(channel, RequestHeaders::default());
         let mut daemon = DaemonClient::new(service.clone());
         match tokio::time::timeout(ANSWER, daemon.version(v1::VersionRequest::default())).await {
             Err(_) => return Err(silent(engine)),
-            Ok(Err(_)) => return Ok(Found::Ends),
+            Ok(Err(_)) => return Ok(HolderSearch::Ends),
             Ok(Ok(_)) => {}
         }
-        let streams = Arc::new(Streams::new(Way::Neighbour(neighbour)));
+        let streams = Arc::new(Streams::new(OutsideEngine::Neighbour(neighbour)));
         let client = Client { service, host: None, streams: Some(streams), joined: Some(engine), neighbours: None };
         joined.insert(engine, client.clone());
-        Ok(Found::Joined(client))
+        Ok(HolderSearch::Joined(client))
     }
 
     async fn forget(&self, engine: i32) {
@@ -88,7 +88,7 @@ impl Client {
     /// that engine makes the measurement. Returns the client of the engine that made it.
     pub(crate) async fn enable(
         &self,
-        request: &Request,
+        request: &InsertionRequest,
         progress: &mut Progress,
     ) -> Result<(Client, Enabled), Failure> {
         let neighbours = self.neighbours.as_ref().filter(|_| !request.target.is_started());
@@ -97,7 +97,7 @@ impl Client {
         };
         // A target that is held is not waited for if the command can join the holder.
         let terms = Terms { wait: Duration::ZERO, ..request.terms };
-        let at_once = Request { terms, ..request.clone() };
+        let at_once = InsertionRequest { terms, ..request.clone() };
         let begun = Instant::now();
         let failure = loop {
             let failure = match self.enable_here(&at_once, progress).await {
@@ -108,9 +108,9 @@ impl Client {
                 // An engine traces a target for a moment while it changes the code.
                 (Some(Reason::Held | Reason::AlreadyTraced), Some(pid), Some(engine)) => {
                     match neighbours.join(engine).await? {
-                        Found::Joined(client) => {
+                        HolderSearch::Joined(client) => {
                             progress.say(&format!("joining ingraft {engine}, which measures process {pid}"));
-                            let request = Request { target: Target::Pid(pid), ..request.clone() };
+                            let request = InsertionRequest { target: RequestTarget::Pid(pid), ..request.clone() };
                             match client.enable_here(&request, progress).await {
                                 Err(failure) if failure.is_engine_ended() => neighbours.forget(engine).await,
                                 Err(failure) => return Err(failure),
@@ -118,8 +118,8 @@ impl Client {
                             }
                             ENDING
                         }
-                        Found::Ends => ENDING,
-                        Found::Closed => break failure,
+                        HolderSearch::Ends => ENDING,
+                        HolderSearch::Closed => break failure,
                     }
                 }
                 (Some(Reason::Held), Some(_), None) => NAMING,
@@ -158,7 +158,7 @@ impl Client {
             if left.is_none_or(|left| left.kept > 0) {
                 return Ok(None);
             }
-            match self.detach(&Target::Pid(pid), progress).await {
+            match self.detach(&RequestTarget::Pid(pid), progress).await {
                 Err(failure) if failure.reason == Reason::Held && begun.elapsed() < ENDING => {
                     tokio::time::sleep(PAUSE).await
                 }

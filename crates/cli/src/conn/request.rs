@@ -9,27 +9,27 @@ use crate::exit::{Exit, Failure};
 
 /// The process or processes that a request is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum RequestTarget {
     /// The process with this id.
     Pid(i32),
     /// The one process of this name.
     Name(String),
     /// Every process of a name or a control group.
-    Each(Choice),
+    Each(ProcessSelector),
     /// A command to start, with its arguments.
     Command(Vec<OsString>),
 }
 
 /// A name, a control group, or both; selects every process that matches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Choice {
+pub(crate) struct ProcessSelector {
     /// The command name, or the base name of the first argument or of the executable.
     pub(crate) name: Option<String>,
     /// The path of a control group.
     pub(crate) cgroup: Option<String>,
 }
 
-impl Choice {
+impl ProcessSelector {
     /// The failure if no process matches the choice.
     pub(crate) fn nobody(&self) -> Failure {
         let what = match (&self.name, &self.cgroup) {
@@ -43,37 +43,37 @@ impl Choice {
 
 /// A measurement to insert.
 #[derive(Clone, Debug)]
-pub(crate) struct Request {
+pub(crate) struct InsertionRequest {
     /// Process to insert the measurement into. The target of `measure` is ignored.
-    pub(crate) target: Target,
+    pub(crate) target: RequestTarget,
     /// The measurement.
     pub(crate) measure: EnableRequest,
     /// Terms that the daemon keeps, and not its engine.
     pub(crate) terms: Terms,
 }
 
-impl Target {
+impl RequestTarget {
     /// Whether the target is a program that the command starts.
     pub(crate) fn is_started(&self) -> bool {
-        matches!(self, Target::Command(_))
+        matches!(self, RequestTarget::Command(_))
     }
 
     /// The process for an engine, which knows no command and no choice of processes.
     pub(crate) fn spec(&self) -> TargetSpec {
         match self {
-            Target::Pid(pid) => TargetSpec::Pid(Pid(*pid)),
-            Target::Name(name) => TargetSpec::Name(name.clone()),
-            Target::Each(_) | Target::Command(_) => TargetSpec::default(),
+            RequestTarget::Pid(pid) => TargetSpec::Pid(Pid(*pid)),
+            RequestTarget::Name(name) => TargetSpec::Name(name.clone()),
+            RequestTarget::Each(_) | RequestTarget::Command(_) => TargetSpec::default(),
         }
     }
 }
 
-impl Request {
+impl InsertionRequest {
     /// Id of the process that the request names; `None` if the request names it in another way.
     pub(crate) fn pid(&self) -> Option<i32> {
         match self.target {
-            Target::Pid(pid) => Some(pid),
-            Target::Name(_) | Target::Each(_) | Target::Command(_) => None,
+            RequestTarget::Pid(pid) => Some(pid),
+            RequestTarget::Name(_) | RequestTarget::Each(_) | RequestTarget::Command(_) => None,
         }
     }
 }

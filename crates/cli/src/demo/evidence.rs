@@ -7,13 +7,13 @@ use std::os::unix::fs::FileExt;
 use procfs::process::{MMPermissions, MMapPath, Process};
 
 /// A copy of the executable code in a process's memory.
-pub(super) struct Code {
+pub(super) struct CodeCopy {
     /// The executable mappings, with their bytes.
-    mappings: Vec<Mapping>,
+    mappings: Vec<CopiedMapping>,
 }
 
 #[derive(PartialEq, Eq)]
-struct Mapping {
+struct CopiedMapping {
     range: (u64, u64),
     /// The mapped file and the offset in it; `None` for memory without a file.
     file: Option<(std::path::PathBuf, u64)>,
@@ -23,7 +23,7 @@ struct Mapping {
 /// Difference of code from its expected state, in words; `None` if there is none.
 pub(super) type Difference = Option<String>;
 
-impl Code {
+impl CodeCopy {
     /// Reads all executable mappings, except the kernel's own pages.
     pub(super) fn read(pid: i32) -> io::Result<Self> {
         let memory = File::open(format!("/proc/{pid}/mem"))?;
@@ -42,9 +42,9 @@ impl Code {
                 MMapPath::Path(path) => Some((path, map.offset)),
                 _ => None,
             };
-            mappings.push(Mapping { range: (start, end), file, bytes });
+            mappings.push(CopiedMapping { range: (start, end), file, bytes });
         }
-        Ok(Code { mappings })
+        Ok(CodeCopy { mappings })
     }
 
     /// Number of bytes in all mappings.
@@ -58,7 +58,7 @@ impl Code {
     }
 
     /// Compares the code with an earlier copy: the mappings and their bytes must be the same.
-    pub(super) fn differs_from(&self, before: &Code) -> Difference {
+    pub(super) fn differs_from(&self, before: &CodeCopy) -> Difference {
         for mapping in &self.mappings {
             match before.mappings.iter().find(|b| b.range == mapping.range) {
                 None => return Some(format!("executable memory at {:#x} that was not there", mapping.range.0)),
@@ -122,10 +122,10 @@ mod tests {
     #[test]
     fn our_own_code_is_as_in_its_files_and_nobody_traces_us() {
         let pid = i32::try_from(std::process::id()).unwrap();
-        let code = Code::read(pid).unwrap();
+        let code = CodeCopy::read(pid).unwrap();
         assert!(code.files() > 0 && code.len() > 100_000);
         assert_eq!(code.differs_from_files().unwrap(), None);
-        assert_eq!(code.differs_from(&Code::read(pid).unwrap()), None);
+        assert_eq!(code.differs_from(&CodeCopy::read(pid).unwrap()), None);
         assert_eq!(tracer(pid).unwrap(), 0);
         assert!(threads(pid).unwrap() >= 1);
         assert!(!mappings(pid).unwrap().is_empty());
@@ -133,10 +133,10 @@ mod tests {
 
     #[test]
     fn a_single_byte_is_noticed() {
-        let mapping = |byte| Mapping { range: (0x1000, 0x1004), file: None, bytes: vec![0, 1, byte, 3] };
-        let (before, after) = (Code { mappings: vec![mapping(2)] }, Code { mappings: vec![mapping(9)] });
+        let mapping = |byte| CopiedMapping { range: (0x1000, 0x1004), file: None, bytes: vec![0, 1, byte, 3] };
+        let (before, after) = (CodeCopy { mappings: vec![mapping(2)] }, CodeCopy { mappings: vec![mapping(9)] });
         assert_eq!(after.differs_from(&before).as_deref(), Some("the byte at 0x1002 differs from before"));
-        let more = Code { mappings: vec![mapping(2), Mapping { range: (0x9000, 0x9004), ..mapping(2) }] };
+        let more = CodeCopy { mappings: vec![mapping(2), CopiedMapping { range: (0x9000, 0x9004), ..mapping(2) }] };
         assert_eq!(more.differs_from(&before).as_deref(), Some("executable memory at 0x9000 that was not there"));
         assert_eq!(before.differs_from(&more).as_deref(), Some("executable memory is missing"));
     }

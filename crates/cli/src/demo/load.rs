@@ -20,13 +20,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Running clients.
 pub(super) struct Load {
-    shared: Arc<Shared>,
+    shared: Arc<LoadControl>,
     clients: Vec<JoinHandle<()>>,
 }
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct LoadControl {
+    state: Mutex<LoadState>,
     changed: Condvar,
     answered: AtomicU64,
     /// Longest time from a batch to its last answer, in nanoseconds.
@@ -34,7 +34,7 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct State {
+struct LoadState {
     paused: bool,
     ended: bool,
     /// Number of clients that wait for the end of a pause, and for no answer.
@@ -43,8 +43,8 @@ struct State {
     failure: Option<String>,
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl LoadControl {
+    fn state(&self) -> MutexGuard<'_, LoadState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -66,7 +66,7 @@ impl Shared {
 impl Load {
     /// Connects the clients and starts the load.
     pub(super) fn start(server: SocketAddr) -> io::Result<Self> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(LoadControl::default());
         let mut load = Load { shared: Arc::clone(&shared), clients: Vec::new() };
         for client in 0..CLIENTS {
             let connection = connect(server)?;
@@ -143,7 +143,7 @@ pub(super) fn connect(server: SocketAddr) -> io::Result<BufReader<TcpStream>> {
     Ok(BufReader::new(connection))
 }
 
-fn work(mut connection: BufReader<TcpStream>, client: u64, shared: &Shared) -> io::Result<()> {
+fn work(mut connection: BufReader<TcpStream>, client: u64, shared: &LoadControl) -> io::Result<()> {
     let mut requests = String::new();
     let mut answer = String::new();
     let mut due = Instant::now();

@@ -17,16 +17,16 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use crate::args::DemoArgs;
-use crate::conn::{Client, Event, Request, Target};
+use crate::conn::{Client, InsertionRequest, RequestTarget, StreamEvent};
 use crate::exit::{Exit, Failure, Stop};
-use crate::measure::Context;
+use crate::measure::CommandContext;
 use crate::objects;
 use crate::output::Output;
 use crate::output::progress::Progress;
 use crate::signals::Signals;
-use evidence::Code;
+use evidence::CodeCopy;
 use load::Load;
-use page::Page;
+use page::DemoPage;
 use server::{FUNCTIONS, Tallies};
 
 /// Time for which the load runs before anything is inserted.
@@ -37,7 +37,7 @@ const INTERVAL: Duration = Duration::from_millis(250);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Runs the command.
-pub(crate) async fn run(args: DemoArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
+pub(crate) async fn run(args: DemoArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
     if !context.engines.is_embedded() {
         let hint = "leave --daemon (INGRAFT_DAEMON) out; the demo brings everything with it";
         return Err(Failure::usage("the demo uses the engine inside this command", hint).into());
@@ -48,8 +48,8 @@ pub(crate) async fn run(args: DemoArgs, context: Context<'_>, out: &mut Output) 
     let mut signals = Signals::take()?;
     let mut server = Server::start().await.map_err(|e| trouble("the server did not start", &e))?;
     let load = Load::start(server.address).map_err(|e| trouble("the clients did not start", &e))?;
-    let mut page = Page::new(out);
-    let stage = Stage { client, server: &server, load: &load, context: &context };
+    let mut page = DemoPage::new(out);
+    let stage = DemoStage { client, server: &server, load: &load, context: &context };
 
     let before = stage.before(&mut page).await?;
     let enabled = stage.attach(&mut page).await?;
@@ -115,21 +115,21 @@ impl Drop for Server {
 }
 
 /// The client, server, load and context that all steps need.
-struct Stage<'a> {
+struct DemoStage<'a> {
     client: &'a Client,
     server: &'a Server,
     load: &'a Load,
-    context: &'a Context<'a>,
+    context: &'a CommandContext<'a>,
 }
 
 /// State of the server before anything was inserted.
 struct Untouched {
-    code: Code,
+    code: CodeCopy,
     mappings: Vec<String>,
 }
 
-impl Stage<'_> {
-    async fn before(&self, page: &mut Page<'_>) -> Result<Untouched, Stop> {
+impl DemoStage<'_> {
+    async fn before(&self, page: &mut DemoPage<'_>) -> Result<Untouched, Stop> {
         let pid = self.server.pid();
         let answered = self.load.answered();
         let start = Instant::now();
@@ -137,14 +137,14 @@ impl Stage<'_> {
         let rate = (self.load.answered() - answered) as f64 / start.elapsed().as_secs_f64();
         let slowest = self.load.take_slowest();
         let read = || -> io::Result<_> {
-            Ok((Untouched { code: Code::read(pid)?, mappings: evidence::mappings(pid)? }, evidence::threads(pid)?))
+            Ok((Untouched { code: CodeCopy::read(pid)?, mappings: evidence::mappings(pid)? }, evidence::threads(pid)?))
         };
         let (untouched, threads) = read().map_err(|e| trouble("cannot look at the server", &e))?;
         page.server(pid, threads, &self.server.address.to_string(), rate, slowest)?;
         Ok(untouched)
     }
 
-    async fn attach(&self, page: &mut Page<'_>) -> Result<Enabled, Stop> {
+    async fn attach(&self, page: &mut DemoPage<'_>) -> Result<Enabled, Stop> {
         self.load.take_slowest();
         let started = Instant::now();
         let measure = EnableRequest {
@@ -152,7 +152,8 @@ impl Stage<'_> {
             function_metrics: vec!["calls".to_owned()],
             ..EnableRequest::default()
         };
-        let request = Request { target: Target::Pid(self.server.pid()), measure, terms: Terms::default() };
+        let request =
+            InsertionRequest { target: RequestTarget::Pid(self.server.pid()), measure, terms: Terms::default() };
         let mut progress = Progress::new("reading the server's code", self.context.common.format);
         let (_, enabled) = self.client.enable(&request, &mut progress).await?;
         drop(progress);
@@ -169,7 +170,7 @@ impl Stage<'_> {
         enabled: &Enabled,
         duration: Duration,
         signals: &mut Signals,
-        page: &mut Page<'_>,
+        page: &mut DemoPage<'_>,
     ) -> Result<(), Stop> {
         let order = order(enabled)?;
         // The load is paused while both numbers are read, so that no call falls between the two readings.
@@ -207,7 +208,7 @@ impl Stage<'_> {
         order: &[usize; FUNCTIONS.len()],
         duration: Duration,
         signals: &mut Signals,
-        page: &mut Page<'_>,
+        page: &mut DemoPage<'_>,
     ) -> Result<(), Stop> {
         let (events, mut arriving) = mpsc::channel(8);
         let stream = self.client.clone().stream(enabled.id, enabled.pairs.len(), INTERVAL, 0, events);
@@ -221,16 +222,16 @@ impl Stage<'_> {
                 () = signals.asked() => break Ok(()),
                 () = &mut over => break Ok(()),
                 event = arriving.recv() => match event {
-                    Some((_, Ok(Event::Reading(reading, _)))) => {
+                    Some((_, Ok(StreamEvent::Reading(reading, _)))) => {
                         if let Err(stop) = page.live(&reading, before.as_ref(), order) {
                             break Err(stop);
                         }
                         before = Some(reading);
                     }
                     // The request names its functions one by one, so a library cannot add any. It is no trace with a condition.
-                    Some((_, Ok(Event::Grown(_) | Event::Held))) => {}
+                    Some((_, Ok(StreamEvent::Grown(_) | StreamEvent::Held))) => {}
                     Some((_, Err(failure))) => break Err(failure.into()),
-                    Some((_, Ok(Event::Ended(_)))) | None => {
+                    Some((_, Ok(StreamEvent::Ended(_)))) | None => {
                         break Err(Failure::failed("the demo's server ended", "run the demo again; if it stays so, please report it").into());
                     }
                 }
@@ -241,7 +242,7 @@ impl Stage<'_> {
     }
 
     /// Removes the measurement and looks for traces.
-    async fn remove(&self, enabled: &Enabled, before: &Untouched, page: &mut Page<'_>) -> Result<(), Stop> {
+    async fn remove(&self, enabled: &Enabled, before: &Untouched, page: &mut DemoPage<'_>) -> Result<(), Stop> {
         // The measurement is removed under load, as it was inserted.
         self.load.resume();
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -249,7 +250,7 @@ impl Stage<'_> {
         tokio::time::sleep(Duration::from_millis(100)).await;
         let pid = self.server.pid();
         let mut look = || -> io::Result<()> {
-            let code = Code::read(pid)?;
+            let code = CodeCopy::read(pid)?;
             let changed = code.differs_from(&before.code);
             let foreign = code.differs_from_files()?;
             let mappings = evidence::mappings(pid)?;
@@ -259,7 +260,7 @@ impl Stage<'_> {
             Ok(())
         };
         let looked = look();
-        page.removed(objects::Removed::new(&removed, None))?;
+        page.removed(objects::RemovedObject::new(&removed, None))?;
         looked.map_err(|e| trouble("cannot look at the server", &e))?;
         page.clients(self.load.answered(), self.load.failure())
     }

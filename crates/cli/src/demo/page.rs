@@ -9,25 +9,25 @@ use ingraft_model::Pid;
 use super::server::{FUNCTIONS, Tallies};
 use crate::exit::{Exit, Stop};
 use crate::measure::announcement;
-use crate::objects::{Check, FunctionId, Object, Removed, ThreadCount};
+use crate::objects::{CheckObject, FunctionId, Object, RemovedObject, ThreadCount};
 use crate::output::number::{bytes, grouped, grouped_u64, millis, plural, short};
-use crate::output::table::{Cell, Table};
+use crate::output::table::{Cell, TextTable};
 use crate::output::{BAD, DIM, GOOD, HEADING, Output};
 
 /// Width of the labels at the left, in columns.
 const LABEL: usize = 10;
 
 /// The page, as far as it is printed.
-pub(super) struct Page<'a> {
+pub(super) struct DemoPage<'a> {
     out: &'a mut Output,
-    checks: Vec<Check>,
+    checks: Vec<CheckObject>,
     functions: Vec<FunctionRef>,
     pid: i32,
 }
 
-impl<'a> Page<'a> {
+impl<'a> DemoPage<'a> {
     pub(super) fn new(out: &'a mut Output) -> Self {
-        Page { out, checks: Vec::new(), functions: Vec::new(), pid: 0 }
+        DemoPage { out, checks: Vec::new(), functions: Vec::new(), pid: 0 }
     }
 
     fn line(&mut self, label: &str, text: &str) -> Result<(), Stop> {
@@ -39,7 +39,7 @@ impl<'a> Page<'a> {
     }
 
     fn check(&mut self, name: &'static str, ok: bool, text: String) {
-        self.checks.push(Check { pid: self.pid, check: name, ok, text });
+        self.checks.push(CheckObject { pid: self.pid, check: name, ok, text });
     }
 
     /// Shows the server before the insertion.
@@ -81,7 +81,7 @@ impl<'a> Page<'a> {
     ) -> Result<(), Stop> {
         let Some(before) = before.filter(|_| self.out.live()) else { return Ok(()) };
         let seconds = reading.time_ns.saturating_sub(before.time_ns).max(1) as f64 / 1e9;
-        let mut table = Table::new().left("FUNCTION").right("CALLS").right("CALLS/S").left("");
+        let mut table = TextTable::new().left("FUNCTION").right("CALLS").right("CALLS/S").left("");
         let value = |reading: &Reading, pair: usize| reading.values.get(pair).map_or(0, |v| v.value);
         let rates = order.map(|pair| (value(reading, pair) - value(before, pair)) as f64 / seconds);
         let most = rates.iter().copied().fold(1.0, f64::max);
@@ -110,7 +110,7 @@ impl<'a> Page<'a> {
         counted: &Tallies,
         tallied: &Tallies,
     ) -> Result<(), Stop> {
-        let mut table = Table::new().left("FUNCTION").right("INGRAFT COUNTED").right("THE SERVER COUNTED").left("");
+        let mut table = TextTable::new().left("FUNCTION").right("INGRAFT COUNTED").right("THE SERVER COUNTED").left("");
         let mut calls = 0;
         let mut all_equal = true;
         for (i, name) in FUNCTIONS.iter().enumerate() {
@@ -147,7 +147,7 @@ impl<'a> Page<'a> {
             .collect();
         threads.sort_by_key(|t| t.tid);
         let id = FunctionId::new(f.clone(), Pid(self.pid), None);
-        self.out.object(&Object::Count(crate::objects::Count {
+        self.out.object(&Object::Count(crate::objects::CountObject {
             id,
             block: None,
             header: None,
@@ -158,7 +158,7 @@ impl<'a> Page<'a> {
     }
 
     /// Shows that the counters are removed.
-    pub(super) fn removed(&mut self, removed: Removed) -> Result<(), Stop> {
+    pub(super) fn removed(&mut self, removed: RemovedObject) -> Result<(), Stop> {
         self.line(
             "Removed",
             &format!("while it served; no thread was held for longer than {}", millis(removed.stopped_ms)),

@@ -45,7 +45,7 @@ static CONNECTIONS: AtomicUsize = AtomicUsize::new(0);
 type Store = RwLock<HashMap<u64, u64>>;
 
 /// The request in one line of text.
-enum Request {
+enum StoreRequest {
     Get(u64),
     Set(u64, u64),
     Wrong,
@@ -115,22 +115,22 @@ fn report(answer: &mut String) {
 fn demo_handle_request(line: &str, store: &Store, tally: &Tally, answer: &mut String) {
     tally.count(0);
     let found = match demo_parse(line, tally) {
-        Request::Get(key) => demo_lookup(key, store, tally),
-        Request::Set(key, value) => Some(demo_store(key, value, store, tally)),
-        Request::Wrong => None,
+        StoreRequest::Get(key) => demo_lookup(key, store, tally),
+        StoreRequest::Set(key, value) => Some(demo_store(key, value, store, tally)),
+        StoreRequest::Wrong => None,
     };
     demo_render(found, tally, answer);
 }
 
 #[inline(never)]
-fn demo_parse(line: &str, tally: &Tally) -> Request {
+fn demo_parse(line: &str, tally: &Tally) -> StoreRequest {
     tally.count(1);
     let mut words = black_box(line).split(' ');
     let (command, mut number) = (words.next(), || words.next().and_then(|w| w.parse().ok()));
     match (command, number(), number()) {
-        (Some("GET"), Some(key), None) => Request::Get(key),
-        (Some("SET"), Some(key), Some(value)) => Request::Set(key, value),
-        _ => Request::Wrong,
+        (Some("GET"), Some(key), None) => StoreRequest::Get(key),
+        (Some("SET"), Some(key), Some(value)) => StoreRequest::Set(key, value),
+        _ => StoreRequest::Wrong,
     }
 }
 

@@ -9,9 +9,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::{Arrival, Made, Session, given_up};
-use crate::args::Follow;
-use crate::conn::{Choice, Client, Request, Target};
+use super::{EngineMeasurement, MeasurementRun, StreamArrival, given_up};
+use crate::args::FollowMode;
+use crate::conn::{Client, InsertionRequest, ProcessSelector, RequestTarget};
 use crate::exit::{Exit, Failure, Stop};
 use crate::output::progress::Progress;
 use crate::output::{self, Output, words};
@@ -24,17 +24,17 @@ const AT_ONCE: usize = 2;
 
 /// The processes of a name or a control group that have been seen.
 #[derive(Default)]
-pub(super) struct Chosen {
+pub(super) struct ChosenProcesses {
     /// Hosts and ids of these processes, so that each process is tried once.
     seen: HashSet<(Option<String>, i32)>,
     /// Time of the next look; `None` if the next look is due.
     next: Option<Instant>,
 }
 
-impl Session<'_> {
+impl MeasurementRun<'_> {
     /// The requests that one request stands for at one host: itself, or one for each process that its name or control group has now.
-    async fn expand(&mut self, client: &Client, request: &Request) -> Result<Vec<Request>, Failure> {
-        let Target::Each(choice) = &request.target else { return Ok(vec![request.clone()]) };
+    async fn expand(&mut self, client: &Client, request: &InsertionRequest) -> Result<Vec<InsertionRequest>, Failure> {
+        let RequestTarget::Each(choice) = &request.target else { return Ok(vec![request.clone()]) };
         let mut progress = Progress::new("looking at processes", self.format());
         let found = client.choose(choice, &mut progress).await?;
         self.chosen.seen.extend(found.iter().map(|process| (client.host(), process.pid.0)));
@@ -42,14 +42,17 @@ impl Session<'_> {
         if measured.is_empty() {
             return Err(Failure { host: client.host(), ..choice.nobody() });
         }
-        Ok(measured.into_iter().map(|pid| Request { target: Target::Pid(pid), ..request.clone() }).collect())
+        Ok(measured
+            .into_iter()
+            .map(|pid| InsertionRequest { target: RequestTarget::Pid(pid), ..request.clone() })
+            .collect())
     }
 
     /// Inserts all requests. On an error, `sites` has the measurements that were inserted before it. A process of a name or control group
     /// that is gone or cannot be measured is reported and left out.
     pub(super) async fn insert(
         &mut self,
-        events: &mpsc::Sender<Arrival>,
+        events: &mpsc::Sender<StreamArrival>,
         signals: &mut Signals,
         out: &mut Output,
     ) -> Result<(), Stop> {
@@ -116,7 +119,12 @@ impl Session<'_> {
     }
 
     /// Adds the measurements that were inserted meanwhile, so that the end of the command removes them.
-    fn add_all(&mut self, inserted: Vec<Made>, events: &mpsc::Sender<Arrival>, out: &mut Output) -> Result<(), Stop> {
+    fn add_all(
+        &mut self,
+        inserted: Vec<EngineMeasurement>,
+        events: &mpsc::Sender<StreamArrival>,
+        out: &mut Output,
+    ) -> Result<(), Stop> {
         inserted.into_iter().try_for_each(|made| self.add(made, events, out))
     }
 
@@ -130,10 +138,10 @@ impl Session<'_> {
 
     /// Measures processes of the request's name or control group that have come since the last look and are not measured with a parent.
     pub(super) async fn look_for_newcomers(&mut self) -> Result<(), Stop> {
-        if !self.plan.follows(Follow::Fork) || self.chosen.next.is_some_and(|at| Instant::now() < at) {
+        if !self.plan.follows(FollowMode::Fork) || self.chosen.next.is_some_and(|at| Instant::now() < at) {
             return Ok(());
         }
-        let choices: Vec<Choice> = self.plan.choices().cloned().collect();
+        let choices: Vec<ProcessSelector> = self.plan.choices().cloned().collect();
         if choices.is_empty() {
             return Ok(());
         }
@@ -161,7 +169,7 @@ impl Session<'_> {
     }
 
     /// The processes of a name or a control group that joined engines at the same host measure with their parents.
-    async fn with_parents(&self, own: &Client, choice: &Choice) -> HashSet<i32> {
+    async fn with_parents(&self, own: &Client, choice: &ProcessSelector) -> HashSet<i32> {
         let mut with_parents = HashSet::new();
         for client in self.clients().iter().filter(|client| client.host() == own.host() && !client.is(own)) {
             let mut progress = Progress::new("looking at processes", self.format());
@@ -174,32 +182,32 @@ impl Session<'_> {
 
     /// Whether the command waits for new processes of a name or a control group after all others have ended.
     pub(super) fn awaits_newcomers(&self) -> bool {
-        self.plan.chooses() && self.plan.follows(Follow::Fork) && !self.plan.measure.until_exit
+        self.plan.chooses() && self.plan.follows(FollowMode::Fork) && !self.plan.measure.until_exit
     }
 }
 
 /// Insertions at one host, some of them at the same time. The answers are returned in the order of the requests.
 struct Inserting<'a> {
     client: &'a Client,
-    requests: Vec<Request>,
+    requests: Vec<InsertionRequest>,
     format: crate::args::Format,
     /// Index of the request that is begun next.
     begun: usize,
     /// Index of the request whose answer is returned next.
     told: usize,
-    open: JoinSet<(usize, Result<Made, Failure>)>,
-    answers: BTreeMap<usize, Result<Made, Failure>>,
+    open: JoinSet<(usize, Result<EngineMeasurement, Failure>)>,
+    answers: BTreeMap<usize, Result<EngineMeasurement, Failure>>,
 }
 
 impl<'a> Inserting<'a> {
-    fn new(client: &'a Client, requests: Vec<Request>, format: crate::args::Format) -> Self {
+    fn new(client: &'a Client, requests: Vec<InsertionRequest>, format: crate::args::Format) -> Self {
         let (open, answers) = (JoinSet::new(), BTreeMap::new());
         Inserting { client, requests, format, begun: 0, told: 0, open, answers }
     }
 
     /// Insertions that are complete but that [`Inserting::next`] has not returned yet. The calls that still run are cancelled, and the
     /// engine removes what they insert.
-    fn finished(mut self) -> Vec<Made> {
+    fn finished(mut self) -> Vec<EngineMeasurement> {
         while let Some(done) = self.open.try_join_next() {
             match done {
                 Ok((number, answer)) => drop(self.answers.insert(number, answer)),
@@ -210,7 +218,7 @@ impl<'a> Inserting<'a> {
     }
 
     /// The next request with its answer; `None` after the last one. Dropping this value cancels the calls without an answer.
-    async fn next(&mut self) -> Option<(Request, Result<Made, Failure>)> {
+    async fn next(&mut self) -> Option<(InsertionRequest, Result<EngineMeasurement, Failure>)> {
         loop {
             if let Some(answer) = self.answers.remove(&self.told) {
                 let request = self.requests.get(self.told)?.clone();

@@ -9,9 +9,9 @@ use ingraft_api::Terms;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::{Arrival, Plan, Session, Site};
-use crate::args::{Follow, Format};
-use crate::conn::{Client, Request, Target};
+use super::{MeasurementPlan, MeasurementRun, StreamArrival, TargetMeasurement};
+use crate::args::{FollowMode, Format};
+use crate::conn::{Client, InsertionRequest, RequestTarget};
 use crate::exit::{Exit, Failure, Stop};
 use crate::output::progress::Progress;
 use crate::output::{self, Output, words};
@@ -101,8 +101,8 @@ impl Kin {
     }
 }
 
-impl Plan {
-    pub(super) fn follows(&self, what: Follow) -> bool {
+impl MeasurementPlan {
+    pub(super) fn follows(&self, what: FollowMode) -> bool {
         self.measure.follow.contains(&what)
     }
 
@@ -111,9 +111,13 @@ impl Plan {
     }
 }
 
-impl Session<'_> {
+impl MeasurementRun<'_> {
     /// Measures the processes and programs that are new since the last look.
-    pub(super) async fn look_for_kin(&mut self, events: &mpsc::Sender<Arrival>, out: &mut Output) -> Result<(), Stop> {
+    pub(super) async fn look_for_kin(
+        &mut self,
+        events: &mpsc::Sender<StreamArrival>,
+        out: &mut Output,
+    ) -> Result<(), Stop> {
         for mut starting in std::mem::take(&mut self.kin.starting) {
             if starting.left_out.as_ref().is_some_and(LeftOut::is_left_alone) {
                 self.kin.starting.push(starting);
@@ -135,7 +139,7 @@ impl Session<'_> {
                 Some(failure) => self.kin.miss(failure),
             }
         }
-        if !self.plan.follows(Follow::Fork) {
+        if !self.plan.follows(FollowMode::Fork) {
             return Ok(());
         }
         let mut children: Vec<(Client, i32)> = Vec::new();
@@ -167,7 +171,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    pub(super) fn living(&self, host: &Option<String>) -> impl Iterator<Item = &Site> {
+    pub(super) fn living(&self, host: &Option<String>) -> impl Iterator<Item = &TargetMeasurement> {
         self.sites.iter().filter(move |site| site.goes_on() && site.host() == *host)
     }
 
@@ -176,12 +180,12 @@ impl Session<'_> {
         &mut self,
         client: &Client,
         pid: i32,
-        events: &mpsc::Sender<Arrival>,
+        events: &mpsc::Sender<StreamArrival>,
         out: &mut Output,
     ) -> Result<Option<Failure>, Stop> {
         let Some(first) = self.plan.requests.first() else { return Ok(None) };
         let terms = Terms { wait: Duration::ZERO, ..first.terms };
-        let request = Request { target: Target::Pid(pid), terms, ..first.clone() };
+        let request = InsertionRequest { target: RequestTarget::Pid(pid), terms, ..first.clone() };
         let mut progress = Progress::new("reading the program", self.format());
         match client.enable(&request, &mut progress).await {
             Ok(made) => {
@@ -202,7 +206,7 @@ impl Session<'_> {
     pub(super) async fn depart(&mut self, at: usize, exec: bool, out: &mut Output) -> Result<(), Stop> {
         let (format, measure) = (self.format(), self.plan.measure.clone());
         let Some(site) = self.sites.get_mut(at).filter(|_| self.plan.follows_anything()) else { return Ok(()) };
-        if exec && self.plan.follows(Follow::Exec) {
+        if exec && self.plan.follows(FollowMode::Exec) {
             let (client, pid) = (site.client.clone(), site.pid());
             self.kin.begin(&client, pid);
         }

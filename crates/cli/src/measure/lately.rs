@@ -2,7 +2,7 @@
 
 use ingraft_model::Distribution;
 
-use super::Site;
+use super::TargetMeasurement;
 
 /// The values of a histogram between the two latest readings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,7 +22,7 @@ impl Lately {
     }
 }
 
-impl Site {
+impl TargetMeasurement {
     /// The values of a histogram since the previous reading; `None` before the second reading, and for other metrics.
     pub(crate) fn lately(&self, pair: usize) -> Option<Lately> {
         let before = self.before.as_ref()?;

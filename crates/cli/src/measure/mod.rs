@@ -4,13 +4,15 @@
 //! removes each measurement that it inserted before it ends, unless the user asked for the measurement to stay.
 
 mod chosen;
+mod flags;
 mod kin;
 mod lately;
 mod pull;
 mod together;
 
+pub(crate) use flags::{choice, request, running, sources};
 pub(crate) use lately::Lately;
-pub(crate) use together::{Combined, Together, last as together};
+pub(crate) use together::{CombinedValue, Together, last as together};
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -18,27 +20,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_api::{
-    EnableRequest, Enabled, Ended, MeasurementId, MetricFocus, PairFacts, PairInfo, Reading, Reason, Terms,
-    TotalsReading, Value,
+    Enabled, Ended, MeasurementId, MetricFocus, PairFacts, PairInfo, Reading, Reason, TotalsReading, Value,
 };
 use ingraft_model::{Pid, Svma};
-use ingraft_report::{Cause, SavedProfile};
+use ingraft_report::{NewestCause, SavedProfile};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 
 use crate::args::{self, Common, Format};
-use crate::conn::{Chapter, Choice, Client, Engines, Event, Request, Target};
+use crate::conn::{Client, Engines, HistorySpan, InsertionRequest, ProcessSelector, RequestTarget, StreamEvent};
 use crate::exit::{Failure, Stop};
 use crate::objects::refused::{FunctionAt, place, unmeasured};
-use crate::objects::{self, Cost, Object, millis};
+use crate::objects::{self, CostObject, Object, millis};
 use crate::output::progress::Progress;
 use crate::output::{self, Destination, Output, words};
 use crate::signals::Signals;
-use chosen::Chosen;
+use chosen::ChosenProcesses;
+use flags::targets;
 use kin::Kin;
-pub(crate) use pull::Kept;
 use pull::Puller;
+pub(crate) use pull::TracePart;
 
 /// Default time between two readings.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -48,9 +50,9 @@ const SLEEP_NS: u64 = 50_000_000;
 const LOOK: Duration = Duration::from_millis(200);
 
 /// The plan of a command: the requests, the time between readings, and the flags.
-pub(crate) struct Plan {
+pub(crate) struct MeasurementPlan {
     /// Requests, one for each target that the flags name.
-    requests: Vec<Request>,
+    requests: Vec<InsertionRequest>,
     /// The flags.
     measure: args::Measure,
     /// Time between two readings.
@@ -60,7 +62,7 @@ pub(crate) struct Plan {
     /// Whether values of events that were counted for a part of the time are scaled up to all of it.
     scaled: bool,
     /// File of the trace, and the part that is kept; `None` if the measurement is no trace, or if the trace has begun.
-    trace: Option<(Destination, Kept)>,
+    trace: Option<(Destination, TracePart)>,
     /// Reading of a profile while it runs; `None` if it is read at the end only.
     query: Option<Query>,
     /// Whether the command passes on the exit status of the program that it starts.
@@ -76,19 +78,19 @@ pub(crate) enum Query {
     Totals,
 }
 
-impl Plan {
+impl MeasurementPlan {
     /// Creates a plan with a request for each target that the flags name. A command that the plan starts writes to the same screen.
     pub(crate) fn new(
         measure: &args::Measure,
-        target: &args::Target,
-        request: impl Fn(Target) -> Request,
+        target: &args::TargetArgs,
+        request: impl Fn(RequestTarget) -> InsertionRequest,
         out: &mut Output,
     ) -> Self {
         let targets = targets(target);
-        if targets.iter().any(|t| matches!(t, Target::Command(_))) {
+        if targets.iter().any(|t| matches!(t, RequestTarget::Command(_))) {
             out.shared();
         }
-        Plan {
+        MeasurementPlan {
             requests: targets.into_iter().map(request).collect(),
             interval: measure.interval.unwrap_or(INTERVAL),
             measure: measure.clone(),
@@ -102,31 +104,31 @@ impl Plan {
 
     /// Returns the plan with queries of a profile at each interval.
     pub(crate) fn queried(self, query: Option<Query>) -> Self {
-        Plan { query, ..self }
+        MeasurementPlan { query, ..self }
     }
 
     /// Returns the plan with histories in phases of this length.
     pub(crate) fn in_phases(self, phases: Option<Duration>) -> Self {
-        Plan { phases, ..self }
+        MeasurementPlan { phases, ..self }
     }
 
     /// Returns the plan with a trace that is written to this file.
-    pub(crate) fn traced_to(self, file: Destination, kept: Kept) -> Self {
-        Plan { trace: Some((file, kept)), ..self }
+    pub(crate) fn traced_to(self, file: Destination, kept: TracePart) -> Self {
+        MeasurementPlan { trace: Some((file, kept)), ..self }
     }
 
     /// Returns the plan with or without scaling of events that were counted for a part of the time.
     pub(crate) fn scaled(self, scaled: bool) -> Self {
-        Plan { scaled, ..self }
+        MeasurementPlan { scaled, ..self }
     }
 }
 
-impl Plan {
+impl MeasurementPlan {
     /// The names and control groups all of whose processes are measured.
-    fn choices(&self) -> impl Iterator<Item = &Choice> {
+    fn choices(&self) -> impl Iterator<Item = &ProcessSelector> {
         self.requests.iter().filter_map(|request| match &request.target {
-            Target::Each(choice) => Some(choice),
-            Target::Pid(_) | Target::Name(_) | Target::Command(_) => None,
+            RequestTarget::Each(choice) => Some(choice),
+            RequestTarget::Pid(_) | RequestTarget::Name(_) | RequestTarget::Command(_) => None,
         })
     }
 
@@ -140,7 +142,7 @@ impl Plan {
 }
 
 /// A measurement in one target.
-pub(crate) struct Site {
+pub(crate) struct TargetMeasurement {
     client: Client,
     pub(crate) enabled: Enabled,
     /// The latest values.
@@ -179,7 +181,7 @@ pub(crate) struct Site {
     /// Functions of libraries loaded later for which the user has been warned that they are not measured.
     told_refused: BTreeSet<(String, Svma)>,
     /// Histories of the values, fetched at the end of the measurement; empty unless they were asked for.
-    pub(crate) chapters: Vec<Chapter>,
+    pub(crate) chapters: Vec<HistorySpan>,
     /// Latest counts of a profile, the last of them fetched at the removal; `None` if the measurement is no profile.
     pub(crate) profile: Option<SavedProfile>,
     /// The task that writes the file of a trace; `None` if the measurement is no trace, or if the file is whole.
@@ -191,19 +193,19 @@ pub(crate) struct Site {
 }
 
 /// Presentation of a measurement by a command.
-pub(crate) trait View {
+pub(crate) trait MeasurementView {
     /// Presents a new reading of `sites[at]`.
-    fn reading(&mut self, sites: &[Site], at: usize, out: &mut Output) -> Result<(), Stop>;
+    fn reading(&mut self, sites: &[TargetMeasurement], at: usize, out: &mut Output) -> Result<(), Stop>;
     /// Presents what was read of the profile of `sites[at]` while it runs.
-    fn queried(&mut self, _sites: &[Site], _at: usize, _out: &mut Output) -> Result<(), Stop> {
+    fn queried(&mut self, _sites: &[TargetMeasurement], _at: usize, _out: &mut Output) -> Result<(), Stop> {
         Ok(())
     }
     /// Presents the last values.
-    fn last(&mut self, sites: &[Site], out: &mut Output) -> Result<(), Stop>;
+    fn last(&mut self, sites: &[TargetMeasurement], out: &mut Output) -> Result<(), Stop>;
 }
 
 /// The engines, the common flags and the start time of a command.
-pub(crate) struct Context<'a> {
+pub(crate) struct CommandContext<'a> {
     pub(crate) engines: &'a Engines,
     pub(crate) common: &'a Common,
     /// Start time of the command.
@@ -213,19 +215,24 @@ pub(crate) struct Context<'a> {
 }
 
 /// Runs a measurement and presents it.
-pub(crate) async fn run(plan: Plan, context: Context<'_>, view: &mut dyn View, out: &mut Output) -> Result<(), Stop> {
+pub(crate) async fn run(
+    plan: MeasurementPlan,
+    context: CommandContext<'_>,
+    view: &mut dyn MeasurementView,
+    out: &mut Output,
+) -> Result<(), Stop> {
     let mut signals = Signals::take()?;
     // A daemon gives the programs that it starts no output.
     if context.engines.is_embedded() && plan.requests.iter().any(|request| request.target.is_started()) {
         out.apart_from_program()?;
     }
-    let mut session = Session {
+    let mut session = MeasurementRun {
         plan,
         context,
         sites: Vec::new(),
         streams: Vec::new(),
         kin: Kin::default(),
-        chosen: Chosen::default(),
+        chosen: ChosenProcesses::default(),
     };
     let (events, mut arriving) = mpsc::channel(64);
     let mut result = session.insert(&events, &mut signals, out).await;
@@ -235,32 +242,41 @@ pub(crate) async fn run(plan: Plan, context: Context<'_>, view: &mut dyn View, o
     session.finish(result, view, out).await
 }
 
-type Arrival = (usize, Result<Event, Failure>);
+type StreamArrival = (usize, Result<StreamEvent, Failure>);
 /// A measurement that was inserted, and the engine that has made it.
-type Made = (Client, Enabled);
+type EngineMeasurement = (Client, Enabled);
 
-struct Session<'a> {
-    plan: Plan,
-    context: Context<'a>,
-    sites: Vec<Site>,
+struct MeasurementRun<'a> {
+    plan: MeasurementPlan,
+    context: CommandContext<'a>,
+    sites: Vec<TargetMeasurement>,
     streams: Vec<JoinHandle<()>>,
     kin: Kin,
-    chosen: Chosen,
+    chosen: ChosenProcesses,
 }
 
-impl Session<'_> {
+impl MeasurementRun<'_> {
     fn format(&self) -> Format {
         self.context.common.format
     }
 
     /// Adds a measurement that was inserted.
-    fn add(&mut self, (client, enabled): Made, events: &mpsc::Sender<Arrival>, out: &mut Output) -> Result<(), Stop> {
+    fn add(
+        &mut self,
+        (client, enabled): EngineMeasurement,
+        events: &mpsc::Sender<StreamArrival>,
+        out: &mut Output,
+    ) -> Result<(), Stop> {
         let (id, pairs) = (enabled.id, enabled.pairs.len());
         let stream = client.clone().stream(id, pairs, self.plan.interval, self.sites.len(), events.clone());
         self.streams.push(tokio::spawn(stream));
         let trace = self.plan.trace.take();
         let trace = trace.map(|to| Puller::start((client.clone(), id), to, (self.sites.len(), events.clone())));
-        self.sites.push(Site { scaled: self.plan.scaled, trace, ..Site::new(client.clone(), enabled) });
+        self.sites.push(TargetMeasurement {
+            scaled: self.plan.scaled,
+            trace,
+            ..TargetMeasurement::new(client.clone(), enabled)
+        });
         self.announce(out)
     }
 
@@ -273,7 +289,7 @@ impl Session<'_> {
         out.text(&words::attached(e, site.host(), attach_ms))?;
         let refused = unmeasured(&e.pairs, &e.refused);
         for one in &refused {
-            out.object(&Object::Refused(objects::Refused::new(one, e.pid, site.host())))?;
+            out.object(&Object::Refused(objects::RefusedObject::new(one, e.pid, site.host())))?;
         }
         if !refused.is_empty() {
             output::warn(&words::refused(&refused, &e.pairs, self.format()), self.format());
@@ -287,10 +303,10 @@ impl Session<'_> {
     /// Presents readings as they arrive, until the command must end.
     async fn follow(
         &mut self,
-        events: mpsc::Sender<Arrival>,
-        arriving: &mut mpsc::Receiver<Arrival>,
+        events: mpsc::Sender<StreamArrival>,
+        arriving: &mut mpsc::Receiver<StreamArrival>,
         signals: &mut Signals,
-        view: &mut dyn View,
+        view: &mut dyn MeasurementView,
         out: &mut Output,
     ) -> Result<(), Stop> {
         let deadline = self.plan.measure.duration.map(|d| Instant::now() + d);
@@ -303,7 +319,7 @@ impl Session<'_> {
         let mut query = tokio::time::interval_at(Instant::now() + self.plan.interval, self.plan.interval);
         query.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut phase_ends = self.plan.phases.map(|length| Instant::now() + length);
-        while self.sites.iter().any(Site::goes_on) || self.kin.comes() || self.awaits_newcomers() {
+        while self.sites.iter().any(TargetMeasurement::goes_on) || self.kin.comes() || self.awaits_newcomers() {
             tokio::select! {
                 biased;
                 () = signals.asked() => return Ok(()),
@@ -326,7 +342,7 @@ impl Session<'_> {
                     let Some((at, event)) = arrival else { break };
                     let Some(site) = self.sites.get_mut(at) else { continue };
                     match event {
-                        Ok(Event::Reading(reading, dropped)) => {
+                        Ok(StreamEvent::Reading(reading, dropped)) => {
                             site.take(reading, dropped);
                             if site.has_held() {
                                 return Ok(());
@@ -335,9 +351,9 @@ impl Session<'_> {
                             self.tell_taken_out(at, out)?;
                             self.tell_shares(at);
                         }
-                        Ok(Event::Grown(grown)) => site.grow(grown, format),
-                        Ok(Event::Held) => return Ok(()),
-                        Ok(Event::Ended(ended)) => {
+                        Ok(StreamEvent::Grown(grown)) => site.grow(grown, format),
+                        Ok(StreamEvent::Held) => return Ok(()),
+                        Ok(StreamEvent::Ended(ended)) => {
                             site.end(ended, format, out)?;
                             self.depart(at, ended.exec, out).await?;
                         }
@@ -351,7 +367,7 @@ impl Session<'_> {
     }
 
     /// Reads the profiles and presents them.
-    async fn query(&mut self, view: &mut dyn View, out: &mut Output) -> Result<(), Stop> {
+    async fn query(&mut self, view: &mut dyn MeasurementView, out: &mut Output) -> Result<(), Stop> {
         for at in 0..self.sites.len() {
             let Some(site) = self.sites.get_mut(at).filter(|site| site.goes_on()) else { continue };
             match self.plan.query {
@@ -366,7 +382,7 @@ impl Session<'_> {
 
     /// Reports the pairs that were taken out since the last reading; fails if nothing is left to measure.
     fn tell_taken_out(&mut self, at: usize, out: &mut Output) -> Result<(), Stop> {
-        let mut new = self.sites.get_mut(at).map(Site::taken_out).unwrap_or_default();
+        let mut new = self.sites.get_mut(at).map(TargetMeasurement::taken_out).unwrap_or_default();
         let metrics = self.plan.requests.first().and_then(|request| request.measure.function_metrics.get(1..));
         let wanted = metrics.unwrap_or_default();
         let nothing_left = self.sites.iter().all(|site| site.is_all_out(wanted));
@@ -392,9 +408,14 @@ impl Session<'_> {
     }
 
     /// Reports the functions that are counted only because timing them costs too much, and takes them from the list.
-    fn tell_counted_only(&self, at: usize, new: &mut Vec<objects::TakenOut>, out: &mut Output) -> Result<(), Stop> {
+    fn tell_counted_only(
+        &self,
+        at: usize,
+        new: &mut Vec<objects::TakenOutObject>,
+        out: &mut Output,
+    ) -> Result<(), Stop> {
         let Some(since) = self.sites.get(at).map(|site| site.enabled.since_ns) else { return Ok(()) };
-        let is_of_cost = |t: &objects::TakenOut| !t.own_gs && !t.rewritten;
+        let is_of_cost = |t: &objects::TakenOutObject| !t.own_gs && !t.rewritten;
         let dear: Vec<_> = new.extract_if(.., |t| is_of_cost(t)).collect();
         for begun in [false, true] {
             let these: Vec<_> = dear.iter().filter(|t| (t.time_ns > since) == begun).cloned().collect();
@@ -426,7 +447,7 @@ impl Session<'_> {
 
     /// Reports the pairs for which a started command never had a function or module; fails if these are all pairs.
     fn tell_absent(&self) -> Result<(), Stop> {
-        let started = |request: &&Request| matches!(request.target, Target::Command(_));
+        let started = |request: &&InsertionRequest| matches!(request.target, RequestTarget::Command(_));
         let asked = self.plan.requests.iter().filter(started).flat_map(|request| &request.measure.pairs);
         let pairs = || self.sites.iter().flat_map(|site| site.enabled.pairs.iter().map(|pair| pair.pair.as_ref()));
         // A focus with a pattern stands for the foci of the matching functions.
@@ -450,7 +471,7 @@ impl Session<'_> {
     fn tell_awaited(&self) -> Result<(), Stop> {
         // `tell_absent` has reported the pairs in started programs.
         let started = self.plan.requests.iter().any(|request| request.target.is_started());
-        let names = |request: &Request, text: &str| {
+        let names = |request: &InsertionRequest, text: &str| {
             request.measure.pairs.iter().any(|pair| pair.focus.to_string().contains(text))
         };
         let told = |text: &str| started && self.plan.requests.iter().any(|request| names(request, text));
@@ -472,8 +493,8 @@ impl Session<'_> {
     /// The exit status of the program that the command started; 0 if the program still runs. If several hosts started it, the first status
     /// that is not 0 counts.
     fn program_status(&self) -> u8 {
-        let latest = |started: &Site| {
-            let is_same = |site: &&Site| site.pid() == started.pid() && site.host() == started.host();
+        let latest = |started: &TargetMeasurement| {
+            let is_same = |site: &&TargetMeasurement| site.pid() == started.pid() && site.host() == started.host();
             // After an exec that is followed, the process is measured again.
             self.sites.iter().rfind(is_same).and_then(|site| site.status)
         };
@@ -483,7 +504,12 @@ impl Session<'_> {
 
     /// Removes everything and presents the last values. `so_far` is the result of the measurement. A closed output does not prevent the
     /// removal.
-    async fn finish(mut self, so_far: Result<(), Stop>, view: &mut dyn View, out: &mut Output) -> Result<(), Stop> {
+    async fn finish(
+        mut self,
+        so_far: Result<(), Stop>,
+        view: &mut dyn MeasurementView,
+        out: &mut Output,
+    ) -> Result<(), Stop> {
         let counted = so_far.is_ok() || self.sites.iter().any(|s| s.first_ns.is_some());
         let mut result = so_far;
         let mut farewells = Vec::new();
@@ -496,12 +522,13 @@ impl Session<'_> {
         for client in self.clients().iter().filter(|_| counted && is_inserted) {
             let mut progress = Progress::new("reading the cost", Format::Json);
             let found = client.inserted(&mut progress).await.unwrap_or_default();
-            inserted.extend(found.into_iter().map(|one| objects::Inserted::new(one, client.host())));
+            inserted.extend(found.into_iter().map(|one| objects::InsertedObject::new(one, client.host())));
         }
         if self.plan.measure.no_remove {
             // Without a removal, nothing else reports changes to the code.
-            let is_ours =
-                |i: &&objects::Inserted| self.sites.iter().any(|s| (s.pid(), s.host()) == (i.pid, i.host.clone()));
+            let is_ours = |i: &&objects::InsertedObject| {
+                self.sites.iter().any(|s| (s.pid(), s.host()) == (i.pid, i.host.clone()))
+            };
             for i in inserted.iter().filter(is_ours) {
                 i.warnings.iter().for_each(|what| output::warn(&words::disturbed(i.pid, &i.host, what), format));
             }
@@ -546,13 +573,13 @@ impl Session<'_> {
     }
 }
 
-impl Session<'_> {
+impl MeasurementRun<'_> {
     /// Removes the measurement of a site. Adds what is told of its end to `farewells`, each with whether the target has ended.
     async fn leave(
         &mut self,
         at: usize,
         counted: bool,
-        inserted: &[objects::Inserted],
+        inserted: &[objects::InsertedObject],
         farewells: &mut Vec<(bool, Object)>,
         out: &mut Output,
     ) -> Result<(), Stop> {
@@ -615,7 +642,7 @@ async fn until(deadline: Option<Instant>) {
     }
 }
 
-impl Site {
+impl TargetMeasurement {
     /// The facts about a pair that are told with its value.
     pub(crate) fn facts(&self, pair: usize) -> PairFacts {
         let known = self.enabled.pairs.get(pair).map(|pair| pair.facts).unwrap_or_default();
@@ -631,13 +658,13 @@ impl Site {
     ) -> Self {
         let enabled = Enabled { id, pid, pairs, ..Enabled::default() };
         let first_ns = Some(reading.time_ns);
-        Site { reading, first_ns, ..Site::new(client, enabled) }
+        TargetMeasurement { reading, first_ns, ..TargetMeasurement::new(client, enabled) }
     }
 
     fn new(client: Client, enabled: Enabled) -> Self {
         let values = vec![Default::default(); enabled.pairs.len()];
         let reading = Reading { time_ns: 0, values, ended: None };
-        Site {
+        TargetMeasurement {
             client,
             enabled,
             reading,
@@ -698,12 +725,12 @@ impl Site {
     }
 
     /// Returns the pairs that were taken out since the last call.
-    fn taken_out(&mut self) -> Vec<objects::TakenOut> {
+    fn taken_out(&mut self) -> Vec<objects::TakenOutObject> {
         let mut new = Vec::new();
         for (pair, value) in self.reading.values.iter().enumerate() {
             let (Some(why), Some(info)) = (value.details().taken_out, self.enabled.pairs.get(pair)) else { continue };
             if self.told_out.insert(pair) {
-                new.push(objects::TakenOut {
+                new.push(objects::TakenOutObject {
                     host: self.client.host(),
                     pid: self.pid(),
                     metric: info.pair.metric.clone(),
@@ -770,7 +797,7 @@ impl Site {
         self.signal = signal;
         let number = status.or(signal.map(|signal| 128 + signal));
         self.status = number.and_then(|number| u8::try_from(number).ok());
-        let ended = objects::Ended { host: self.host(), pid: self.pid(), status, signal, exec };
+        let ended = objects::EndedObject { host: self.host(), pid: self.pid(), status, signal, exec };
         out.text(&words::ended(&ended))?;
         let crashed = words::crashed(&ended);
         out.object(&Object::Ended(ended))?;
@@ -786,11 +813,11 @@ impl Site {
     }
 
     /// Reason why the newest part of a trace is written, as far as the file does not tell it.
-    fn cause(&self) -> Cause {
+    fn cause(&self) -> NewestCause {
         match self.has_held() {
-            true => Cause::Condition,
-            false if self.signal.is_some() => Cause::Signal,
-            false => Cause::End,
+            true => NewestCause::Condition,
+            false if self.signal.is_some() => NewestCause::Signal,
+            false => NewestCause::End,
         }
     }
 
@@ -799,20 +826,21 @@ impl Site {
     }
 
     /// Cost of the measurement for its target; `None` if the cost is not known or no longer known.
-    fn cost(&self, inserted: &[objects::Inserted]) -> Option<Cost> {
+    fn cost(&self, inserted: &[objects::InsertedObject]) -> Option<CostObject> {
         let (pid, host) = (self.pid(), self.host());
         if self.ended || self.lost.is_some() {
             return None;
         }
-        let is_own =
-            |i: &&objects::Inserted| i.pid == pid && i.host == host && i.measurements.contains(&self.enabled.id.0);
+        let is_own = |i: &&objects::InsertedObject| {
+            i.pid == pid && i.host == host && i.measurements.contains(&self.enabled.id.0)
+        };
         let inserted = inserted.iter().find(is_own)?;
         let ns_per_s = inserted.observed_ns_per_s.or(inserted.cost_ns_per_s)?;
-        Some(Cost { host: self.host(), pid, ns_per_s, percent: ns_per_s / 1e7 })
+        Some(CostObject { host: self.host(), pid, ns_per_s, percent: ns_per_s / 1e7 })
     }
 
     /// Fetches what is lost with the measurement and belongs to the output: histories and event totals.
-    async fn fetch_last(&mut self, plan: &Plan, format: Format) {
+    async fn fetch_last(&mut self, plan: &MeasurementPlan, format: Format) {
         if plan.keeps_history() {
             self.fetch_history(format).await;
         }
@@ -838,7 +866,7 @@ impl Site {
         let (own, pid) = (own.first()?, self.pid());
         let mut progress = Progress::new("removing what the ended engine has left", format);
         match own.take_over(pid, &mut progress).await {
-            Ok(removed) => Some((self.ended, Object::Removed(objects::Removed::new(&removed?, own.host())))),
+            Ok(removed) => Some((self.ended, Object::Removed(objects::RemovedObject::new(&removed?, own.host())))),
             // The target has ended too.
             Err(failure) if failure.reason == Reason::NoSuchProcess => None,
             Err(failure) => {
@@ -856,13 +884,13 @@ impl Site {
             self.grow(self.client.measured(id).await?, format);
             let reading = self.client.read(id, self.enabled.pairs.len()).await?;
             self.take(reading, 0);
-            return Ok(Object::Kept(objects::Kept { host, pid, measurement: id.0 }));
+            return Ok(Object::Kept(objects::KeptObject { host, pid, measurement: id.0 }));
         }
         if let Some(puller) = &self.trace {
             puller.end();
         }
         let (answer, trace) = self.client.remove(id, pairs).await?;
-        let mut removed = objects::Removed::new(&answer, host);
+        let mut removed = objects::RemovedObject::new(&answer, host);
         if let Some(grown) = answer.grown {
             self.grow(grown, format);
         }
@@ -894,38 +922,6 @@ impl Site {
     }
 }
 
-/// Returns the targets that the flags name.
-fn targets(target: &args::Target) -> Vec<Target> {
-    if !target.command.is_empty() {
-        return vec![Target::Command(target.command.clone())];
-    }
-    match choice(&target.running, target.all, target.cgroup.as_deref()) {
-        Some(choice) => vec![Target::Each(choice)],
-        None => running(&target.running),
-    }
-}
-
-/// Returns the name or control group whose processes the flags all mean; `None` if the flags mean single processes.
-pub(crate) fn choice(running: &args::RunningTarget, all: bool, cgroup: Option<&str>) -> Option<Choice> {
-    let name = running.name.clone().filter(|_| all || cgroup.is_some());
-    let choice = Choice { name, cgroup: cgroup.map(str::to_owned) };
-    (choice.name.is_some() || choice.cgroup.is_some()).then_some(choice)
-}
-
-/// The request for a measurement: `own` is what the command asks for, and the rest is what the flags say.
-pub(crate) fn request(target: Target, flags: &args::Measure, own: EnableRequest) -> Request {
-    let measure = EnableRequest {
-        keep: flags.no_remove,
-        max_overhead: flags.max_overhead,
-        max_hold: flags.max_hold,
-        beside_uprobes: flags.beside_uprobes,
-        family: flags.follow.contains(&args::Follow::Fork),
-        await_modules: flags.wait.is_some() || target.is_started(),
-        ..own
-    };
-    Request { target, measure, terms: Terms { history: false, wait: flags.wait.unwrap_or_default() } }
-}
-
 /// The object that announces a complete insertion. `attach_ms` is the time in milliseconds since the start of the command.
 pub(crate) fn announcement(e: &Enabled, host: objects::Host, attach_ms: f64) -> Object {
     let (pid, parent, points, measurement) = (e.pid.0, e.parent.0, e.points, e.id.0);
@@ -933,7 +929,7 @@ pub(crate) fn announcement(e: &Enabled, host: objects::Host, attach_ms: f64) -> 
     let (caught_up, not_unwound) = (e.caught_up, e.not_unwound);
     if e.attached {
         let (threads, modules, functions) = (e.threads, e.modules, e.functions);
-        Object::Attached(objects::Attached {
+        Object::Attached(objects::AttachedObject {
             host,
             pid,
             parent,
@@ -950,7 +946,7 @@ pub(crate) fn announcement(e: &Enabled, host: objects::Host, attach_ms: f64) -> 
             not_unwound,
         })
     } else {
-        Object::Changed(objects::Changed {
+        Object::Changed(objects::ChangedObject {
             host,
             pid,
             parent,
@@ -964,32 +960,6 @@ pub(crate) fn announcement(e: &Enabled, host: objects::Host, attach_ms: f64) -> 
             not_unwound,
         })
     }
-}
-
-/// Returns the running targets that the flags name.
-pub(crate) fn running(target: &args::RunningTarget) -> Vec<Target> {
-    if let Some(name) = &target.name {
-        return vec![Target::Name(name.clone())];
-    }
-    let mut pids = target.pids.clone();
-    pids.sort_unstable();
-    pids.dedup();
-    pids.into_iter().map(Target::Pid).collect()
-}
-
-/// Reads MDL files.
-pub(crate) fn sources(files: &[std::path::PathBuf]) -> Result<Vec<(String, String)>, Failure> {
-    files
-        .iter()
-        .map(|path| {
-            let name = path.display().to_string();
-            match std::fs::read(path) {
-                // Bytes that are no UTF-8 become a diagnostic about the definitions, not an error of the command.
-                Ok(bytes) => Ok((name, String::from_utf8_lossy(&bytes).into_owned())),
-                Err(e) => Err(Failure::usage(format!("cannot read {name}: {e}"), "check the path")),
-            }
-        })
-        .collect()
 }
 
 #[cfg(test)]

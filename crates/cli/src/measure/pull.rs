@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use ingraft_api::MeasurementId;
 use ingraft_model::token::Token;
-use ingraft_report::{Cause, Chunk, Newest, TraceError, TraceRecord, TraceRecords, trace_beginning};
+use ingraft_report::{NewestCause, NewestPart, TraceChunk, TraceError, TraceRecord, TraceRecords, trace_beginning};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use super::Arrival;
-use crate::conn::{Client, Event};
+use super::StreamArrival;
+use crate::conn::{Client, StreamEvent};
 use crate::exit::Failure;
 use crate::output::Destination;
 
@@ -27,7 +27,7 @@ const KEPT_MAX: usize = 1 << 30;
 
 /// The part of a trace that goes into the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kept {
+pub(crate) enum TracePart {
     /// The whole trace, as it comes.
     All,
     /// The newest part, of this length, at the end. `when`: the trace ends when a condition holds.
@@ -37,10 +37,10 @@ pub(crate) enum Kept {
 /// A task that takes a trace.
 #[derive(Debug)]
 pub(super) struct Puller {
-    kept: Kept,
+    kept: TracePart,
     stop: oneshot::Sender<()>,
     ending: Arc<AtomicBool>,
-    task: JoinHandle<(Destination, Recorder, Result<(), Failure>)>,
+    task: JoinHandle<(Destination, TraceBuffer, Result<(), Failure>)>,
 }
 
 impl Puller {
@@ -48,14 +48,14 @@ impl Puller {
     /// number.
     pub(super) fn start(
         (client, measurement): (Client, MeasurementId),
-        (file, kept): (Destination, Kept),
-        (site, events): (usize, mpsc::Sender<Arrival>),
+        (file, kept): (Destination, TracePart),
+        (site, events): (usize, mpsc::Sender<StreamArrival>),
     ) -> Self {
         let (stop, stopped) = oneshot::channel();
         let ending = Arc::new(AtomicBool::new(false));
         let is_ending = Arc::clone(&ending);
         let task = tokio::spawn(async move {
-            let (mut file, mut recorder) = (file, Recorder::new(kept));
+            let (mut file, mut recorder) = (file, TraceBuffer::new(kept));
             let to = (&mut file, &mut recorder);
             let pulled = pull((&client, measurement), to, (site, &events), &is_ending, stopped).await;
             if let Err(failure) = &pulled {
@@ -69,7 +69,7 @@ impl Puller {
 
     /// Whether the trace ends when a condition holds.
     pub(super) fn awaits_condition(&self) -> bool {
-        matches!(self.kept, Kept::Newest { when: true, .. })
+        matches!(self.kept, TracePart::Newest { when: true, .. })
     }
 
     /// Tells the task that the measurement is about to be removed. It reads on until then, so that no buffer becomes full meanwhile.
@@ -78,7 +78,7 @@ impl Puller {
     }
 
     /// Ends the task and writes the rest of the file. `cause` is the reason for the end, unless the trace tells that its condition held.
-    pub(super) async fn finish(self, rest: &[u8], cause: Cause) -> Result<(), Failure> {
+    pub(super) async fn finish(self, rest: &[u8], cause: NewestCause) -> Result<(), Failure> {
         // An error means that the task has ended already.
         let _ended = self.stop.send(());
         let (mut file, mut recorder, pulled) = self.task.await.map_err(|e| {
@@ -98,8 +98,8 @@ impl Puller {
 /// Takes what comes until it is stopped.
 async fn pull(
     (client, measurement): (&Client, MeasurementId),
-    (file, recorder): (&mut Destination, &mut Recorder),
-    (site, events): (usize, &mpsc::Sender<Arrival>),
+    (file, recorder): (&mut Destination, &mut TraceBuffer),
+    (site, events): (usize, &mpsc::Sender<StreamArrival>),
     ending: &AtomicBool,
     mut stopped: oneshot::Receiver<()>,
 ) -> Result<(), Failure> {
@@ -114,7 +114,7 @@ async fn pull(
         begin = false;
         if recorder.take(&bytes, file)? {
             // Without a receiver, the command ends already.
-            drop(events.send((site, Ok(Event::Held))).await);
+            drop(events.send((site, Ok(StreamEvent::Held))).await);
         }
         let pause = if bytes.len() < MUCH { PAUSE } else { Duration::ZERO };
         tokio::select! {
@@ -127,11 +127,11 @@ async fn pull(
 
 /// The part of a trace that is kept in memory.
 #[derive(Debug)]
-struct Recorder {
-    kept: Kept,
+struct TraceBuffer {
+    kept: TracePart,
     /// The records before the chunks.
     head: Vec<TraceRecord>,
-    chunks: VecDeque<Chunk>,
+    chunks: VecDeque<TraceChunk>,
     /// Number of bytes of the tokens in `chunks`.
     bytes: usize,
     /// Number of bytes of tokens that were given up.
@@ -143,9 +143,9 @@ struct Recorder {
     end: Option<TraceRecord>,
 }
 
-impl Recorder {
-    fn new(kept: Kept) -> Self {
-        Recorder {
+impl TraceBuffer {
+    fn new(kept: TracePart) -> Self {
+        TraceBuffer {
             kept,
             head: Vec::new(),
             chunks: VecDeque::new(),
@@ -160,8 +160,8 @@ impl Recorder {
     /// Takes bytes of the file: writes them, or keeps the newest part. Returns whether they tell that the condition holds for the first time.
     fn take(&mut self, bytes: &[u8], file: &mut Destination) -> Result<bool, Failure> {
         match self.kept {
-            Kept::All => file.append(bytes).map(|()| false),
-            Kept::Newest { last, when } => self.keep(bytes, last, when).map_err(|e| {
+            TracePart::All => file.append(bytes).map(|()| false),
+            TracePart::Newest { last, when } => self.keep(bytes, last, when).map_err(|e| {
                 Failure::failed(format!("the trace cannot be read: {e}"), "report this as a defect of ingraft")
             }),
         }
@@ -206,22 +206,22 @@ impl Recorder {
     }
 
     /// The records of the newest part, unless they are written already.
-    fn finish(mut self, cause: Cause) -> Vec<TraceRecord> {
-        let Kept::Newest { last, .. } = self.kept else { return Vec::new() };
+    fn finish(mut self, cause: NewestCause) -> Vec<TraceRecord> {
+        let TracePart::Newest { last, .. } = self.kept else { return Vec::new() };
         let ended =
             self.end.iter().find_map(|end| if let TraceRecord::End(end) = end { Some(end.ended_ns) } else { None });
         let newest = self.chunks.back().map(|chunk| chunk.time_ns);
         let until_ns = self.held_ns.or(ended).or(newest).unwrap_or(0);
         self.give_up_before(until_ns.saturating_sub(u64::try_from(last.as_nanos()).unwrap_or(u64::MAX)));
-        let cause = if self.held_ns.is_some() { Cause::Condition } else { cause };
-        let newest = Newest { from_ns: self.from_ns, until_ns, cause, dropped: self.dropped };
+        let cause = if self.held_ns.is_some() { NewestCause::Condition } else { cause };
+        let newest = NewestPart { from_ns: self.from_ns, until_ns, cause, dropped: self.dropped };
         let chunks = self.chunks.into_iter().map(TraceRecord::Chunk);
         self.head.into_iter().chain([TraceRecord::Newest(newest)]).chain(chunks).chain(self.end).collect()
     }
 }
 
 /// Whether the condition held at a place in these tokens.
-fn has_condition(chunk: &Chunk) -> bool {
+fn has_condition(chunk: &TraceChunk) -> bool {
     let mut rest = chunk.tokens.as_slice();
     while let Ok(Some((token, length))) = Token::read(rest) {
         if token == Token::Condition {
@@ -242,11 +242,11 @@ mod tests {
 
     fn chunk(sequence: u64, tokens: &[Token]) -> TraceRecord {
         let tokens = tokens.iter().flat_map(|token| token.bytes().expect("small")).collect();
-        TraceRecord::Chunk(Chunk { tid: 7, stream: 1, sequence, time_ns: (100 + sequence) * MS, ticks: 0, tokens })
+        TraceRecord::Chunk(TraceChunk { tid: 7, stream: 1, sequence, time_ns: (100 + sequence) * MS, ticks: 0, tokens })
     }
 
     /// Takes the beginning of a file and a chunk for each millisecond. Returns the numbers of the chunks at which the condition held.
-    fn record(recorder: &mut Recorder, chunks: u64, condition: Option<u64>) -> Vec<u64> {
+    fn record(recorder: &mut TraceBuffer, chunks: u64, condition: Option<u64>) -> Vec<u64> {
         let program = TraceRecord::Program(TracedProgram { began_ns: 100 * MS, ..TracedProgram::default() });
         let head = [program, TraceRecord::Code(TracedCode::default())];
         let mut bytes = trace_beginning();
@@ -265,7 +265,7 @@ mod tests {
         held
     }
 
-    fn kept(recorder: Recorder, cause: Cause) -> (Newest, Vec<u64>) {
+    fn kept(recorder: TraceBuffer, cause: NewestCause) -> (NewestPart, Vec<u64>) {
         let records = recorder.finish(cause);
         let newest =
             records.iter().find_map(|record| if let TraceRecord::Newest(n) = record { Some(*n) } else { None });
@@ -273,8 +273,8 @@ mod tests {
         (newest.expect("a record"), chunks.collect())
     }
 
-    fn recorder() -> Recorder {
-        Recorder::new(Kept::Newest { last: Duration::from_millis(10), when: true })
+    fn recorder() -> TraceBuffer {
+        TraceBuffer::new(TracePart::Newest { last: Duration::from_millis(10), when: true })
     }
 
     #[test]
@@ -284,25 +284,31 @@ mod tests {
         let end = TraceRecord::End(TraceEnd { ended_ns: 203 * MS, unbuffered: 0 });
         let last = Duration::from_millis(10);
         assert!(!recorder.keep(&end.to_bytes().expect("a record"), last, true).expect("records"));
-        let (newest, chunks) = kept(recorder, Cause::Signal);
+        let (newest, chunks) = kept(recorder, NewestCause::Signal);
         assert_eq!(chunks, (93..100).collect::<Vec<u64>>());
-        assert_eq!(newest, Newest { from_ns: 192 * MS, until_ns: 203 * MS, cause: Cause::Signal, dropped: 186 });
+        assert_eq!(
+            newest,
+            NewestPart { from_ns: 192 * MS, until_ns: 203 * MS, cause: NewestCause::Signal, dropped: 186 }
+        );
     }
 
     #[test]
     fn a_condition_keeps_the_time_before_it() {
         let mut recorder = recorder();
         assert_eq!(record(&mut recorder, 53, Some(50)), [50]);
-        let (newest, chunks) = kept(recorder, Cause::End);
+        let (newest, chunks) = kept(recorder, NewestCause::End);
         assert_eq!(chunks, (40..53).collect::<Vec<u64>>());
-        assert_eq!(newest, Newest { from_ns: 139 * MS, until_ns: 150 * MS, cause: Cause::Condition, dropped: 80 });
+        assert_eq!(
+            newest,
+            NewestPart { from_ns: 139 * MS, until_ns: 150 * MS, cause: NewestCause::Condition, dropped: 80 }
+        );
     }
 
     #[test]
     fn a_short_trace_is_kept_whole() {
         let mut recorder = recorder();
         record(&mut recorder, 5, None);
-        let (newest, chunks) = kept(recorder, Cause::End);
+        let (newest, chunks) = kept(recorder, NewestCause::End);
         assert_eq!((chunks, newest.from_ns, newest.dropped), (vec![0, 1, 2, 3, 4], 100 * MS, 0));
     }
 }

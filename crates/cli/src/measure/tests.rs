@@ -3,7 +3,7 @@
 use expect_test::{Expect, expect};
 use ingraft_api::Reason;
 use ingraft_model::{Activations, Distribution};
-use ingraft_wire::{Failure as WireFailure, v1};
+use ingraft_wire::{ProtocolFailure, v1};
 
 use super::*;
 use crate::args::{Cli, Command};
@@ -35,7 +35,7 @@ async fn run_loud(words: &str, script: Script, paper: Paper, open: Open) -> (Str
     let engines = Engines::of_test(serve(script).await);
     let status = Cell::new(0);
     let context =
-        Context { engines: &engines, common: &cli.common, started: std::time::Instant::now(), status: &status };
+        CommandContext { engines: &engines, common: &cli.common, started: std::time::Instant::now(), status: &status };
     let mut out = open(cli.common.format, Box::new(paper.clone()));
     let result = match cli.command {
         Command::Count(args) => command::count::run(args, context, &mut out).await,
@@ -327,7 +327,7 @@ async fn a_reader_that_went_away_leaves_nothing_in() {
 
 #[tokio::test]
 async fn trouble_with_the_second_target_takes_the_first_one_out() {
-    let failure = WireFailure::new(Reason::AlreadyTraced, "gdb traces process 8", "end gdb");
+    let failure = ProtocolFailure::new(Reason::AlreadyTraced, "gdb traces process 8", "end gdb");
     let script = Script { failure: Some((8, failure)), ..script() };
     let removed = script.removed.clone();
     let (_, result) = run_command("ingraft count -p 7 -p 8 call --format json", script, Paper::default()).await;
@@ -341,7 +341,7 @@ async fn trouble_with_the_second_target_takes_the_first_one_out() {
 
 #[tokio::test]
 async fn a_second_target_that_is_gone_is_left_out() {
-    let gone = |pid| WireFailure::new(Reason::NoSuchProcess, format!("no process {pid}"), "look");
+    let gone = |pid| ProtocolFailure::new(Reason::NoSuchProcess, format!("no process {pid}"), "look");
     let command = |pid| {
         let script = Script { failure: Some((pid, gone(pid))), ..script() };
         run_command("ingraft count -p 7 -p 8 call --for 10ms --format json", script, Paper::default())

@@ -12,11 +12,11 @@ use std::collections::BTreeMap;
 use ingraft_api::{Counted, Details, KeyValue, Keys, PairInfo, Value};
 use ingraft_model::{Activations, Aggregate};
 
-use super::{Lately, Site};
+use super::{Lately, TargetMeasurement};
 
 /// One metric and focus over several targets.
 #[derive(Clone, Debug)]
-pub(crate) struct Combined<'a> {
+pub(crate) struct CombinedValue<'a> {
     /// The pair, which is the same in all targets.
     pub(crate) info: &'a PairInfo,
     /// Unix time, in nanoseconds, of the newest reading that is combined.
@@ -42,7 +42,7 @@ pub(crate) struct Together {
 
 impl Together {
     /// Records a reading of `sites[at]`. Returns the combined values if it is time to show them, otherwise nothing.
-    pub(crate) fn reading<'a>(&mut self, sites: &'a [Site], at: usize) -> Vec<Combined<'a>> {
+    pub(crate) fn reading<'a>(&mut self, sites: &'a [TargetMeasurement], at: usize) -> Vec<CombinedValue<'a>> {
         if sites.len() < 2 {
             return Vec::new();
         }
@@ -61,7 +61,7 @@ impl Together {
         shown
     }
 
-    fn take<'a>(&mut self, sites: &'a [Site]) -> Vec<Combined<'a>> {
+    fn take<'a>(&mut self, sites: &'a [TargetMeasurement]) -> Vec<CombinedValue<'a>> {
         let shown = curves(sites, |at| self.heard.get(at).copied().unwrap_or(false));
         self.heard.fill(false);
         shown
@@ -69,12 +69,12 @@ impl Together {
 }
 
 /// Returns the final combined values; every target counts as up to date.
-pub(crate) fn last(sites: &[Site]) -> Vec<Combined<'_>> {
+pub(crate) fn last(sites: &[TargetMeasurement]) -> Vec<CombinedValue<'_>> {
     curves(sites, |_| true)
 }
 
 /// Combines the pairs that more than one target measures, in the order of their first target. A target that has ended counts as up to date.
-fn curves(sites: &[Site], heard: impl Fn(usize) -> bool) -> Vec<Combined<'_>> {
+fn curves(sites: &[TargetMeasurement], heard: impl Fn(usize) -> bool) -> Vec<CombinedValue<'_>> {
     let mut curves: Vec<Vec<(usize, usize)>> = Vec::new();
     let mut known = std::collections::HashMap::new();
     for (at, site) in sites.iter().enumerate() {
@@ -91,7 +91,11 @@ fn curves(sites: &[Site], heard: impl Fn(usize) -> bool) -> Vec<Combined<'_>> {
     curves.iter().filter_map(|members| combine(sites, members, &heard)).collect()
 }
 
-fn combine<'a>(sites: &'a [Site], members: &[(usize, usize)], heard: &impl Fn(usize) -> bool) -> Option<Combined<'a>> {
+fn combine<'a>(
+    sites: &'a [TargetMeasurement],
+    members: &[(usize, usize)],
+    heard: &impl Fn(usize) -> bool,
+) -> Option<CombinedValue<'a>> {
     let &(first, pair) = members.first()?;
     let info = sites[first].enabled.pairs.get(pair)?;
     let values: Vec<&Value> = members.iter().filter_map(|&(at, pair)| sites[at].reading.values.get(pair)).collect();
@@ -128,7 +132,7 @@ fn combine<'a>(sites: &'a [Site], members: &[(usize, usize)], heard: &impl Fn(us
         running_ns: a.running_ns.saturating_add(b.running_ns),
     });
     let details = Details { distribution, keys, activations, taken_out, counted, ..Details::NONE };
-    Some(Combined {
+    Some(CombinedValue {
         info,
         time_ns: members.iter().map(|&(at, _)| sites[at].reading.time_ns).max()?,
         value: Value::new(value, details),
@@ -144,31 +148,31 @@ const LOWEST_ADDRESS: u64 = 1 << 16;
 
 /// Identity of a key that is the same in every process.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-enum Identity<'a> {
+enum KeyIdentity<'a> {
     Name(&'a str),
     Number(u64),
 }
 
-impl<'a> Identity<'a> {
+impl<'a> KeyIdentity<'a> {
     fn of(key: &'a KeyValue) -> Option<Self> {
         let number = key.key < LOWEST_ADDRESS || key.key.cast_signed() < 0;
         match &key.name {
-            None => number.then_some(Identity::Number(key.key)),
-            Some(name) => Some(Identity::Name(name)),
+            None => number.then_some(KeyIdentity::Number(key.key)),
+            Some(name) => Some(KeyIdentity::Name(name)),
         }
     }
 }
 
 /// Adds up values by key over several processes. A key with a name has no number in the result.
 fn combine_keys<'a>(all: impl Iterator<Item = &'a Keys>) -> Option<Keys> {
-    let mut sums: BTreeMap<Identity<'_>, i64> = BTreeMap::new();
+    let mut sums: BTreeMap<KeyIdentity<'_>, i64> = BTreeMap::new();
     let mut together: Option<Keys> = None;
     for keys in all {
         let together = together.get_or_insert_default();
         together.others = together.others.saturating_add(keys.others);
         together.unlisted = together.unlisted.saturating_add(keys.unlisted);
         for key in &keys.values {
-            let sum = match Identity::of(key) {
+            let sum = match KeyIdentity::of(key) {
                 Some(identity) => sums.entry(identity).or_default(),
                 None => &mut together.others,
             };
@@ -179,8 +183,8 @@ fn combine_keys<'a>(all: impl Iterator<Item = &'a Keys>) -> Option<Keys> {
     together.values = sums
         .into_iter()
         .map(|(identity, value)| match identity {
-            Identity::Name(name) => KeyValue { name: Some(name.to_owned()), value, ..KeyValue::default() },
-            Identity::Number(key) => KeyValue { key, value, ..KeyValue::default() },
+            KeyIdentity::Name(name) => KeyValue { name: Some(name.to_owned()), value, ..KeyValue::default() },
+            KeyIdentity::Number(key) => KeyValue { key, value, ..KeyValue::default() },
         })
         .collect();
     together.values.sort_by_key(|key| std::cmp::Reverse(key.value));
@@ -205,22 +209,22 @@ mod tests {
     }
 
     /// The targets that measure these pairs.
-    async fn sites(pairs: &[Vec<PairInfo>]) -> Vec<Site> {
+    async fn sites(pairs: &[Vec<PairInfo>]) -> Vec<TargetMeasurement> {
         let engines = Engines::of_test(serve(Script::default()).await);
         let client = engines.clients().first().unwrap();
         let site = |(pid, pairs): (i32, &Vec<PairInfo>)| {
             let enabled = Enabled { pid: Pid(pid), pairs: Arc::new(pairs.clone()), ..Enabled::default() };
-            Site::new(client.clone(), enabled)
+            TargetMeasurement::new(client.clone(), enabled)
         };
         (1..).zip(pairs).map(site).collect()
     }
 
-    fn read(site: &mut Site, time_ns: u64, values: &[i64]) {
+    fn read(site: &mut TargetMeasurement, time_ns: u64, values: &[i64]) {
         let values = values.iter().copied().map(Value::from).collect();
         site.take(Reading { time_ns, values, ended: None }, 0);
     }
 
-    fn told(combined: &[Combined<'_>]) -> Vec<(String, i64, Option<f64>, usize, usize)> {
+    fn told(combined: &[CombinedValue<'_>]) -> Vec<(String, i64, Option<f64>, usize, usize)> {
         combined.iter().map(|c| (c.info.pair.metric.clone(), c.value.value, c.rate, c.heard, c.targets)).collect()
     }
 

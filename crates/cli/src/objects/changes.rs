@@ -6,7 +6,7 @@ use super::FunctionId;
 
 /// A function whose counts differ between two profiles. The numbers are 0 for a function that a profile does not have.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct FunctionChange {
+pub(crate) struct FunctionChangeObject {
     #[serde(flatten)]
     pub(crate) id: FunctionId,
     /// Executed instructions in the older profile.
@@ -21,7 +21,7 @@ pub(crate) struct FunctionChange {
 
 /// A block whose counts differ between two profiles.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct BlockChange {
+pub(crate) struct BlockChangeObject {
     #[serde(flatten)]
     pub(crate) id: FunctionId,
     /// Offset in the function of the first byte.

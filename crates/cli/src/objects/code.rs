@@ -6,11 +6,11 @@ use ingraft_api as api;
 use ingraft_model::{Offset, Pid};
 use serde::Serialize;
 
-use super::{Edge, FunctionId, Host, bytes, hex, signed_hex};
+use super::{EdgeObject, FunctionId, Host, bytes, hex, signed_hex};
 
 /// A function of `inspect`; records about its parts follow.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Graph {
+pub(crate) struct GraphObject {
     #[serde(flatten)]
     pub(crate) id: FunctionId,
     pub(crate) size: u64,
@@ -34,7 +34,7 @@ pub(crate) struct Graph {
 
 /// A point of a function.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Point {
+pub(crate) struct PointObject {
     #[serde(flatten)]
     pub(crate) id: FunctionId,
     /// `entry`, `exit`, `call` or `block`.
@@ -54,7 +54,7 @@ pub(crate) struct Point {
 
 /// A basic block of a function.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Block {
+pub(crate) struct BlockObject {
     #[serde(flatten)]
     pub(crate) id: FunctionId,
     /// Offset in the function of the first byte.
@@ -78,7 +78,7 @@ pub(crate) struct Block {
 
 /// A loop of a function.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct ControlLoop {
+pub(crate) struct LoopObject {
     #[serde(flatten)]
     pub(crate) id: FunctionId,
     /// Offset of the block at which control enters.
@@ -97,7 +97,7 @@ pub(crate) struct ControlLoop {
 
 /// A place at which control can arrive other than along an edge.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct WayIn {
+pub(crate) struct WayInObject {
     #[serde(flatten)]
     pub(crate) id: FunctionId,
     /// Offset in the function.
@@ -107,7 +107,7 @@ pub(crate) struct WayIn {
 
 /// An original instruction.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct CodeLine {
+pub(crate) struct InstructionObject {
     #[serde(flatten)]
     pub(crate) id: FunctionId,
     /// Offset in the function.
@@ -123,7 +123,7 @@ pub(crate) struct CodeLine {
 
 /// An instruction of woven code.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct WovenLine {
+pub(crate) struct WovenObject {
     #[serde(flatten)]
     pub(crate) id: FunctionId,
     /// Kind of the point; null if it is not recorded.
@@ -146,14 +146,14 @@ pub(crate) struct WovenLine {
 pub(crate) struct Inspected {
     /// Offset of the function, as `nm` prints it.
     pub(crate) start: u64,
-    pub(crate) graph: Graph,
-    pub(crate) points: Vec<Point>,
-    pub(crate) blocks: Vec<Block>,
-    pub(crate) edges: Vec<Edge>,
-    pub(crate) loops: Vec<ControlLoop>,
-    pub(crate) ways_in: Vec<WayIn>,
-    pub(crate) instructions: Vec<CodeLine>,
-    pub(crate) woven: Vec<WovenLine>,
+    pub(crate) graph: GraphObject,
+    pub(crate) points: Vec<PointObject>,
+    pub(crate) blocks: Vec<BlockObject>,
+    pub(crate) edges: Vec<EdgeObject>,
+    pub(crate) loops: Vec<LoopObject>,
+    pub(crate) ways_in: Vec<WayInObject>,
+    pub(crate) instructions: Vec<InstructionObject>,
+    pub(crate) woven: Vec<WovenObject>,
 }
 
 /// An offset in a function for scripts.
@@ -180,18 +180,22 @@ impl Inspected {
         };
         Inspected {
             start: function.function.offset.0,
-            points: function.points.iter().map(|point| Point::new(point, id.clone())).collect(),
-            blocks: function.blocks.iter().map(|block| Block::new(block, id.clone())).collect(),
-            edges: function.edges.iter().map(|edge| Edge::new(edge, is_back(edge), id.clone())).collect(),
-            loops: loops.iter().map(|one| ControlLoop::new(one, id.clone())).collect(),
+            points: function.points.iter().map(|point| PointObject::new(point, id.clone())).collect(),
+            blocks: function.blocks.iter().map(|block| BlockObject::new(block, id.clone())).collect(),
+            edges: function.edges.iter().map(|edge| EdgeObject::new(edge, is_back(edge), id.clone())).collect(),
+            loops: loops.iter().map(|one| LoopObject::new(one, id.clone())).collect(),
             ways_in: function
                 .ways_in
                 .iter()
-                .map(|way| WayIn { id: id.clone(), at: at(way.offset), reason: way.reason.word() })
+                .map(|way| WayInObject { id: id.clone(), at: at(way.offset), reason: way.reason.word() })
                 .collect(),
-            instructions: function.instructions.into_iter().map(|one| CodeLine::new(one, id.clone())).collect(),
-            woven: function.woven.into_iter().map(|one| WovenLine::new(one, id.clone())).collect(),
-            graph: Graph {
+            instructions: function
+                .instructions
+                .into_iter()
+                .map(|one| InstructionObject::new(one, id.clone()))
+                .collect(),
+            woven: function.woven.into_iter().map(|one| WovenObject::new(one, id.clone())).collect(),
+            graph: GraphObject {
                 size: function.size,
                 address: hex(function.address.0),
                 entry: function.entry.map(at),
@@ -207,10 +211,10 @@ impl Inspected {
     }
 }
 
-impl Point {
+impl PointObject {
     fn new(point: &api::InspectedPoint, id: FunctionId) -> Self {
         let why = point.springboard.as_ref().err();
-        Point {
+        PointObject {
             id,
             kind: point.kind.word(),
             at: at(point.at),
@@ -223,9 +227,9 @@ impl Point {
     }
 }
 
-impl Block {
+impl BlockObject {
     fn new(block: &api::BasicBlock, id: FunctionId) -> Self {
-        Block {
+        BlockObject {
             id,
             block: at(block.offset),
             size: block.size,
@@ -239,9 +243,9 @@ impl Block {
     }
 }
 
-impl Edge {
+impl EdgeObject {
     fn new(edge: &api::ControlEdge, back: bool, id: FunctionId) -> Self {
-        Edge {
+        EdgeObject {
             id,
             from: at(edge.from),
             to: edge.to.map(at),
@@ -257,9 +261,9 @@ impl Edge {
     }
 }
 
-impl ControlLoop {
+impl LoopObject {
     fn new(one: &api::ControlLoop, id: FunctionId) -> Self {
-        ControlLoop {
+        LoopObject {
             id,
             header: at(one.header),
             depth: one.depth,
@@ -271,16 +275,16 @@ impl ControlLoop {
     }
 }
 
-impl CodeLine {
+impl InstructionObject {
     fn new(one: api::CodeInstruction, id: FunctionId) -> Self {
         let (file, line) = source(one.source);
-        CodeLine { id, at: at(one.at), bytes: bytes(&one.bytes), text: one.text, file, line }
+        InstructionObject { id, at: at(one.at), bytes: bytes(&one.bytes), text: one.text, file, line }
     }
 }
 
-impl WovenLine {
+impl WovenObject {
     fn new(one: api::WovenInstruction, id: FunctionId) -> Self {
-        WovenLine {
+        WovenObject {
             id,
             kind: one.kind.map(|kind| kind.word()),
             point: at(one.point),
@@ -296,7 +300,7 @@ impl WovenLine {
 
 /// A module of `functions --summary`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Summary {
+pub(crate) struct SummaryObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
@@ -331,7 +335,7 @@ pub(crate) struct KindSummary {
 
 /// Contents of an address.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Location {
+pub(crate) struct LocationObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
@@ -353,14 +357,14 @@ pub(crate) struct Location {
     pub(crate) file: Option<String>,
     pub(crate) line: Option<u64>,
     /// The generated code; null if there is none.
-    pub(crate) generated: Option<Generated>,
+    pub(crate) generated: Option<GeneratedFacts>,
     /// Facts that are not known, and why; null if there is nothing to say.
     pub(crate) note: Option<String>,
 }
 
 /// A place in generated code.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Generated {
+pub(crate) struct GeneratedFacts {
     /// Engine that made the code; null if it is not known.
     pub(crate) holder: Option<String>,
     pub(crate) part: &'static str,
@@ -372,7 +376,7 @@ pub(crate) struct Generated {
     pub(crate) original: Option<String>,
 }
 
-impl Location {
+impl LocationObject {
     /// The record of a location.
     pub(crate) fn new(found: api::Location, host: Host) -> Self {
         let api::Location { pid, address, mapping, place, generated, note } = found;
@@ -386,7 +390,7 @@ impl Location {
         };
         let within = place.as_ref().zip(function.as_ref());
         let (file, line) = source(place.as_ref().and_then(|place| place.source.clone()));
-        Location {
+        LocationObject {
             host,
             pid: pid.0,
             address: hex(address.0),
@@ -400,15 +404,15 @@ impl Location {
             module: place.map(|place| place.module),
             file,
             line,
-            generated: generated.map(Generated::from),
+            generated: generated.map(GeneratedFacts::from),
             note: Some(note).filter(|note| !note.is_empty()),
         }
     }
 }
 
-impl From<api::GeneratedPlace> for Generated {
+impl From<api::GeneratedPlace> for GeneratedFacts {
     fn from(place: api::GeneratedPlace) -> Self {
-        Generated {
+        GeneratedFacts {
             holder: Some(place.holder).filter(|holder| !holder.is_empty()),
             part: place.part.word(),
             kind: place.kind.map(|kind| kind.word()),

@@ -7,7 +7,7 @@ use super::{Host, millis};
 
 /// Instrumentation in one target.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Inserted {
+pub(crate) struct InsertedObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
@@ -25,7 +25,7 @@ pub(crate) struct Inserted {
     pub(crate) observed_of_target: Option<f64>,
     /// Number of pairs; `pairs` has the hundred with the highest costs.
     pub(crate) pair_count: u32,
-    pub(crate) pairs: Vec<PairCost>,
+    pub(crate) pairs: Vec<PairCostFacts>,
     pub(crate) measurements: Vec<u64>,
     /// The members of `measurements` that stay without a client.
     pub(crate) kept_measurements: Vec<u64>,
@@ -38,7 +38,7 @@ pub(crate) struct Inserted {
 
 /// Cost of a pair: the frequency of its code times the worst case of one run.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct PairCost {
+pub(crate) struct PairCostFacts {
     pub(crate) metric: String,
     pub(crate) focus: String,
     /// Time of one run of each of the pair's snippets at worst, summed, in nanoseconds.
@@ -54,7 +54,7 @@ pub(crate) struct PairCost {
 
 /// The removal of a measurement is complete.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Removed {
+pub(crate) struct RemovedObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
@@ -63,7 +63,7 @@ pub(crate) struct Removed {
     /// Whether the text is equal to the original after the removal. Null if the process, and its text with it, is gone.
     pub(crate) text_restored: Option<bool>,
     pub(crate) children_left: Vec<i32>,
-    pub(crate) corrections: Corrections,
+    pub(crate) corrections: CorrectionCounts,
     /// Changes that other programs have made to the code, for people.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) warnings: Vec<String>,
@@ -80,17 +80,17 @@ pub(crate) struct Removed {
 
 /// Activations in progress at insertion and removal that corrections account for.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Corrections {
+pub(crate) struct CorrectionCounts {
     pub(crate) late_start: u64,
     pub(crate) early_end: u64,
 }
 
-impl Inserted {
+impl InsertedObject {
     /// The record of what is inserted in a target.
     pub(crate) fn new(inserted: api::Inserted, host: Host) -> Self {
         let numbers = |ids: Vec<api::MeasurementId>| ids.into_iter().map(|id| id.0).collect();
         let costs = inserted.costs.as_ref();
-        Inserted {
+        InsertedObject {
             host,
             pid: inserted.pid.0,
             holder: inserted.holder,
@@ -102,7 +102,7 @@ impl Inserted {
             observed_ns_per_s: costs.and_then(|costs| costs.observed_ns_per_s),
             observed_of_target: costs.and_then(|costs| costs.of_target),
             pair_count: costs.map_or(0, |costs| costs.pair_count),
-            pairs: costs.map(|costs| costs.pairs.iter().map(PairCost::from).collect()).unwrap_or_default(),
+            pairs: costs.map(|costs| costs.pairs.iter().map(PairCostFacts::from).collect()).unwrap_or_default(),
             measurements: numbers(inserted.measurements),
             kept_measurements: numbers(inserted.kept_measurements),
             kept: inserted.kept,
@@ -111,9 +111,9 @@ impl Inserted {
     }
 }
 
-impl From<&api::PairCost> for PairCost {
+impl From<&api::PairCost> for PairCostFacts {
     fn from(cost: &api::PairCost) -> Self {
-        PairCost {
+        PairCostFacts {
             metric: cost.pair.metric.clone(),
             focus: cost.pair.focus.to_string(),
             hit_ns: cost.hit_ns,
@@ -125,18 +125,18 @@ impl From<&api::PairCost> for PairCost {
     }
 }
 
-impl Removed {
+impl RemovedObject {
     /// The record of a removal.
     pub(crate) fn new(removed: &api::Removed, host: Host) -> Self {
         let (late_start, early_end) = removed.corrections;
-        Removed {
+        RemovedObject {
             host,
             pid: removed.pid.0,
             stopped_ms: millis(removed.stopped.held),
             waited_ms: millis(removed.stopped.waited),
             text_restored: Some(removed.text_restored),
             children_left: removed.children_left.iter().map(|pid| pid.0).collect(),
-            corrections: Corrections { late_start, early_end },
+            corrections: CorrectionCounts { late_start, early_end },
             warnings: removed.warnings.clone(),
             memory_left: removed.memory_left,
             asleep: removed.asleep.iter().map(|tid| tid.0).collect(),

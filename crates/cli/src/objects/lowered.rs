@@ -8,7 +8,7 @@ use super::{Host, bytes, hex};
 
 /// A metric and the snippets that it is lowered to.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Lowered {
+pub(crate) struct LoweredObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) metric: String,
@@ -50,12 +50,12 @@ pub(crate) struct Instruction {
     pub(crate) text: String,
 }
 
-impl Lowered {
+impl LoweredObject {
     /// The record of a metric.
     pub(crate) fn new(metric: LoweredMetric, host: Host) -> Self {
         let LoweredMetric { metric, focus, pieces, problem, applies } = metric;
         let pieces = pieces.into_iter().map(Piece::from).collect();
-        Lowered { host, metric, focus: focus.to_string(), pieces, problem, applies }
+        LoweredObject { host, metric, focus: focus.to_string(), pieces, problem, applies }
     }
 }
 

@@ -11,74 +11,77 @@ pub(crate) mod totals;
 pub(crate) mod traces;
 
 pub(crate) use histograms::{Interval, Quantiles, Times};
-pub(crate) use inserted::{Inserted, Removed};
-pub(crate) use lowered::Lowered;
-pub(crate) use refused::Refused;
+pub(crate) use inserted::{InsertedObject, RemovedObject};
+pub(crate) use lowered::LoweredObject;
+pub(crate) use refused::RefusedObject;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use changes::{BlockChange, FunctionChange};
-use code::{Block, CodeLine, ControlLoop, Graph, Location, Point, Summary, WayIn, WovenLine};
+use changes::{BlockChangeObject, FunctionChangeObject};
+use code::{
+    BlockObject, GraphObject, InstructionObject, LocationObject, LoopObject, PointObject, SummaryObject, WayInObject,
+    WovenObject,
+};
 use ingraft_api::{
     EventEntry, FunctionEntry, FunctionFacts, FunctionRef, PairFacts, PairInfo, Phase, ProcessEntry, UntypedSymbol,
 };
 use ingraft_model::{Activations, Bin, MetricInfo, ObjectState, Pid};
 use serde::Serialize;
-use totals::{EventTotals, ProfileHead};
-use traces::{Gap, Held, Replayed, Step, Traced};
+use totals::{EventTotalsObject, ProfileObject};
+use traces::{ConditionObject, GapObject, ReplayedObject, StepObject, TracedObject};
 
 /// One line of output.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum Object {
-    Process(Process),
-    Attached(Attached),
-    Changed(Changed),
-    Function(Function),
-    Untyped(Untyped),
-    Summary(Summary),
-    Graph(Graph),
-    Point(Point),
-    Block(Block),
-    Loop(ControlLoop),
-    WayIn(WayIn),
-    Instruction(CodeLine),
-    Woven(WovenLine),
-    Location(Location),
-    Metric(Metric),
-    Event(Event),
-    Diagnostic(Diagnostic),
-    Sample(Sample),
-    Combined(Combined),
-    History(History),
-    Count(Count),
-    Edge(Edge),
-    Events(Events),
-    CallSite(CallSite),
-    EventTotals(EventTotals),
-    Profile(ProfileHead),
-    Coverage(Coverage),
-    Traced(Traced),
-    Step(Step),
-    Gap(Gap),
-    Condition(Held),
-    Replayed(Replayed),
-    FunctionChange(FunctionChange),
-    BlockChange(BlockChange),
-    Latency(Latency),
-    Refused(Refused),
-    Inserted(Inserted),
-    Ended(Ended),
-    Removed(Removed),
-    Looked(Looked),
-    Kept(Kept),
-    Cost(Cost),
-    TakenOut(TakenOut),
-    Lowered(Lowered),
-    Check(Check),
-    Warning(Warning),
-    Error(Error),
+    Process(ProcessObject),
+    Attached(AttachedObject),
+    Changed(ChangedObject),
+    Function(FunctionObject),
+    Untyped(UntypedObject),
+    Summary(SummaryObject),
+    Graph(GraphObject),
+    Point(PointObject),
+    Block(BlockObject),
+    Loop(LoopObject),
+    WayIn(WayInObject),
+    Instruction(InstructionObject),
+    Woven(WovenObject),
+    Location(LocationObject),
+    Metric(MetricObject),
+    Event(EventObject),
+    Diagnostic(DiagnosticObject),
+    Sample(SampleObject),
+    Combined(CombinedObject),
+    History(HistoryObject),
+    Count(CountObject),
+    Edge(EdgeObject),
+    Events(EventsObject),
+    CallSite(CallSiteObject),
+    EventTotals(EventTotalsObject),
+    Profile(ProfileObject),
+    Coverage(CoverageObject),
+    Traced(TracedObject),
+    Step(StepObject),
+    Gap(GapObject),
+    Condition(ConditionObject),
+    Replayed(ReplayedObject),
+    FunctionChange(FunctionChangeObject),
+    BlockChange(BlockChangeObject),
+    Latency(LatencyObject),
+    Refused(RefusedObject),
+    Inserted(InsertedObject),
+    Ended(EndedObject),
+    Removed(RemovedObject),
+    Looked(LookedObject),
+    Kept(KeptObject),
+    Cost(CostObject),
+    TakenOut(TakenOutObject),
+    Lowered(LoweredObject),
+    Check(CheckObject),
+    Warning(WarningObject),
+    Error(ErrorObject),
 }
 
 /// The daemon that an object came from; omitted unless there are several daemons.
@@ -86,7 +89,7 @@ pub(crate) type Host = Option<String>;
 
 /// A process of `ps`.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Process {
+pub(crate) struct ProcessObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
@@ -103,19 +106,19 @@ pub(crate) struct Process {
     pub(crate) with_parent: bool,
 }
 
-impl Process {
+impl ProcessObject {
     /// The record of a process.
     pub(crate) fn new(process: ProcessEntry, host: Host) -> Self {
         let ProcessEntry { pid, name, uid, denied, parent, title, with_parent } = process;
         let attachable = denied.is_none();
         let (why_not, hint) = denied.map(|denied| (denied.why, denied.hint)).unzip();
-        Process { host, pid: pid.0, name, uid, attachable, why_not, hint, parent: parent.0, title, with_parent }
+        ProcessObject { host, pid: pid.0, name, uid, attachable, why_not, hint, parent: parent.0, title, with_parent }
     }
 }
 
 /// The first insertion into a target is complete: from its last springboard on, every call is counted.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Attached {
+pub(crate) struct AttachedObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
@@ -141,7 +144,7 @@ pub(crate) struct Attached {
 
 /// A further insertion into a target that has measurements already is complete.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Changed {
+pub(crate) struct ChangedObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
@@ -158,7 +161,7 @@ pub(crate) struct Changed {
 
 /// A function of `functions`.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Function {
+pub(crate) struct FunctionObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
@@ -179,7 +182,7 @@ pub(crate) struct Function {
     pub(crate) facts: FunctionFacts,
 }
 
-impl Function {
+impl FunctionObject {
     /// The record of a function.
     pub(crate) fn new(entry: FunctionEntry, pid: Pid, host: Host) -> Self {
         let FunctionId { host, pid, module, function, offset } = FunctionId::new(entry.function, pid, host);
@@ -190,7 +193,7 @@ impl Function {
                 reasons.get_or_insert_with(BTreeMap::new).insert(point.kind.word(), why.reason().to_owned());
             }
         }
-        Function {
+        FunctionObject {
             host,
             pid,
             module,
@@ -208,7 +211,7 @@ impl Function {
 
 /// A symbol without a type of which nothing shows that a function begins there; `functions` does not list it as one.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Untyped {
+pub(crate) struct UntypedObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
@@ -220,17 +223,17 @@ pub(crate) struct Untyped {
     pub(crate) inside: Option<String>,
 }
 
-impl Untyped {
+impl UntypedObject {
     /// The record of a symbol.
     pub(crate) fn new(symbol: UntypedSymbol, pid: Pid, host: Host) -> Self {
         let UntypedSymbol { module, name, offset, inside } = symbol;
-        Untyped { host, pid: pid.0, module, symbol: name, offset: hex(offset.0), inside }
+        UntypedObject { host, pid: pid.0, module, symbol: name, offset: hex(offset.0), inside }
     }
 }
 
 /// A metric of `metrics`.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct Metric {
+pub(crate) struct MetricObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) name: String,
@@ -250,10 +253,10 @@ pub(crate) struct Metric {
     pub(crate) applies: Option<bool>,
 }
 
-impl Metric {
+impl MetricObject {
     /// The record of a metric.
     pub(crate) fn new(metric: MetricInfo, host: Host) -> Self {
-        Metric {
+        MetricObject {
             host,
             aggregate: metric.aggregate.keyword(),
             style: if metric.is_level() { "level" } else { "counter" },
@@ -271,7 +274,7 @@ impl Metric {
 
 /// An event of `metrics --events`.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Event {
+pub(crate) struct EventObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) name: String,
@@ -284,17 +287,17 @@ pub(crate) struct Event {
     pub(crate) at_points: Option<String>,
 }
 
-impl Event {
+impl EventObject {
     /// The record of an event.
     pub(crate) fn new(event: EventEntry, host: Host) -> Self {
         let EventEntry { name, aliases, group, problem, at_points } = event;
-        Event { host, name, aliases, group, problem, at_points }
+        EventObject { host, name, aliases, group, problem, at_points }
     }
 }
 
 /// A diagnostic about an MDL file.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Diagnostic {
+pub(crate) struct DiagnosticObject {
     pub(crate) file: String,
     pub(crate) line: u32,
     pub(crate) column: u32,
@@ -308,7 +311,7 @@ pub(crate) struct Diagnostic {
 
 /// A value of a metric at a focus.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Sample {
+pub(crate) struct SampleObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
@@ -327,12 +330,12 @@ pub(crate) struct Sample {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) interval: Option<Interval>,
     #[serde(flatten)]
-    pub(crate) keys: Option<Keys>,
+    pub(crate) keys: Option<KeyedValues>,
     /// State of the synchronisation object that the focus names; left out if none is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) object: Option<SyncObject>,
     #[serde(flatten)]
-    pub(crate) missing: Missing,
+    pub(crate) missing: MissingCalls,
     /// Unix time in nanoseconds from which on the value does not change, because its code was taken out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) taken_out_ns: Option<u64>,
@@ -358,7 +361,7 @@ fn is_zero<T: Default + PartialEq>(n: &T) -> bool {
 
 /// Course of a value over time, in bins. The amount of an interval is the increase of an event counter, or the value of a level.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct History {
+pub(crate) struct HistoryObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
@@ -386,7 +389,7 @@ pub(crate) struct HistoryBin {
     pub(crate) max: i64,
 }
 
-impl History {
+impl HistoryObject {
     /// Creates the object for the history of one pair.
     pub(crate) fn new(
         host: Host,
@@ -394,11 +397,11 @@ impl History {
         info: &PairInfo,
         phase: Option<&Phase>,
         history: &ingraft_model::History,
-    ) -> History {
+    ) -> HistoryObject {
         let bin = |&Bin { intervals, sum, min, max }: &Bin| {
             (intervals > 0).then_some(HistoryBin { intervals, sum, min, max })
         };
-        History {
+        HistoryObject {
             host,
             pid,
             metric: info.pair.metric.clone(),
@@ -415,7 +418,7 @@ impl History {
 
 /// The values of one metric and focus in several targets, combined by the metric's aggregate operator.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Combined {
+pub(crate) struct CombinedObject {
     /// Unix time, in nanoseconds, of the newest value that is combined.
     pub(crate) time_ns: u64,
     pub(crate) metric: String,
@@ -431,9 +434,9 @@ pub(crate) struct Combined {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) interval: Option<Interval>,
     #[serde(flatten)]
-    pub(crate) keys: Option<Keys>,
+    pub(crate) keys: Option<KeyedValues>,
     #[serde(flatten)]
-    pub(crate) missing: Missing,
+    pub(crate) missing: MissingCalls,
     /// Number of targets that measure the metric at the focus.
     pub(crate) targets: usize,
     /// Number of targets whose value is up to date; of each other target, the last known value is used.
@@ -442,8 +445,8 @@ pub(crate) struct Combined {
 
 /// The values by key of a vector over keys, the largest first.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Keys {
-    pub(crate) keys: Vec<Key>,
+pub(crate) struct KeyedValues {
+    pub(crate) keys: Vec<KeyedValue>,
     /// Sum of the values of all other keys.
     pub(crate) others: i64,
     /// Number of operations on objects that may be missing in the list; left out if the list is complete.
@@ -468,7 +471,7 @@ impl From<ObjectState> for SyncObject {
 
 /// The value of one key.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Key {
+pub(crate) struct KeyedValue {
     /// Key in hexadecimal, as not every JSON reader has numbers of 64 bits. Null if the values of several processes are combined and the
     /// key has a name.
     pub(crate) key: Option<String>,
@@ -480,22 +483,22 @@ pub(crate) struct Key {
     pub(crate) object: Option<SyncObject>,
 }
 
-impl Keys {
+impl KeyedValues {
     /// Converts the values by key of one process, or of several processes if `together` is set.
     pub(crate) fn new(keys: &ingraft_api::Keys, together: bool) -> Self {
-        let each = |v: &ingraft_api::KeyValue| Key {
+        let each = |v: &ingraft_api::KeyValue| KeyedValue {
             key: (!together || v.name.is_none()).then(|| format!("{:#x}", v.key)),
             name: v.name.clone(),
             value: v.value,
             object: v.object.map(Into::into),
         };
-        Keys { keys: keys.values.iter().map(each).collect(), others: keys.others, unlisted: keys.unlisted }
+        KeyedValues { keys: keys.values.iter().map(each).collect(), others: keys.others, unlisted: keys.unlisted }
     }
 }
 
 /// Numbers of the calls whose values are missing, by reason; omitted if there are none.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Missing {
+pub(crate) struct MissingCalls {
     /// Number of calls that ended without passing an exit: by an exception, by longjmp, or with their thread.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) left: u64,
@@ -510,9 +513,14 @@ pub(crate) struct Missing {
     pub(crate) left_by_tail_jump: Option<u64>,
 }
 
-impl From<Activations> for Missing {
+impl From<Activations> for MissingCalls {
     fn from(Activations { left, unseen, unrecorded, left_by_tail_jump }: Activations) -> Self {
-        Missing { left, unseen, unrecorded, left_by_tail_jump: (left_by_tail_jump > 0).then_some(left_by_tail_jump) }
+        MissingCalls {
+            left,
+            unseen,
+            unrecorded,
+            left_by_tail_jump: (left_by_tail_jump > 0).then_some(left_by_tail_jump),
+        }
     }
 }
 
@@ -537,7 +545,7 @@ impl FunctionId {
 
 /// Number of the calls of one function, of arrivals at a block, or of iterations of a loop.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Count {
+pub(crate) struct CountObject {
     #[serde(flatten)]
     pub(crate) id: FunctionId,
     /// Offset of the block in the function, if the record is about a block alone.
@@ -554,7 +562,7 @@ pub(crate) struct Count {
 
 /// A transfer of control at the end of a block, and the number of times that control passed it.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Edge {
+pub(crate) struct EdgeObject {
     #[serde(flatten)]
     pub(crate) id: FunctionId,
     /// Offset in the function of the block that the edge leaves.
@@ -586,7 +594,7 @@ pub(crate) struct Edge {
 
 /// The number of times that an event happened in a function that was profiled.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Events {
+pub(crate) struct EventsObject {
     #[serde(flatten)]
     pub(crate) id: FunctionId,
     /// Name of the event: `instructions`, `calls`, `branches`, `memory-reads` or `memory-writes`.
@@ -606,7 +614,7 @@ pub(crate) struct Events {
 
 /// The number of times that an event happened in the calls that a function has made from one place.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct CallSite {
+pub(crate) struct CallSiteObject {
     #[serde(flatten)]
     pub(crate) id: FunctionId,
     /// Offset of the call in the function.
@@ -626,7 +634,7 @@ pub(crate) struct CallSite {
 
 /// Numbers of the blocks and branches of a function that have run.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Coverage {
+pub(crate) struct CoverageObject {
     #[serde(flatten)]
     pub(crate) id: FunctionId,
     /// Number of blocks.
@@ -667,7 +675,7 @@ pub(crate) struct ThreadCount {
 
 /// Times of the calls of one function.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Latency {
+pub(crate) struct LatencyObject {
     #[serde(flatten)]
     pub(crate) id: FunctionId,
     /// Clock of the times: `wall` for elapsed time, `cpu` for processor time.
@@ -681,7 +689,7 @@ pub(crate) struct Latency {
     pub(crate) share: Option<f64>,
     pub(crate) threads: Vec<ThreadLatency>,
     #[serde(flatten)]
-    pub(crate) missing: Missing,
+    pub(crate) missing: MissingCalls,
     /// Unix time in nanoseconds from which on calls are timed; null if an earlier command began to time them.
     pub(crate) timed_since_ns: Option<u64>,
     /// Unix time in nanoseconds from which on calls are counted only, because timing them costs too much; null if they are timed.
@@ -701,12 +709,12 @@ pub(crate) struct ThreadLatency {
     #[serde(flatten)]
     pub(crate) times: Times,
     #[serde(flatten)]
-    pub(crate) missing: Missing,
+    pub(crate) missing: MissingCalls,
 }
 
 /// The end of a target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Ended {
+pub(crate) struct EndedObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
@@ -719,7 +727,7 @@ pub(crate) struct Ended {
 
 /// The engine has looked at all processes for code that it inserted (`detach --all`).
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Looked {
+pub(crate) struct LookedObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     /// Directory of the journals that the engine uses if the copy in a target is lost.
@@ -728,7 +736,7 @@ pub(crate) struct Looked {
 
 /// A measurement that stays in the target (`--no-remove`).
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Kept {
+pub(crate) struct KeptObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
@@ -737,7 +745,7 @@ pub(crate) struct Kept {
 
 /// Cost of a measurement for its target.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Cost {
+pub(crate) struct CostObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
@@ -750,7 +758,7 @@ pub(crate) struct Cost {
 /// A pair whose code was taken out because it cost more than allowed, or because a library that uses the gs base itself was loaded. The
 /// value does not change afterwards.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct TakenOut {
+pub(crate) struct TakenOutObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
@@ -771,7 +779,7 @@ pub(crate) struct TakenOut {
 
 /// A statement that `demo` checks.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Check {
+pub(crate) struct CheckObject {
     pub(crate) pid: i32,
     pub(crate) check: &'static str,
     pub(crate) ok: bool,
@@ -780,13 +788,13 @@ pub(crate) struct Check {
 
 /// A warning on standard error; the command continues.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Warning {
+pub(crate) struct WarningObject {
     pub(crate) what: String,
 }
 
 /// A failure of the command, on standard error.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Error {
+pub(crate) struct ErrorObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) what: String,

@@ -10,7 +10,7 @@ use super::{FunctionId, Host};
 
 /// A function that was asked for and is not measured.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Refused {
+pub(crate) struct RefusedObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
@@ -27,12 +27,12 @@ pub(crate) struct Refused {
     pub(crate) why_not: String,
 }
 
-impl Refused {
+impl RefusedObject {
     /// The record of a function that is not measured.
     pub(crate) fn new(of: &Unmeasured<'_>, pid: Pid, host: Host) -> Self {
         let FunctionId { host, pid, module, function, offset } =
             FunctionId::new(of.refused.function.clone(), pid, host);
-        Refused {
+        RefusedObject {
             host,
             pid,
             module,

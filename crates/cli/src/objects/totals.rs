@@ -6,7 +6,7 @@ use super::Host;
 
 /// Number of events that each thread has executed in the profiled functions, up to its present instruction.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct EventTotals {
+pub(crate) struct EventTotalsObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
@@ -40,7 +40,7 @@ pub(crate) struct ThreadTotal {
 
 /// A reading of a profile, whose counts follow.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct ProfileHead {
+pub(crate) struct ProfileObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,

@@ -2,13 +2,13 @@
 
 use serde::Serialize;
 
-use ingraft_report::Cause;
+use ingraft_report::NewestCause;
 
 use super::{FunctionId, Host};
 
 /// A trace that was written.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Traced {
+pub(crate) struct TracedObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
@@ -25,12 +25,12 @@ pub(crate) struct Traced {
     pub(crate) unbuffered: u64,
     /// The part that the file has, if it has only the newest one.
     #[serde(flatten)]
-    pub(crate) newest: Option<Newest>,
+    pub(crate) newest: Option<NewestFacts>,
 }
 
 /// The newest part of a trace.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Newest {
+pub(crate) struct NewestFacts {
     /// Reason why it was written: `condition`, `signal` or `end`.
     pub(crate) cause: &'static str,
     /// Unix time in nanoseconds from which on the file has all.
@@ -41,15 +41,15 @@ pub(crate) struct Newest {
     pub(crate) dropped: u64,
 }
 
-impl Newest {
-    pub(crate) fn of(newest: &ingraft_report::Newest) -> Self {
+impl NewestFacts {
+    pub(crate) fn of(newest: &ingraft_report::NewestPart) -> Self {
         let cause = match newest.cause {
-            Cause::End => "end",
-            Cause::Condition => "condition",
-            Cause::Signal => "signal",
+            NewestCause::End => "end",
+            NewestCause::Condition => "condition",
+            NewestCause::Signal => "signal",
         };
-        let ingraft_report::Newest { from_ns, until_ns, dropped, .. } = *newest;
-        Newest { cause, from_ns, until_ns, dropped }
+        let ingraft_report::NewestPart { from_ns, until_ns, dropped, .. } = *newest;
+        NewestFacts { cause, from_ns, until_ns, dropped }
     }
 
     /// One line for people.
@@ -66,7 +66,7 @@ impl Newest {
 
 /// A step of a thread.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Step {
+pub(crate) struct StepObject {
     #[serde(flatten)]
     pub(crate) id: FunctionId,
     pub(crate) tid: u32,
@@ -86,7 +86,7 @@ pub(crate) struct Step {
 
 /// The condition of the trace holds here.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Held {
+pub(crate) struct ConditionObject {
     pub(crate) pid: i32,
     pub(crate) tid: u32,
     pub(crate) stream: u32,
@@ -97,7 +97,7 @@ pub(crate) struct Held {
 
 /// Steps of a thread are missing here.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Gap {
+pub(crate) struct GapObject {
     pub(crate) pid: i32,
     pub(crate) tid: u32,
     pub(crate) stream: u32,
@@ -105,7 +105,7 @@ pub(crate) struct Gap {
 
 /// Numbers of what the replay of a thread does not tell.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Replayed {
+pub(crate) struct ReplayedObject {
     pub(crate) pid: i32,
     pub(crate) tid: u32,
     pub(crate) stream: u32,

@@ -16,11 +16,11 @@ use crate::exit::Failure;
 #[derive(Clone, Debug)]
 pub(crate) struct Destination {
     path: PathBuf,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<DestinationState>>,
 }
 
 #[derive(Debug)]
-enum State {
+enum DestinationState {
     /// A new file in the same directory. It takes the place of the old one with the first bytes.
     Beside(NamedTempFile),
     /// A device, a pipe, or a file that cannot be replaced as it is. It is opened for the first bytes.
@@ -44,28 +44,30 @@ impl Destination {
     pub(crate) fn write_whole(&self, bytes: &[u8]) -> Result<(), Failure> {
         let mut state = self.state();
         let written = match &mut *state {
-            State::Beside(new) => new.write_all(bytes).and_then(|()| new.flush()),
-            State::InPlace | State::Open(_) => Ok(()),
+            DestinationState::Beside(new) => new.write_all(bytes).and_then(|()| new.flush()),
+            DestinationState::InPlace | DestinationState::Open(_) => Ok(()),
         };
-        let is_beside = matches!(*state, State::Beside(_));
+        let is_beside = matches!(*state, DestinationState::Beside(_));
         let placed = written.and_then(|()| self.open(&mut state)?.write_all(if is_beside { &[] } else { bytes }));
         placed.map_err(|e| unwritten(&self.path, &e))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DestinationState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The open file. A new file takes the place of the old one.
-    fn open<'s>(&self, state: &'s mut State) -> io::Result<&'s mut File> {
-        *state = match std::mem::replace(state, State::InPlace) {
-            State::Beside(new) => State::Open(new.persist(resolved(&self.path)?).map_err(|e| e.error)?),
-            State::InPlace => State::Open(File::create(&self.path)?),
-            open @ State::Open(_) => open,
+    fn open<'s>(&self, state: &'s mut DestinationState) -> io::Result<&'s mut File> {
+        *state = match std::mem::replace(state, DestinationState::InPlace) {
+            DestinationState::Beside(new) => {
+                DestinationState::Open(new.persist(resolved(&self.path)?).map_err(|e| e.error)?)
+            }
+            DestinationState::InPlace => DestinationState::Open(File::create(&self.path)?),
+            open @ DestinationState::Open(_) => open,
         };
         match state {
-            State::Open(file) => Ok(file),
-            State::Beside(_) | State::InPlace => Err(io::ErrorKind::Unsupported.into()),
+            DestinationState::Open(file) => Ok(file),
+            DestinationState::Beside(_) | DestinationState::InPlace => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 }
@@ -78,13 +80,13 @@ impl Write for Destination {
 
     fn flush(&mut self) -> io::Result<()> {
         match &mut *self.state() {
-            State::Open(file) => file.flush(),
-            State::Beside(_) | State::InPlace => Ok(()),
+            DestinationState::Open(file) => file.flush(),
+            DestinationState::Beside(_) | DestinationState::InPlace => Ok(()),
         }
     }
 }
 
-fn prepare(path: &Path) -> io::Result<State> {
+fn prepare(path: &Path) -> io::Result<DestinationState> {
     let old = match fs::metadata(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => None,
         other => Some(other?),
@@ -94,7 +96,7 @@ fn prepare(path: &Path) -> io::Result<State> {
             return Err(io::ErrorKind::IsADirectory.into());
         }
         if !old.is_file() {
-            return Ok(State::InPlace);
+            return Ok(DestinationState::InPlace);
         }
         OpenOptions::new().write(true).open(path)?;
     }
@@ -104,9 +106,9 @@ fn prepare(path: &Path) -> io::Result<State> {
     let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
     let new = Builder::new().prefix(".ingraft-").permissions(permissions).tempfile_in(directory);
     let (new, old) = match (new, old) {
-        (new, None) => return Ok(State::Beside(new?)),
+        (new, None) => return Ok(DestinationState::Beside(new?)),
         // The file can be written, though not replaced.
-        (Err(_), Some(_)) => return Ok(State::InPlace),
+        (Err(_), Some(_)) => return Ok(DestinationState::InPlace),
         (Ok(new), Some(old)) => (new, old),
     };
     let made = new.as_file().metadata()?;
@@ -114,7 +116,7 @@ fn prepare(path: &Path) -> io::Result<State> {
         || fchown(new.as_file(), Some(old.uid()), Some(old.gid())).is_ok();
     let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
     let is_same = old.nlink() == 1 && is_owned && new.as_file().set_permissions(permissions).is_ok();
-    Ok(if is_same { State::Beside(new) } else { State::InPlace })
+    Ok(if is_same { DestinationState::Beside(new) } else { DestinationState::InPlace })
 }
 
 /// The path behind symbolic links. The last one may lead to a file that does not exist.

@@ -29,10 +29,10 @@ const WRITTEN: u8 = b'.';
 
 /// The forwarder of this command. Until it is dropped, the standard output of this process is the pipe for the program.
 #[derive(Clone, Debug)]
-pub(super) struct Forwarder(Arc<Shared>);
+pub(super) struct Forwarder(Arc<ForwardedOutput>);
 
 #[derive(Debug)]
-struct Shared {
+struct ForwardedOutput {
     records: UnixStream,
     /// The standard output that this process was started with.
     stdout: OwnedFd,
@@ -69,7 +69,7 @@ fn start() -> io::Result<Forwarder> {
     if stderr.is_some() {
         rustix::stdio::dup2_stderr(&to_forwarder)?;
     }
-    Ok(Forwarder(Arc::new(Shared { records, stdout, stderr })))
+    Ok(Forwarder(Arc::new(ForwardedOutput { records, stdout, stderr })))
 }
 
 fn is_same_file(one: &OwnedFd, other: &OwnedFd) -> io::Result<bool> {
@@ -90,7 +90,7 @@ impl Write for Forwarder {
     }
 }
 
-impl Drop for Shared {
+impl Drop for ForwardedOutput {
     /// Waits until all records are written, and restores the standard streams of this process.
     fn drop(&mut self) {
         // The forwarder ends early if its output cannot be written. Then nobody reads these records.

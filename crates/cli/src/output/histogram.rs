@@ -3,7 +3,7 @@
 use ingraft_model::Distribution;
 
 use super::number::grouped_u64;
-use super::table::Table;
+use super::table::TextTable;
 
 /// The quantiles in tables, by name.
 pub(crate) const QUANTILES: [(&str, f64); 5] =
@@ -30,7 +30,7 @@ const STEPS: [&[u64]; 4] = [
 
 /// A bin of a drawn histogram: the number of values from `first` (inclusive) to `end` (exclusive).
 #[derive(Debug, PartialEq, Eq)]
-struct Bin {
+struct DrawnBin {
     first: u64,
     end: u64,
     count: u64,
@@ -41,8 +41,8 @@ pub(crate) fn render(d: &Distribution, what: &str, quantity: impl Fn(u64) -> Str
     let bins = bins(d);
     let largest = bins.iter().map(|bin| bin.count).max().unwrap_or(0).max(1);
     let columns = width.map_or(BAR, |width| width.saturating_sub(FIGURES).clamp(LINES / 2, BAR));
-    let mut table = Table::new().right("FROM").right("TO").right(what).right("SHARE").left("");
-    for Bin { first, end, count } in bins {
+    let mut table = TextTable::new().right("FROM").right("TO").right(what).right("SHARE").left("");
+    for DrawnBin { first, end, count } in bins {
         let bar = bar(count as f64 / largest as f64 * columns as f64);
         let share = share(count, d.count);
         table.row(vec![
@@ -74,7 +74,7 @@ fn bar(columns: f64) -> String {
 
 /// The bins from the smallest to the largest value, as fine as the number of lines allows. Adjacent bins without a value are merged. The
 /// bounds of bins differ from those of the distribution's buckets, so a value near a bound may be counted on the other side of it.
-fn bins(d: &Distribution) -> Vec<Bin> {
+fn bins(d: &Distribution) -> Vec<DrawnBin> {
     if d.count == 0 {
         return Vec::new();
     }
@@ -82,8 +82,8 @@ fn bins(d: &Distribution) -> Vec<Bin> {
     candidates.find(|bins| bins.len() <= LINES).unwrap_or_else(|| bins_between(d, &bounds(&[10], d.min, d.max)))
 }
 
-fn bins_between(d: &Distribution, bounds: &[u64]) -> Vec<Bin> {
-    let mut out: Vec<Bin> = Vec::new();
+fn bins_between(d: &Distribution, bounds: &[u64]) -> Vec<DrawnBin> {
+    let mut out: Vec<DrawnBin> = Vec::new();
     let mut below = 0;
     for pair in bounds.windows(2) {
         let (first, end) = (pair[0], pair[1]);
@@ -91,7 +91,7 @@ fn bins_between(d: &Distribution, bounds: &[u64]) -> Vec<Bin> {
         let count = until - std::mem::replace(&mut below, until);
         match out.last_mut() {
             Some(gap) if gap.count == 0 && count == 0 => gap.end = end,
-            _ => out.push(Bin { first, end, count }),
+            _ => out.push(DrawnBin { first, end, count }),
         }
     }
     out

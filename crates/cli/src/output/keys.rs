@@ -4,7 +4,7 @@ use ingraft_api::{KeyValue, Keys};
 use ingraft_model::ObjectState;
 
 use super::DIM;
-use super::table::{Cell, Table};
+use super::table::{Cell, TextTable};
 
 /// Largest number of keys that are shown.
 const SHOWN: usize = 10;
@@ -14,7 +14,7 @@ const SHOWN: usize = 10;
 pub(crate) fn render(keys: &Keys, together: bool, amount: impl Fn(i64) -> String, width: Option<usize>) -> String {
     let (shown, beyond) = keys.values.split_at(keys.values.len().min(SHOWN));
     let objects = shown.iter().any(|v| v.object.is_some());
-    let mut table = Table::new().right("VALUE").shrinking("NAME");
+    let mut table = TextTable::new().right("VALUE").shrinking("NAME");
     if objects {
         table = table.left("OBJECT").left("STATE");
     }

@@ -23,7 +23,7 @@ use crate::exit::{Failure, Stop};
 use crate::objects::{self, Object};
 pub(crate) use destination::Destination;
 use forward::Forwarder;
-use screen::Frame;
+use screen::ScreenFrame;
 
 /// Style of headings.
 pub(crate) const HEADING: Style = Style::new().bold();
@@ -50,7 +50,7 @@ pub(crate) struct Output {
     /// Whether people watch the output, so that it may be redrawn.
     terminal: bool,
     /// Frame on the screen, which the next text replaces.
-    shown: Frame,
+    shown: ScreenFrame,
     /// Text gathered for one write; `None` if text is written at once.
     gathered: Option<String>,
     /// Text of many lines that are written together; `None` if each is written at once.
@@ -86,7 +86,7 @@ impl Output {
         let terminal = format == Format::Table && stdout.is_terminal();
         let sink = Box::new(anstream::AutoStream::auto(stdout));
         let output = Output::to(format, Box::new(io::sink()), "the standard output".to_owned());
-        Ok(Output { sink, terminal, shown: Frame::of_stdout(), is_stdout: true, ..output })
+        Ok(Output { sink, terminal, shown: ScreenFrame::of_stdout(), is_stdout: true, ..output })
     }
 
     /// An output without colours.
@@ -99,7 +99,7 @@ impl Output {
             is_stdout: false,
             name,
             terminal: false,
-            shown: Frame::default(),
+            shown: ScreenFrame::default(),
             gathered: None,
             batch: None,
             begins_lines: false,
@@ -274,7 +274,7 @@ pub(crate) fn json_line(object: &Object) -> String {
 /// Reports a failure and the advice about it on standard error, which may be closed too.
 pub(crate) fn report(failure: &Failure, format: Format) {
     let text = match format {
-        Format::Json => json_line(&Object::Error(objects::Error {
+        Format::Json => json_line(&Object::Error(objects::ErrorObject {
             host: failure.host.clone(),
             what: failure.what.clone(),
             hint: failure.hint.clone(),
@@ -298,7 +298,7 @@ fn failure_text(failure: &Failure) -> String {
 /// Writes a warning to standard error; the command continues.
 pub(crate) fn warn(what: &str, format: Format) {
     to_stderr(&match format {
-        Format::Json => json_line(&Object::Warning(objects::Warning { what: what.to_owned() })),
+        Format::Json => json_line(&Object::Warning(objects::WarningObject { what: what.to_owned() })),
         Format::Table => format!("{WARN}warning:{WARN:#} {}\n", one_line(what)),
     });
 }

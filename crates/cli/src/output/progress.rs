@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_secs(5);
 
 /// Shows the latest line of progress.
 pub(crate) struct Progress {
-    how: How,
+    how: ProgressStyle,
     latest: String,
     /// Time at which progress may be shown next.
     next: Instant,
@@ -27,7 +27,7 @@ pub(crate) struct Progress {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum How {
+enum ProgressStyle {
     /// One line that is overwritten.
     Terminal,
     /// A line every five seconds.
@@ -40,11 +40,11 @@ impl Progress {
     /// Starts the clock. `what` is shown until a more precise text is known.
     pub(crate) fn new(what: &str, format: Format) -> Self {
         let how = match (io::stderr().is_terminal(), format) {
-            (true, _) => How::Terminal,
-            (false, Format::Table) => How::Lines,
-            (false, Format::Json) => How::Silent,
+            (true, _) => ProgressStyle::Terminal,
+            (false, Format::Table) => ProgressStyle::Lines,
+            (false, Format::Json) => ProgressStyle::Silent,
         };
-        let first = if how == How::Lines { PAUSE } else { PATIENCE };
+        let first = if how == ProgressStyle::Lines { PAUSE } else { PATIENCE };
         Progress { how, latest: what.to_owned(), next: Instant::now() + first, on_screen: false, format, warned: false }
     }
 
@@ -71,15 +71,15 @@ impl Progress {
     /// Returns when it is time to call `show`.
     pub(crate) async fn due(&self) {
         match self.how {
-            How::Silent => std::future::pending().await,
-            How::Terminal | How::Lines => tokio::time::sleep_until(self.next).await,
+            ProgressStyle::Silent => std::future::pending().await,
+            ProgressStyle::Terminal | ProgressStyle::Lines => tokio::time::sleep_until(self.next).await,
         }
     }
 
     /// Shows the latest text.
     pub(crate) fn show(&mut self) {
         match self.how {
-            How::Terminal => {
+            ProgressStyle::Terminal => {
                 // The text is cut to one line, because overwriting clears only one.
                 let room = super::screen_size().0.saturating_sub(2);
                 let text: String = self.latest.chars().filter(|c| !c.is_control()).take(room).collect();
@@ -87,11 +87,11 @@ impl Progress {
                 self.on_screen = true;
                 self.next = Instant::now() + PATIENCE / 5;
             }
-            How::Lines => {
+            ProgressStyle::Lines => {
                 to_stderr(&format!("{}…\n", self.latest));
                 self.next = Instant::now() + PAUSE;
             }
-            How::Silent => {}
+            ProgressStyle::Silent => {}
         }
     }
 }

@@ -7,13 +7,13 @@ use unicode_width::UnicodeWidthChar;
 
 /// The frame on the terminal of the standard output. Messages to standard error appear on the same terminal, so they remove the frame
 /// first.
-static SHOWN: LazyLock<Frame> = LazyLock::new(Frame::default);
+static SHOWN: LazyLock<ScreenFrame> = LazyLock::new(ScreenFrame::default);
 
 /// The frame on the screen, right above the cursor: the number of columns of each line. Empty if there is no frame.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Frame(Arc<Mutex<Vec<usize>>>);
+pub(super) struct ScreenFrame(Arc<Mutex<Vec<usize>>>);
 
-impl Frame {
+impl ScreenFrame {
     /// Returns the frame of the standard output.
     pub(super) fn of_stdout() -> Self {
         SHOWN.clone()
@@ -99,14 +99,14 @@ mod tests {
 
     #[test]
     fn a_frame_is_removed_once() {
-        let frame = Frame::default();
+        let frame = ScreenFrame::default();
         frame.put("a\n\nbc\n");
         assert_eq!((frame.take(80).as_str(), frame.take(80).as_str()), ("\r\x1b[3A\x1b[J", ""));
     }
 
     #[test]
     fn lines_that_a_narrower_terminal_has_wrapped_are_removed_with_all_their_rows() {
-        let frame = Frame::default();
+        let frame = ScreenFrame::default();
         let rows = |width| {
             frame.put("\x1b[1mabcdef\x1b[0m\n\nab\n████▏ x\n");
             frame.take(width)

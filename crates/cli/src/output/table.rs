@@ -54,7 +54,7 @@ impl<S: Into<String>> From<S> for Cell {
 
 /// A table.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Table {
+pub(crate) struct TextTable {
     columns: Vec<Column>,
     /// Titles of the optional columns; the first one is omitted first.
     optional: Vec<&'static str>,
@@ -63,10 +63,10 @@ pub(crate) struct Table {
     rows: Vec<Vec<Cell>>,
 }
 
-impl Table {
+impl TextTable {
     /// A table without columns.
     pub(crate) fn new() -> Self {
-        Table::default()
+        TextTable::default()
     }
 
     /// Adds a column of words.
@@ -86,12 +86,12 @@ impl Table {
 
     /// Names the columns that may be omitted on a narrow screen, the least important first.
     pub(crate) fn optional(self, titles: &[&'static str]) -> Self {
-        Table { optional: titles.to_vec(), ..self }
+        TextTable { optional: titles.to_vec(), ..self }
     }
 
     /// Names the column that is cut last: optional columns are omitted before it is cut below this width.
     pub(crate) fn kept(self, title: &'static str, width: usize) -> Self {
-        Table { kept: Some((title, width)), ..self }
+        TextTable { kept: Some((title, width)), ..self }
     }
 
     fn column(mut self, title: &str, flush: Flush, shrinks: bool) -> Self {
@@ -206,8 +206,8 @@ mod tests {
 
     use super::*;
 
-    fn example() -> Table {
-        let mut t = Table::new().left("HOST").shrinking("FUNCTION").left("MODULE").right("CALLS");
+    fn example() -> TextTable {
+        let mut t = TextTable::new().left("HOST").shrinking("FUNCTION").left("MODULE").right("CALLS");
         t.row(vec!["".into(), "processCommand".into(), "redis-server".into(), "100,000".into()]);
         t.row(vec!["".into(), "std::map<int, std::string>::operator[](int const&)".into(), "".into(), "7".into()]);
         t
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_very_long_name_moves_only_its_own_line() {
-        let mut t = Table::new().shrinking("FUNCTION").left("MODULE");
+        let mut t = TextTable::new().shrinking("FUNCTION").left("MODULE");
         t.row(vec!["call".into(), "server".into()]);
         t.row(vec!["x".repeat(815).into(), "server".into()]);
         let text = anstream::adapter::strip_str(&t.render(None)).to_string();
@@ -258,8 +258,12 @@ mod tests {
 
     #[test]
     fn optional_columns_are_left_out_in_their_order() {
-        let mut t =
-            Table::new().shrinking("FUNCTION").left("MODULE").right("P90").right("MAX").optional(&["P90", "MODULE"]);
+        let mut t = TextTable::new()
+            .shrinking("FUNCTION")
+            .left("MODULE")
+            .right("P90")
+            .right("MAX")
+            .optional(&["P90", "MODULE"]);
         t.row(vec!["processCommand".into(), "redis-server".into(), "1.25 ms".into(), "1.5 ms".into()]);
         let titles = |width| {
             let text = anstream::adapter::strip_str(&t.render(Some(width))).to_string();
@@ -273,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_kept_column_is_cut_last() {
-        let mut t = Table::new().shrinking("FUNCTION").right("SIZE").left("MODULE").shrinking("WHY NOT");
+        let mut t = TextTable::new().shrinking("FUNCTION").right("SIZE").left("MODULE").shrinking("WHY NOT");
         t = t.optional(&["SIZE", "MODULE"]).kept("FUNCTION", usize::MAX);
         t.row(vec![
             "a_function_with_a_name".into(),
@@ -301,6 +305,6 @@ mod tests {
 
     #[test]
     fn no_rows_no_heading() {
-        assert_eq!(Table::new().left("A").render(None), "");
+        assert_eq!(TextTable::new().left("A").render(None), "");
     }
 }

@@ -12,7 +12,7 @@ use super::{BAD, DIM, GOOD, HEADING};
 use crate::args::Format;
 use crate::exit::{Exit, Failure};
 use crate::objects::refused::{Unmeasured, place};
-use crate::objects::{Cost, Ended, Host, Looked, Object, Removed, TakenOut};
+use crate::objects::{CostObject, EndedObject, Host, LookedObject, Object, RemovedObject, TakenOutObject};
 
 /// Number of functions that a warning for people names before it counts the rest; scripts get all names.
 pub(crate) const NAMED: usize = 8;
@@ -196,7 +196,7 @@ pub(crate) fn children_left(pid: i32, children: &[i32]) -> String {
 }
 
 /// Line about the end of a target.
-pub(crate) fn ended(e: &Ended) -> String {
+pub(crate) fn ended(e: &EndedObject) -> String {
     let place = at(e.pid, &e.host);
     let how = match (e.exec, e.signal, e.status) {
         (true, _, _) => "went on as another program (exec)".to_owned(),
@@ -221,7 +221,7 @@ const CRASHES: [(i32, &str); 8] = [
 ];
 
 /// Warning of a target that has crashed; `None` if it has ended otherwise, or its end is not known.
-pub(crate) fn crashed(e: &Ended) -> Option<String> {
+pub(crate) fn crashed(e: &EndedObject) -> Option<String> {
     let (_, name) = CRASHES.into_iter().find(|(signal, _)| Some(*signal) == e.signal)?;
     Some(format!("{} crashed ({name}) while it was measured; its values are those until then", at(e.pid, &e.host)))
 }
@@ -272,10 +272,10 @@ pub(crate) fn missing(of_functions: &[(String, Activations)]) -> String {
 }
 
 /// Warning of functions whose calls are counted only, because timing them costs too much. `begun` tells whether they were timed before.
-pub(crate) fn counted_only(functions: &[TakenOut], begun: bool) -> String {
-    let mut sorted: Vec<&TakenOut> = functions.iter().collect();
+pub(crate) fn counted_only(functions: &[TakenOutObject], begun: bool) -> String {
+    let mut sorted: Vec<&TakenOutObject> = functions.iter().collect();
     sorted.sort_by_key(|t| std::cmp::Reverse(t.hits_per_s));
-    let name = |t: &&TakenOut| t.focus.rsplit('/').next().unwrap_or_default().to_owned();
+    let name = |t: &&TakenOutObject| t.focus.rsplit('/').next().unwrap_or_default().to_owned();
     let names: Vec<String> = sorted.iter().take(NAMED).map(name).collect();
     let percent_of_all = percent(functions.iter().map(|t| t.percent).sum());
     let limit = functions.first().map_or(0.0, |t| t.max_overhead);
@@ -292,7 +292,7 @@ pub(crate) fn counted_only(functions: &[TakenOut], begun: bool) -> String {
 }
 
 /// Warning of a measurement that costs more than allowed. Counts are exact at any cost, so their pairs are reported, not taken out.
-pub(crate) fn too_dear(c: &Cost, limit: f64) -> String {
+pub(crate) fn too_dear(c: &CostObject, limit: f64) -> String {
     let cost = percent(c.percent);
     format!(
         "the measurement costs {cost} of one processor, more than --max-overhead {limit}; measure fewer functions of {}",
@@ -301,8 +301,8 @@ pub(crate) fn too_dear(c: &Cost, limit: f64) -> String {
 }
 
 /// Warning of a pair that was taken out.
-pub(crate) fn taken_out(t: &TakenOut) -> String {
-    let TakenOut { metric, focus, max_overhead, .. } = t;
+pub(crate) fn taken_out(t: &TakenOutObject) -> String {
+    let TakenOutObject { metric, focus, max_overhead, .. } = t;
     let pair = pair(metric, focus);
     if t.own_gs {
         let why = "a library was loaded, or a signal handler was set, beside which woven code must not run (it uses the gs base itself, \
@@ -345,7 +345,7 @@ pub(crate) fn slept(ns: u64) -> String {
 }
 
 /// Failure after the last pair was taken out, so that nothing is measured any more.
-pub(crate) fn all_taken_out(t: &TakenOut) -> Failure {
+pub(crate) fn all_taken_out(t: &TakenOutObject) -> Failure {
     let allow = (t.percent * 1.5).ceil();
     let (reason, hint) = match (t.own_gs, t.rewritten) {
         (_, true) => (Reason::Rewritten, "begin anew: functions that the program changes are left out".to_owned()),
@@ -362,7 +362,7 @@ pub(crate) fn all_taken_out(t: &TakenOut) -> Failure {
 }
 
 /// Line about a removal.
-pub(crate) fn removed(r: &Removed) -> String {
+pub(crate) fn removed(r: &RemovedObject) -> String {
     let place = at(r.pid, &r.host);
     if r.text_restored.is_none() {
         format!("{place}: its code has gone with the process\n")
@@ -375,7 +375,7 @@ pub(crate) fn removed(r: &Removed) -> String {
 }
 
 /// Line about the places in which `detach --all` has looked.
-pub(crate) fn looked(looked: &Looked) -> String {
+pub(crate) fn looked(looked: &LookedObject) -> String {
     let host = looked.host.as_ref().map(|host| format!(" at {host}")).unwrap_or_default();
     format!("{DIM}looked at all processes{host}, with the journals in {}{DIM:#}\n", looked.state_dir)
 }
@@ -386,7 +386,7 @@ pub(crate) fn disturbed(pid: i32, host: &Host, what: &str) -> String {
 }
 
 /// Warning of memory that could not be unmapped yet; `None` if all memory is unmapped, or if the code differs from the original.
-pub(crate) fn memory_left(r: &Removed) -> Option<String> {
+pub(crate) fn memory_left(r: &RemovedObject) -> Option<String> {
     if !r.memory_left || r.text_restored == Some(false) {
         return None;
     }
@@ -406,7 +406,7 @@ pub(crate) fn memory_left(r: &Removed) -> Option<String> {
 }
 
 /// Failure if the code of a process differs from the original after the removal.
-pub(crate) fn not_restored(r: &Removed) -> Failure {
+pub(crate) fn not_restored(r: &RemovedObject) -> Failure {
     let what = format!("the code of process {} differs from the original after the removal", r.pid);
     let hint = format!(
         "end what else patches it (uprobes, debuggers), then run `ingraft detach -p {}`; if that does not help, restart the process when you can",
@@ -440,7 +440,7 @@ mod tests {
 
     #[test]
     fn functions_that_are_counted_only_are_told_together() {
-        let of = |function: &str, hits_per_s: u64, percent: f64| TakenOut {
+        let of = |function: &str, hits_per_s: u64, percent: f64| TakenOutObject {
             host: None,
             pid: 7,
             metric: "latency".to_owned(),
@@ -506,7 +506,7 @@ mod tests {
 
     #[test]
     fn ends_are_told_apart() {
-        let ended_as = |status, signal, exec| ended(&Ended { host: None, pid: 7, status, signal, exec });
+        let ended_as = |status, signal, exec| ended(&EndedObject { host: None, pid: 7, status, signal, exec });
         assert_eq!(ended_as(Some(0), None, false), "process 7 ended\n");
         assert_eq!(ended_as(Some(3), None, false), "process 7 ended with exit status 3\n");
         assert_eq!(ended_as(None, Some(11), false), "process 7 was killed by signal 11\n");

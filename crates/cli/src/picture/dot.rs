@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use super::{Graph, loop_bar};
+use super::{DrawnGraph, loop_bar};
 
 /// The graph in the language of Graphviz (`dot`).
-pub(crate) fn dot(graph: &Graph) -> String {
+pub(crate) fn dot(graph: &DrawnGraph) -> String {
     let graph = graph.checked();
     let hottest = graph.hottest();
     let name = graph.title.first().map_or("", String::as_str);
@@ -57,7 +57,7 @@ mod tests {
     fn text_is_quoted() {
         let mut graph = graph(2, &[(0, 1), (1, 0)]);
         graph.blocks[0].lines = vec!["a \"b\" \\l".to_owned()];
-        graph.edges.push(crate::picture::Edge { from: 0, to: 7, ..graph.edges[0] });
+        graph.edges.push(crate::picture::DrawnEdge { from: 0, to: 7, ..graph.edges[0] });
         expect_test::expect![[r##"
             digraph "a <function> & \"more\"" {
               graph [label="a <function> & \"more\"\l", labelloc=t, labeljust=l, fontname="monospace", fontsize=11];

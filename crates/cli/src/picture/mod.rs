@@ -28,20 +28,20 @@ const COLUMNS_MAX: usize = 60;
 
 /// A graph to be drawn.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Graph {
+pub(crate) struct DrawnGraph {
     /// Name of the function and facts about it, each one line.
     pub(crate) title: Vec<String>,
     /// The blocks, in order of address.
-    pub(crate) blocks: Vec<Block>,
+    pub(crate) blocks: Vec<DrawnBlock>,
     /// The edges.
-    pub(crate) edges: Vec<Edge>,
+    pub(crate) edges: Vec<DrawnEdge>,
     /// Indices of the blocks at which control arrives from outside, the entry first.
     pub(crate) roots: Vec<usize>,
 }
 
 /// A block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Block {
+pub(crate) struct DrawnBlock {
     /// Name of the block, e.g. `#0x1a`.
     pub(crate) name: String,
     /// Reasons why control can arrive at the block from outside of the function; empty if it cannot.
@@ -60,7 +60,7 @@ pub(crate) struct Block {
 
 /// Kind of an edge, as far as pictures tell kinds apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Kind {
+pub(crate) enum DrawnEdgeKind {
     /// A conditional branch that is taken.
     Taken,
     /// A conditional branch that is not taken.
@@ -75,13 +75,13 @@ pub(crate) enum Kind {
 
 /// An edge between two blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Edge {
+pub(crate) struct DrawnEdge {
     /// Index of the block that control leaves.
     pub(crate) from: usize,
     /// Index of the block at which control arrives.
     pub(crate) to: usize,
     /// Kind of the edge.
-    pub(crate) kind: Kind,
+    pub(crate) kind: DrawnEdgeKind,
     /// Whether the edge leads back to the header of a loop.
     pub(crate) back: bool,
 }
@@ -94,36 +94,42 @@ pub(crate) struct TooLarge {
     pub(crate) blocks: usize,
 }
 
-impl Kind {
+impl DrawnEdgeKind {
     /// All kinds, in the order of the legend.
-    const ALL: [Kind; 5] = [Kind::Taken, Kind::NotTaken, Kind::Only, Kind::Return, Kind::Table];
+    const ALL: [DrawnEdgeKind; 5] = [
+        DrawnEdgeKind::Taken,
+        DrawnEdgeKind::NotTaken,
+        DrawnEdgeKind::Only,
+        DrawnEdgeKind::Return,
+        DrawnEdgeKind::Table,
+    ];
 
     /// Colour of the edge.
     fn colour(self) -> &'static str {
         match self {
-            Kind::Taken => "#1a7f37",
-            Kind::NotTaken => "#c4320a",
-            Kind::Only => "#3b5bdb",
-            Kind::Return => "#868e96",
-            Kind::Table => "#9c36b5",
+            DrawnEdgeKind::Taken => "#1a7f37",
+            DrawnEdgeKind::NotTaken => "#c4320a",
+            DrawnEdgeKind::Only => "#3b5bdb",
+            DrawnEdgeKind::Return => "#868e96",
+            DrawnEdgeKind::Table => "#9c36b5",
         }
     }
 
     /// Words for the legend.
     fn words(self) -> &'static str {
         match self {
-            Kind::Taken => "branch taken",
-            Kind::NotTaken => "branch not taken",
-            Kind::Only => "only way on",
-            Kind::Return => "return of a call",
-            Kind::Table => "jump table",
+            DrawnEdgeKind::Taken => "branch taken",
+            DrawnEdgeKind::NotTaken => "branch not taken",
+            DrawnEdgeKind::Only => "only way on",
+            DrawnEdgeKind::Return => "return of a call",
+            DrawnEdgeKind::Table => "jump table",
         }
     }
 }
 
-impl Graph {
+impl DrawnGraph {
     /// The graph without edges and roots that name no block.
-    fn checked(&self) -> Graph {
+    fn checked(&self) -> DrawnGraph {
         let count = self.blocks.len();
         let mut graph = self.clone();
         graph.edges.retain(|edge| edge.from < count && edge.to < count);
@@ -137,7 +143,7 @@ impl Graph {
     }
 }
 
-impl Block {
+impl DrawnBlock {
     /// The heading of the block, and the lines that are drawn.
     fn text(&self) -> Vec<String> {
         let mut lines = vec![self.heading()];
@@ -229,14 +235,14 @@ pub(crate) mod tests {
     use super::*;
 
     /// A graph of these edges between blocks with some lines.
-    pub(crate) fn graph(count: usize, edges: &[(usize, usize)]) -> Graph {
-        let block = |n: usize| Block {
+    pub(crate) fn graph(count: usize, edges: &[(usize, usize)]) -> DrawnGraph {
+        let block = |n: usize| DrawnBlock {
             name: format!("#{:#x}", n * 16),
             lines: (0..n % 4 + 1).map(|line| format!("{line} mov rax, <{n}> & \"x\"")).collect(),
-            ..Block::default()
+            ..DrawnBlock::default()
         };
-        let edge = |&(from, to): &(usize, usize)| Edge { from, to, kind: Kind::Only, back: to <= from };
-        Graph {
+        let edge = |&(from, to): &(usize, usize)| DrawnEdge { from, to, kind: DrawnEdgeKind::Only, back: to <= from };
+        DrawnGraph {
             title: vec!["a <function> & \"more\"".to_owned()],
             blocks: (0..count).map(block).collect(),
             edges: edges.iter().map(edge).collect(),
@@ -246,13 +252,13 @@ pub(crate) mod tests {
 
     #[test]
     fn long_blocks_and_lines_are_cut() {
-        let block = Block {
+        let block = DrawnBlock {
             name: "#0x0".to_owned(),
             lines: (0..100).map(|n| format!("{n} {}", "y".repeat(100))).collect(),
             ways_out: vec!["return".to_owned()],
             count: Some(1234),
             ways_in: vec!["entry"],
-            ..Block::default()
+            ..DrawnBlock::default()
         };
         let text = block.text();
         assert_eq!(text.len(), 1 + LINES_MAX + 1 + 1);
@@ -268,6 +274,6 @@ pub(crate) mod tests {
         for share in [f64::NAN, -1.0, 0.0, 0.3, 0.5, 0.9, 1.0, 7.0, f64::INFINITY] {
             assert_eq!(heat(share).len(), 7, "{share}");
         }
-        assert_eq!(Block { count: Some(u64::MAX), ..Block::default() }.fill(Some(u64::MAX)).len(), 7);
+        assert_eq!(DrawnBlock { count: Some(u64::MAX), ..DrawnBlock::default() }.fill(Some(u64::MAX)).len(), 7);
     }
 }

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::ranks::Ranks;
-use super::{Graph, Kind, PLACES_MAX, TooLarge};
+use super::{DrawnEdgeKind, DrawnGraph, PLACES_MAX, TooLarge};
 
 /// Number of long edges of one kind to one block from which on they share their places.
 const BUNDLE: usize = 4;
@@ -19,7 +19,7 @@ const MANY: usize = 20_000;
 
 /// Occupant of a place in a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Item {
+pub(super) enum RankOccupant {
     /// A block, by its index.
     Block(usize),
     /// An edge that passes, by its index.
@@ -28,9 +28,9 @@ pub(super) enum Item {
 
 /// A place in a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct RankPlace {
     /// Occupant of the place.
-    pub(super) item: Item,
+    pub(super) item: RankOccupant,
     /// Rank of the place.
     pub(super) rank: usize,
     /// Places of the rank above to which a line leads.
@@ -43,7 +43,7 @@ pub(super) struct Place {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ordered {
     /// All places. Those of blocks come first, in the order of the blocks.
-    pub(super) places: Vec<Place>,
+    pub(super) places: Vec<RankPlace>,
     /// The places of each rank, from left to right.
     pub(super) ranks: Vec<Vec<usize>>,
     /// For each edge, the places that it passes, in the order of its direction.
@@ -51,7 +51,7 @@ pub(super) struct Ordered {
 }
 
 /// Orders a graph.
-pub(super) fn order(graph: &Graph, ranks: &Ranks) -> Result<Ordered, TooLarge> {
+pub(super) fn order(graph: &DrawnGraph, ranks: &Ranks) -> Result<Ordered, TooLarge> {
     let mut ordered = places(graph, ranks)?;
     // Depth-first order from the roots is a good beginning: what belongs together is side by side.
     begin(&mut ordered, graph);
@@ -80,19 +80,19 @@ pub(super) fn order(graph: &Graph, ranks: &Ranks) -> Result<Ordered, TooLarge> {
     Ok(ordered)
 }
 
-fn places(graph: &Graph, ranks: &Ranks) -> Result<Ordered, TooLarge> {
+fn places(graph: &DrawnGraph, ranks: &Ranks) -> Result<Ordered, TooLarge> {
     let too_large = TooLarge { blocks: graph.blocks.len() };
     let mut ordered = Ordered { ranks: vec![Vec::new(); ranks.count], ..Ordered::default() };
     for (block, rank) in ranks.of.iter().enumerate() {
-        ordered.add(Item::Block(block), *rank);
+        ordered.add(RankOccupant::Block(block), *rank);
     }
-    let mut long: BTreeMap<(usize, Kind), usize> = BTreeMap::new();
+    let mut long: BTreeMap<(usize, DrawnEdgeKind), usize> = BTreeMap::new();
     for (edge, up) in graph.edges.iter().zip(&ranks.up) {
         if !up && ranks.of[edge.from] + 1 < ranks.of[edge.to] {
             *long.entry((edge.to, edge.kind)).or_default() += 1;
         }
     }
-    let mut shared: BTreeMap<(usize, Kind, usize), usize> = BTreeMap::new();
+    let mut shared: BTreeMap<(usize, DrawnEdgeKind, usize), usize> = BTreeMap::new();
     for (number, (edge, up)) in graph.edges.iter().zip(&ranks.up).enumerate() {
         let is_shared = !up && long.get(&(edge.to, edge.kind)).is_some_and(|count| *count >= BUNDLE);
         let (first, last) = (ranks.of[edge.from], ranks.of[edge.to]);
@@ -101,10 +101,10 @@ fn places(graph: &Graph, ranks: &Ranks) -> Result<Ordered, TooLarge> {
             return Err(too_large);
         }
         let place = |rank| match is_shared {
-            true => {
-                *shared.entry((edge.to, edge.kind, rank)).or_insert_with(|| ordered.add(Item::Passing(number), rank))
-            }
-            false => ordered.add(Item::Passing(number), rank),
+            true => *shared
+                .entry((edge.to, edge.kind, rank))
+                .or_insert_with(|| ordered.add(RankOccupant::Passing(number), rank)),
+            false => ordered.add(RankOccupant::Passing(number), rank),
         };
         let mut passed: Vec<usize> = through.map(place).collect();
         if *up {
@@ -124,9 +124,9 @@ fn places(graph: &Graph, ranks: &Ranks) -> Result<Ordered, TooLarge> {
 }
 
 impl Ordered {
-    fn add(&mut self, item: Item, rank: usize) -> usize {
+    fn add(&mut self, item: RankOccupant, rank: usize) -> usize {
         let number = self.places.len();
-        self.places.push(Place { item, rank, above: Vec::new(), below: Vec::new() });
+        self.places.push(RankPlace { item, rank, above: Vec::new(), below: Vec::new() });
         if let Some(places) = self.ranks.get_mut(rank) {
             places.push(number);
         }
@@ -153,7 +153,7 @@ impl Ordered {
 }
 
 /// Orders the places as a depth-first search from the roots finds them. The place of an edge that leads up is beside its block.
-fn begin(ordered: &mut Ordered, graph: &Graph) {
+fn begin(ordered: &mut Ordered, graph: &DrawnGraph) {
     let mut beside: Vec<Vec<usize>> = vec![Vec::new(); graph.blocks.len()];
     for (edge, passed) in graph.edges.iter().zip(&ordered.passing) {
         if let Some(first) =
@@ -173,7 +173,7 @@ fn begin(ordered: &mut Ordered, graph: &Graph) {
             found[place] = next;
             next += 1;
             open.extend(ordered.places[place].below.iter().rev());
-            if let Item::Block(block) = ordered.places[place].item {
+            if let RankOccupant::Block(block) = ordered.places[place].item {
                 open.extend(beside[block].iter().copied());
             } else {
                 open.extend(ordered.places[place].above.iter().rev());

@@ -5,9 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use super::order::{Item, Ordered};
+use super::order::{Ordered, RankOccupant};
 use super::ranks::Ranks;
-use super::{Block, Graph};
+use super::{DrawnBlock, DrawnGraph};
 
 /// Width in pixels of a character.
 pub(super) const CHARACTER: f64 = 6.63;
@@ -45,7 +45,7 @@ pub(super) struct Rectangle {
 
 /// A graph with coordinates.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Layout {
+pub(super) struct GraphLayout {
     pub(super) width: f64,
     pub(super) height: f64,
     /// The rectangle of each block.
@@ -55,7 +55,7 @@ pub(super) struct Layout {
 }
 
 /// Width and height of a block.
-fn size(block: &Block) -> (f64, f64) {
+fn size(block: &DrawnBlock) -> (f64, f64) {
     let lines = block.text();
     let columns = lines.iter().map(|line| line.chars().count()).max().unwrap_or(0);
     let width = (columns as f64 * CHARACTER + 2.0 * PADDING).max(WIDTH_MIN);
@@ -63,11 +63,11 @@ fn size(block: &Block) -> (f64, f64) {
 }
 
 /// Assigns coordinates.
-pub(super) fn layout(graph: &Graph, ranks: &Ranks, ordered: &Ordered) -> Layout {
+pub(super) fn layout(graph: &DrawnGraph, ranks: &Ranks, ordered: &Ordered) -> GraphLayout {
     let sizes: Vec<(f64, f64)> = graph.blocks.iter().map(size).collect();
     let width = |place: usize| match ordered.places[place].item {
-        Item::Block(block) => sizes[block].0,
-        Item::Passing(_) => 0.0,
+        RankOccupant::Block(block) => sizes[block].0,
+        RankOccupant::Passing(_) => 0.0,
     };
     let widths: Vec<f64> = (0..ordered.places.len()).map(width).collect();
     let centres = centres(graph, ordered, &widths);
@@ -107,11 +107,11 @@ pub(super) fn layout(graph: &Graph, ranks: &Ranks, ordered: &Ordered) -> Layout 
         line.push((ports.into[number], to.y));
         edges.push(line);
     }
-    shift(Layout { width: 0.0, height: y, blocks, edges })
+    shift(GraphLayout { width: 0.0, height: y, blocks, edges })
 }
 
 /// Moves everything to the right of 0, and sets the width.
-fn shift(mut layout: Layout) -> Layout {
+fn shift(mut layout: GraphLayout) -> GraphLayout {
     let points = || layout.edges.iter().flatten().map(|(x, _)| *x);
     let left = layout.blocks.iter().map(|b| b.x).chain(points()).fold(f64::INFINITY, f64::min);
     let right = layout.blocks.iter().map(|b| b.x + b.width).chain(points()).fold(f64::NEG_INFINITY, f64::max);
@@ -124,9 +124,12 @@ fn shift(mut layout: Layout) -> Layout {
 }
 
 /// Abscissas of the centres of all places.
-fn centres(graph: &Graph, ordered: &Ordered, widths: &[f64]) -> Vec<f64> {
+fn centres(graph: &DrawnGraph, ordered: &Ordered, widths: &[f64]) -> Vec<f64> {
     let gap = |a: usize, b: usize| {
-        let both = matches!((ordered.places[a].item, ordered.places[b].item), (Item::Block(_), Item::Block(_)));
+        let both = matches!(
+            (ordered.places[a].item, ordered.places[b].item),
+            (RankOccupant::Block(_), RankOccupant::Block(_))
+        );
         f64::midpoint(widths[a], widths[b]) + if both { GAP } else { LANE }
     };
     let mut x = vec![0.0; ordered.places.len()];
@@ -212,7 +215,7 @@ fn wish(
     both: bool,
 ) -> (f64, f64) {
     let one = &ordered.places[place];
-    let is_passing = |place: usize| matches!(ordered.places[place].item, Item::Passing(_));
+    let is_passing = |place: usize| matches!(ordered.places[place].item, RankOccupant::Passing(_));
     let (mut sum, mut weight) = (0.0, 0.0);
     let above = one.above.iter().filter(|_| down || both);
     let below = one.below.iter().filter(|_| !down || both);
@@ -265,7 +268,7 @@ struct Ports {
 }
 
 impl Ports {
-    fn new(graph: &Graph, ordered: &Ordered, centres: &[f64], widths: &[f64]) -> Ports {
+    fn new(graph: &DrawnGraph, ordered: &Ordered, centres: &[f64], widths: &[f64]) -> Ports {
         let (mut leaving, mut entering) = (vec![Vec::new(); graph.blocks.len()], vec![Vec::new(); graph.blocks.len()]);
         for (number, edge) in graph.edges.iter().enumerate() {
             leaving[edge.from].push(number);
@@ -317,16 +320,16 @@ fn spread(edges: &[usize], centre: f64, width: f64, wish: impl Fn(usize) -> f64,
 
 /// A step of an edge in a channel, from one abscissa to another one.
 #[derive(Clone, Copy, Debug)]
-struct Step {
+struct EdgeStep {
     channel: usize,
     from: f64,
     to: f64,
 }
 
 /// The steps of an edge.
-type Route = Vec<Step>;
+type Route = Vec<EdgeStep>;
 
-fn route(graph: &Graph, ranks: &Ranks, ordered: &Ordered, centres: &[f64], ports: &Ports, number: usize) -> Route {
+fn route(graph: &DrawnGraph, ranks: &Ranks, ordered: &Ordered, centres: &[f64], ports: &Ports, number: usize) -> Route {
     let edge = graph.edges[number];
     let up = ranks.up[number];
     let passed = ordered.passing.get(number).map(Vec::as_slice).unwrap_or_default();
@@ -336,7 +339,7 @@ fn route(graph: &Graph, ranks: &Ranks, ordered: &Ordered, centres: &[f64], ports
     let steps = stops.windows(2).enumerate().map(|(step, pair)| {
         // An edge that leads up turns below its block, and passes one rank fewer upwards at each further step.
         let channel = if up { first.saturating_sub(step) } else { first + step };
-        Step { channel, from: pair[0], to: pair[1] }
+        EdgeStep { channel, from: pair[0], to: pair[1] }
     });
     steps.collect()
 }
@@ -353,7 +356,7 @@ struct Bundle {
 }
 
 /// The track of each step of each edge, and the number of tracks of each channel.
-fn tracks(graph: &Graph, routes: &[Route], ranks: usize) -> (Vec<Vec<usize>>, Vec<usize>) {
+fn tracks(graph: &DrawnGraph, routes: &[Route], ranks: usize) -> (Vec<Vec<usize>>, Vec<usize>) {
     let mut found: Vec<Vec<usize>> = routes.iter().map(|route| vec![0; route.len()]).collect();
     let mut by_channel: Vec<BTreeMap<(usize, u64), Bundle>> = vec![BTreeMap::new(); ranks + 1];
     for (edge, route) in routes.iter().enumerate() {
@@ -397,7 +400,7 @@ mod tests {
     use crate::picture::ranks::ranks;
     use crate::picture::tests::graph;
 
-    fn placed(graph: &Graph) -> Layout {
+    fn placed(graph: &DrawnGraph) -> GraphLayout {
         let ranks = ranks(graph);
         let ordered = order(graph, &ranks).expect("a small graph");
         layout(graph, &ranks, &ordered)

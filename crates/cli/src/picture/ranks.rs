@@ -1,6 +1,6 @@
 //! Ranks of blocks: each block is below all blocks that lead to it, back edges left out.
 
-use super::Graph;
+use super::DrawnGraph;
 
 /// The ranks of a graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub(super) struct Ranks {
 }
 
 /// Assigns ranks by the longest path from the roots.
-pub(super) fn ranks(graph: &Graph) -> Ranks {
+pub(super) fn ranks(graph: &DrawnGraph) -> Ranks {
     let count = graph.blocks.len();
     let mut from: Vec<Vec<usize>> = vec![Vec::new(); count];
     for (number, edge) in graph.edges.iter().enumerate() {
@@ -35,25 +35,25 @@ pub(super) fn ranks(graph: &Graph) -> Ranks {
 
 /// A depth-first search from the roots, then from blocks that no root leads to. Returns the edges that lead to blocks on the present path,
 /// and the blocks in the order in which the search leaves them.
-fn search(graph: &Graph, from: &[Vec<usize>]) -> (Vec<bool>, Vec<usize>) {
+fn search(graph: &DrawnGraph, from: &[Vec<usize>]) -> (Vec<bool>, Vec<usize>) {
     #[derive(Clone, Copy, PartialEq)]
-    enum State {
+    enum VisitState {
         New,
         Open,
         Done,
     }
-    let mut state = vec![State::New; from.len()];
+    let mut state = vec![VisitState::New; from.len()];
     let mut up = vec![false; graph.edges.len()];
     let mut order = Vec::with_capacity(from.len());
     for start in graph.roots.iter().copied().chain(0..from.len()) {
-        if state[start] != State::New {
+        if state[start] != VisitState::New {
             continue;
         }
-        state[start] = State::Open;
+        state[start] = VisitState::Open;
         let mut path = vec![(start, 0)];
         while let Some((block, next)) = path.last_mut() {
             let Some(&edge) = from[*block].get(*next) else {
-                state[*block] = State::Done;
+                state[*block] = VisitState::Done;
                 order.push(*block);
                 path.pop();
                 continue;
@@ -61,12 +61,12 @@ fn search(graph: &Graph, from: &[Vec<usize>]) -> (Vec<bool>, Vec<usize>) {
             *next += 1;
             let to = graph.edges[edge].to;
             match state[to] {
-                State::New => {
-                    state[to] = State::Open;
+                VisitState::New => {
+                    state[to] = VisitState::Open;
                     path.push((to, 0));
                 }
-                State::Open => up[edge] = true,
-                State::Done => {}
+                VisitState::Open => up[edge] = true,
+                VisitState::Done => {}
             }
         }
     }

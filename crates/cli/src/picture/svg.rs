@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use super::order::order;
-use super::place::{CHARACTER, LINE, Layout, PADDING, Rectangle, layout};
+use super::place::{CHARACTER, GraphLayout, LINE, PADDING, Rectangle, layout};
 use super::ranks::ranks;
-use super::{Block, Graph, Kind, TooLarge, heat, loop_bar, loop_fill};
+use super::{DrawnBlock, DrawnEdgeKind, DrawnGraph, TooLarge, heat, loop_bar, loop_fill};
 use crate::output::number::plural;
 
 /// Distance in pixels from the picture to its border.
@@ -24,7 +24,7 @@ const LEGEND_MIN: f64 = 640.0;
 const DEPTHS: u32 = 4;
 
 /// Draws graphs below each other. Fails if one of them is too large.
-pub(crate) fn svg(graphs: &[Graph]) -> Result<String, TooLarge> {
+pub(crate) fn svg(graphs: &[DrawnGraph]) -> Result<String, TooLarge> {
     let mut body = String::new();
     let (mut width, mut y) = (0.0_f64, MARGIN);
     for graph in graphs {
@@ -67,7 +67,7 @@ fn escaped(text: &str) -> String {
 }
 
 /// Title and legend, with their width and height. The legend has as many lines as it needs to be no wider than `most`.
-fn head(graph: &Graph, most: f64) -> (String, f64, f64) {
+fn head(graph: &DrawnGraph, most: f64) -> (String, f64, f64) {
     let (mut text, mut y, mut width) = (String::new(), 0.0, 0.0_f64);
     for (number, line) in graph.title.iter().enumerate() {
         let (size, weight) = if number == 0 { (15, "bold") } else { (11, "normal") };
@@ -95,7 +95,7 @@ fn head(graph: &Graph, most: f64) -> (String, f64, f64) {
     let line = |colour: &str, style: &str| {
         format!("<path d=\"M0 0H24\" stroke=\"{colour}\" stroke-width=\"1.6\" fill=\"none\"{style}/>")
     };
-    for kind in Kind::ALL {
+    for kind in DrawnEdgeKind::ALL {
         if graph.edges.iter().any(|edge| edge.kind == kind) {
             entry(line(kind.colour(), ""), kind.words());
         }
@@ -128,7 +128,7 @@ fn head(graph: &Graph, most: f64) -> (String, f64, f64) {
     (text, width, y + 24.0)
 }
 
-fn drawn(graph: &Graph, layout: &Layout) -> String {
+fn drawn(graph: &DrawnGraph, layout: &GraphLayout) -> String {
     let mut text = String::new();
     for (edge, line) in graph.edges.iter().zip(&layout.edges) {
         let colour = edge.kind.colour();
@@ -180,7 +180,7 @@ fn towards(from: (f64, f64), to: (f64, f64)) -> (f64, f64) {
     (from.0 + x * share, from.1 + y * share)
 }
 
-fn drawn_block(block: &Block, place: &Rectangle, hottest: Option<u64>) -> String {
+fn drawn_block(block: &DrawnBlock, place: &Rectangle, hottest: Option<u64>) -> String {
     let (fill, bar) = (block.fill(hottest), loop_bar(block.depth));
     let Rectangle { x, y, width, height } = *place;
     let border = if block.woven { "#1971c2\" stroke-width=\"2" } else { "#495057" };
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn an_empty_graph_is_a_picture() {
-        let text = svg(&[Graph::default()]).expect("an empty graph");
+        let text = svg(&[DrawnGraph::default()]).expect("an empty graph");
         assert!(text.starts_with("<?xml") && text.ends_with("</svg>\n") && !text.contains("NaN"), "{text}");
         assert!(!text.contains("inf"), "{text}");
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use ingraft_analysis::{Function, FunctionKind, Image};
+use ingraft_analysis::{AnalysedImage, Function, FunctionKind};
 use ingraft_codegen::verify::{VerifyError, verify_weave};
 use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, Weave, weave_points};
 use ingraft_model::histogram::Scale;
@@ -43,7 +43,7 @@ struct Asked {
 }
 
 impl Asked {
-    fn of(image: &Image, function: &Function, calls: bool) -> Self {
+    fn of(image: &AnalysedImage, function: &Function, calls: bool) -> Self {
         let points = |after| if calls { image.call_points(function, after) } else { Ok(Vec::new()) };
         Asked {
             entry: image.entry_site(function),
@@ -81,7 +81,7 @@ impl Asked {
 /// Requests a count at every entry and every exit of a file, and with `calls` also before and after every call. `None` if the file cannot
 /// be read or woven.
 pub fn weave_all(path: &Path, calls: bool) -> Option<Program> {
-    let image = Image::parse(std::fs::read(path).ok()?.into()).ok()?;
+    let image = AnalysedImage::parse(std::fs::read(path).ok()?.into()).ok()?;
     let functions: Vec<&Function> = image.functions().iter().filter(|f| f.kind() == FunctionKind::Normal).collect();
     let asked: Vec<_> = functions.par_iter().map(|f| Asked::of(&image, f, calls)).collect();
     let end = image.functions().iter().map(|f| f.range().end.0).max()?.next_multiple_of(4096);

@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use ingraft_api::Reason;
 use ingraft_engine::MeasurementId;
-use ingraft_wire::Failure;
+use ingraft_wire::ProtocolFailure;
 use tokio::sync::{Notify, Semaphore};
 
 mod answers;
 mod pool;
 
-pub use answers::{Held, Payer};
+pub use answers::{CountedBytes, Payer};
 use pool::{Pool, Sizes, Standing};
 
 /// The configured quotas.
@@ -80,7 +80,7 @@ const SOON: Duration = Duration::from_secs(1);
 
 /// The party whose connections, calls and bytes are counted together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Holder {
+pub enum QuotaHolder {
     /// The user at the other end of a Unix socket.
     User(u32),
     /// All clients that have sent the token.
@@ -103,25 +103,25 @@ pub fn place(address: IpAddr) -> IpAddr {
     }
 }
 
-impl fmt::Display for Holder {
+impl fmt::Display for QuotaHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Holder::User(uid) => write!(f, "user {uid}"),
-            Holder::Token => write!(f, "the holder of the token"),
-            Holder::Certificate(digest) => {
+            QuotaHolder::User(uid) => write!(f, "user {uid}"),
+            QuotaHolder::Token => write!(f, "the holder of the token"),
+            QuotaHolder::Certificate(digest) => {
                 write!(f, "the certificate SHA256:")?;
                 digest.iter().take(8).try_for_each(|byte| write!(f, "{byte:02x}"))
             }
-            Holder::Stranger(address, None) => write!(f, "{address}"),
-            Holder::Stranger(address, Some(uid)) => write!(f, "user {uid} at {address}"),
-            Holder::Nobody => write!(f, "an unknown user"),
+            QuotaHolder::Stranger(address, None) => write!(f, "{address}"),
+            QuotaHolder::Stranger(address, Some(uid)) => write!(f, "user {uid} at {address}"),
+            QuotaHolder::Nobody => write!(f, "an unknown user"),
         }
     }
 }
 
 /// A holder's numbers of connections, calls and insertions, and its measurements, each with its number of pairs.
 #[derive(Debug, Default)]
-struct Account {
+struct HolderAccount {
     connections: usize,
     turned_away: usize,
     calls: usize,
@@ -131,31 +131,31 @@ struct Account {
     turns: Option<Arc<Semaphore>>,
 }
 
-impl Account {
+impl HolderAccount {
     fn is_empty(&self) -> bool {
         (self.connections, self.turned_away, self.calls, self.begun) == (0, 0, 0, 0) && self.measurements.is_empty()
     }
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct QuotaState {
     connections: usize,
     turned_away: usize,
-    accounts: HashMap<Holder, Account>,
+    accounts: HashMap<QuotaHolder, HolderAccount>,
     /// Connections of strangers, the oldest first, except those that were told to make room.
-    strangers: VecDeque<(Holder, Arc<Notify>)>,
+    strangers: VecDeque<(QuotaHolder, Arc<Notify>)>,
     /// Number of strangers' connections that were told to make room and have not ended yet.
     leaving: usize,
 }
 
-impl State {
-    fn account(&mut self, holder: Holder) -> &mut Account {
+impl QuotaState {
+    fn account(&mut self, holder: QuotaHolder) -> &mut HolderAccount {
         self.accounts.entry(holder).or_default()
     }
 
     /// Returns the stranger with the most connections.
-    fn crowd(&self) -> Option<Holder> {
-        let mut count: HashMap<Holder, usize> = HashMap::new();
+    fn crowd(&self) -> Option<QuotaHolder> {
+        let mut count: HashMap<QuotaHolder, usize> = HashMap::new();
         self.strangers.iter().for_each(|(other, _)| *count.entry(*other).or_default() += 1);
         count.into_iter().max_by_key(|(_, n)| *n).map(|(other, _)| other)
     }
@@ -172,7 +172,7 @@ impl State {
     }
 
     /// Changes an account, and removes it from the table if it is then empty.
-    fn settle<T>(&mut self, holder: Holder, change: impl FnOnce(&mut Account) -> T) -> T {
+    fn settle<T>(&mut self, holder: QuotaHolder, change: impl FnOnce(&mut HolderAccount) -> T) -> T {
         let account = self.account(holder);
         let out = change(account);
         if account.is_empty() {
@@ -184,10 +184,10 @@ impl State {
 
 /// The table of the resources that all holders use.
 #[derive(Debug)]
-pub struct Table {
+pub struct ResourceTable {
     quotas: Quotas,
     own: u32,
-    state: Mutex<State>,
+    state: Mutex<QuotaState>,
     requests: Mutex<Pool>,
     answers: Mutex<Pool>,
 }
@@ -198,17 +198,17 @@ pub enum Admission {
     /// The connection is served.
     Seat(Seat),
     /// The connection is served for a short time, and every request gets this error.
-    TurnedAway(Seat, Failure),
+    TurnedAway(Seat, ProtocolFailure),
     /// The connection is closed at once.
-    Closed(Failure),
+    Closed(ProtocolFailure),
 }
 
-impl Table {
+impl ResourceTable {
     /// Returns an empty table for a daemon that may open `files` files. Connections take at most a quarter of them.
-    pub fn new(quotas: Quotas, files: usize) -> Arc<Table> {
+    pub fn new(quotas: Quotas, files: usize) -> Arc<ResourceTable> {
         let connections = quotas.connections.min(files / 4).max(RESERVED);
         let own = nix::unistd::geteuid().as_raw();
-        Arc::new(Table {
+        Arc::new(ResourceTable {
             quotas: Quotas { connections, ..quotas },
             own,
             state: Mutex::default(),
@@ -222,26 +222,26 @@ impl Table {
         &self.quotas
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, QuotaState> {
         // Every change is one call of a method, so a panic leaves the table consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn standing(&self, holder: Holder) -> Standing {
+    fn standing(&self, holder: QuotaHolder) -> Standing {
         match holder {
-            Holder::User(uid) if uid == 0 || uid == self.own => Standing::Trusted,
-            Holder::Token | Holder::Certificate(_) => Standing::Trusted,
-            Holder::User(_) => Standing::User,
-            Holder::Stranger(..) | Holder::Nobody => Standing::Stranger,
+            QuotaHolder::User(uid) if uid == 0 || uid == self.own => Standing::Trusted,
+            QuotaHolder::Token | QuotaHolder::Certificate(_) => Standing::Trusted,
+            QuotaHolder::User(_) => Standing::User,
+            QuotaHolder::Stranger(..) | QuotaHolder::Nobody => Standing::Stranger,
         }
     }
 
-    fn is_trusted(&self, holder: Holder) -> bool {
+    fn is_trusted(&self, holder: QuotaHolder) -> bool {
         self.standing(holder) == Standing::Trusted
     }
 
     /// Decides about a new connection.
-    pub fn admit(self: &Arc<Self>, holder: Holder) -> Admission {
+    pub fn admit(self: &Arc<Self>, holder: QuotaHolder) -> Admission {
         let mut state = self.state();
         let refusal = self.refuse_connection(&mut state, holder);
         let seat = |kind| Seat { table: Arc::clone(self), holder: Mutex::new((holder, kind)), evicted: Arc::default() };
@@ -249,7 +249,7 @@ impl Table {
             state.connections += 1;
             state.account(holder).connections += 1;
             let seat = seat(SeatKind::Served);
-            if let Holder::Stranger(..) = holder {
+            if let QuotaHolder::Stranger(..) = holder {
                 state.strangers.push_back((holder, Arc::clone(&seat.evicted)));
             }
             return Admission::Seat(seat);
@@ -267,13 +267,13 @@ impl Table {
     ///
     /// Every client on TCP begins as a stranger, even one that will send the token. So strangers may use the reserved connections too, but
     /// not permanently: the oldest makes room for another stranger, or for a trusted holder.
-    fn refuse_connection(&self, state: &mut State, holder: Holder) -> Result<(), Failure> {
+    fn refuse_connection(&self, state: &mut QuotaState, holder: QuotaHolder) -> Result<(), ProtocolFailure> {
         let all = self.quotas.connections;
         let unreserved = all - all / RESERVED;
         match self.standing(holder) {
             Standing::Trusted if state.connections < all || state.make_room() => Ok(()),
             Standing::Trusted => Err(daemon_full(state.connections, all)),
-            Standing::Stranger if matches!(holder, Holder::Stranger(..)) => {
+            Standing::Stranger if matches!(holder, QuotaHolder::Stranger(..)) => {
                 let most = (all / STRANGERS).max(1);
                 if state.connections < all && state.strangers.len() < most {
                     return Ok(());
@@ -294,12 +294,12 @@ impl Table {
     }
 
     /// Counts a call of a holder. Fails if the holder has too many calls in progress.
-    pub fn call(self: &Arc<Self>, holder: Holder) -> Result<Call, Failure> {
+    pub fn call(self: &Arc<Self>, holder: QuotaHolder) -> Result<CountedCall, ProtocolFailure> {
         let mut state = self.state();
         let calls = state.account(holder).calls;
         let most = match holder {
-            Holder::Stranger(..) | Holder::Nobody => self.quotas.user_calls.min(STRANGERS_CALLS),
-            Holder::User(_) | Holder::Token | Holder::Certificate(_) => self.quotas.user_calls,
+            QuotaHolder::Stranger(..) | QuotaHolder::Nobody => self.quotas.user_calls.min(STRANGERS_CALLS),
+            QuotaHolder::User(_) | QuotaHolder::Token | QuotaHolder::Certificate(_) => self.quotas.user_calls,
         };
         if calls >= most {
             state.settle(holder, |_| ());
@@ -308,17 +308,17 @@ impl Table {
         let account = state.account(holder);
         account.calls += 1;
         account.turns.get_or_insert_with(|| Arc::new(Semaphore::new(TURNS as usize)));
-        Ok(Call { table: Arc::clone(self), holder, bytes: 0 })
+        Ok(CountedCall { table: Arc::clone(self), holder, bytes: 0 })
     }
 
     /// Counts a measurement that is about to be inserted with at least `pairs` pairs. `alive` returns the current number of pairs of a
     /// measurement, or `None` if the measurement is gone.
     pub fn begin(
         self: &Arc<Self>,
-        holder: Holder,
+        holder: QuotaHolder,
         pairs: usize,
         alive: impl Fn(MeasurementId) -> Option<usize>,
-    ) -> Result<Begun, Failure> {
+    ) -> Result<Begun, ProtocolFailure> {
         self.refresh(holder, alive);
         let mut state = self.state();
         let account = state.account(holder);
@@ -337,22 +337,22 @@ impl Table {
     }
 
     /// Fails if the holder has no room for `more` pairs.
-    pub fn refuse_pairs(&self, holder: Holder, more: usize) -> Result<(), Failure> {
+    pub fn refuse_pairs(&self, holder: QuotaHolder, more: usize) -> Result<(), ProtocolFailure> {
         self.refuse_more_pairs(holder, self.pairs(holder), more)
     }
 
     /// Returns the number of pairs of a holder's measurements.
-    fn pairs(&self, holder: Holder) -> usize {
+    fn pairs(&self, holder: QuotaHolder) -> usize {
         self.state().accounts.get(&holder).map_or(0, |account| account.measurements.values().sum())
     }
 
     /// Returns how many more pairs a holder may have, and how many more histories if it has `histories` already.
-    pub fn room(&self, holder: Holder, histories: usize) -> (usize, usize) {
+    pub fn room(&self, holder: QuotaHolder, histories: usize) -> (usize, usize) {
         let Quotas { user_pairs, user_histories, .. } = self.quotas;
         (user_pairs.saturating_sub(self.pairs(holder)), user_histories.saturating_sub(histories))
     }
 
-    fn refuse_more_pairs(&self, holder: Holder, have: usize, more: usize) -> Result<(), Failure> {
+    fn refuse_more_pairs(&self, holder: QuotaHolder, have: usize, more: usize) -> Result<(), ProtocolFailure> {
         let all = self.quotas.user_pairs;
         if have.saturating_add(more) > all {
             return Err(used_up(holder, "metric-focus pairs", "max-user-pairs", have, all, more));
@@ -362,7 +362,7 @@ impl Table {
 
     /// Updates the pair counts of a holder's measurements from the engine: `alive` returns the current number of pairs, or `None` if the
     /// measurement is gone.
-    pub fn refresh(&self, holder: Holder, alive: impl Fn(MeasurementId) -> Option<usize>) {
+    pub fn refresh(&self, holder: QuotaHolder, alive: impl Fn(MeasurementId) -> Option<usize>) {
         // `alive` calls the engine, so do not hold the lock here.
         let ids: Vec<_> = self.state().account(holder).measurements.keys().copied().collect();
         let known: Vec<_> = ids.into_iter().map(|id| (id, alive(id))).collect();
@@ -377,12 +377,12 @@ impl Table {
     }
 
     /// Returns the holder's measurements.
-    pub fn measurements(&self, holder: Holder) -> Vec<MeasurementId> {
+    pub fn measurements(&self, holder: QuotaHolder) -> Vec<MeasurementId> {
         self.state().accounts.get(&holder).map_or_else(Vec::new, |a| a.measurements.keys().copied().collect())
     }
 
     /// Fails if the holder has `have` histories and no room for `more`.
-    pub fn refuse_histories(&self, holder: Holder, have: usize, more: usize) -> Result<(), Failure> {
+    pub fn refuse_histories(&self, holder: QuotaHolder, have: usize, more: usize) -> Result<(), ProtocolFailure> {
         let all = self.quotas.user_histories;
         if have.saturating_add(more) > all {
             return Err(used_up(holder, "histories", "max-user-histories", have, all, more));
@@ -391,20 +391,20 @@ impl Table {
     }
 
     /// Fails if the daemon keeps `have` bytes of definitions and has no room for `more`.
-    pub fn refuse_definitions(&self, have: usize, more: usize) -> Result<(), Failure> {
+    pub fn refuse_definitions(&self, have: usize, more: usize) -> Result<(), ProtocolFailure> {
         let all = self.quotas.definitions;
         if have.saturating_add(more) > all {
             let what = format!("the daemon keeps {have} of {all} bytes of definitions; {more} more do not fit");
             let hint = "send them with the requests that need them, or have max-definitions of ingraftd raised";
-            return Err(Failure::new(Reason::QuotaExceeded, what, hint));
+            return Err(ProtocolFailure::new(Reason::QuotaExceeded, what, hint));
         }
         Ok(())
     }
 
     /// Returns the quotas of a holder and its use of them, as (key of the configuration, quota, used).
-    pub fn used(&self, holder: Holder) -> Vec<(&'static str, usize, usize)> {
+    pub fn used(&self, holder: QuotaHolder) -> Vec<(&'static str, usize, usize)> {
         let state = self.state();
-        let none = Account::default();
+        let none = HolderAccount::default();
         let account = state.accounts.get(&holder).unwrap_or(&none);
         let quotas = &self.quotas;
         let user_connections = if self.is_trusted(holder) { quotas.connections } else { quotas.user_connections };
@@ -418,8 +418,8 @@ impl Table {
     }
 }
 
-fn daemon_full(have: usize, all: usize) -> Failure {
-    Failure::new(
+fn daemon_full(have: usize, all: usize) -> ProtocolFailure {
+    ProtocolFailure::new(
         Reason::QuotaExceeded,
         format!("the daemon serves {have} of {all} connections (max-connections); the rest is reserved"),
         "try again later, or have max-connections of ingraftd raised",
@@ -427,7 +427,7 @@ fn daemon_full(have: usize, all: usize) -> Failure {
     .retry_after(SOON)
 }
 
-fn used_up(holder: Holder, things: &str, key: &str, have: usize, all: usize, more: usize) -> Failure {
+fn used_up(holder: QuotaHolder, things: &str, key: &str, have: usize, all: usize, more: usize) -> ProtocolFailure {
     let hint = match things {
         "connections" => format!("close some, or have {key} of ingraftd raised"),
         "calls in progress" => format!("end some, or have {key} of ingraftd raised"),
@@ -435,7 +435,7 @@ fn used_up(holder: Holder, things: &str, key: &str, have: usize, all: usize, mor
     };
     let more = if more == 1 { "one more does".to_owned() } else { format!("{more} more do") };
     let what = format!("{holder} has {have} of {all} {things} ({key}); {more} not fit");
-    Failure::new(Reason::QuotaExceeded, what, hint)
+    ProtocolFailure::new(Reason::QuotaExceeded, what, hint)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -447,14 +447,14 @@ enum SeatKind {
 /// A counted connection. Dropping it releases its place.
 #[derive(Debug)]
 pub struct Seat {
-    table: Arc<Table>,
-    holder: Mutex<(Holder, SeatKind)>,
+    table: Arc<ResourceTable>,
+    holder: Mutex<(QuotaHolder, SeatKind)>,
     evicted: Arc<Notify>,
 }
 
 impl Seat {
     /// Returns the holder to which the connection counts at present.
-    pub fn holder(&self) -> Holder {
+    pub fn holder(&self) -> QuotaHolder {
         self.holder.lock().unwrap_or_else(PoisonError::into_inner).0
     }
 
@@ -464,7 +464,7 @@ impl Seat {
     }
 
     /// Counts the connection to `holder` from now on, because its client has authenticated. Until then it may have counted to a stranger.
-    pub fn proven(&self, holder: Holder) {
+    pub fn proven(&self, holder: QuotaHolder) {
         let mut mine = self.holder.lock().unwrap_or_else(PoisonError::into_inner);
         if mine.0 == holder || mine.1 == SeatKind::TurnedAway {
             return;
@@ -476,8 +476,8 @@ impl Seat {
         mine.0 = holder;
     }
 
-    fn leave_strangers(&self, state: &mut State, holder: Holder) {
-        let Holder::Stranger(..) = holder else { return };
+    fn leave_strangers(&self, state: &mut QuotaState, holder: QuotaHolder) {
+        let QuotaHolder::Stranger(..) = holder else { return };
         let before = state.strangers.len();
         state.strangers.retain(|(_, other)| !Arc::ptr_eq(other, &self.evicted));
         if state.strangers.len() == before {
@@ -507,13 +507,13 @@ impl Drop for Seat {
 
 /// A call in progress and the bytes of its request. Dropping it releases both.
 #[derive(Debug)]
-pub struct Call {
-    table: Arc<Table>,
-    holder: Holder,
+pub struct CountedCall {
+    table: Arc<ResourceTable>,
+    holder: QuotaHolder,
     bytes: usize,
 }
 
-impl Call {
+impl CountedCall {
     /// Returns the semaphore that limits the simultaneous calls of the engine for this call's holder.
     pub fn turns(&self) -> Arc<Semaphore> {
         let turns = self.table.state().account(self.holder).turns.clone();
@@ -526,8 +526,8 @@ impl Call {
     }
 
     /// Counts bytes of the call's request. Fails if the holder's share or the pool has no room for them.
-    pub fn receive(&mut self, bytes: usize) -> Result<(), Failure> {
-        let Call { table, holder, .. } = self;
+    pub fn receive(&mut self, bytes: usize) -> Result<(), ProtocolFailure> {
+        let CountedCall { table, holder, .. } = self;
         let mut pool = locked(&table.requests);
         if !pool.take(*holder, table.standing(*holder), bytes) {
             let what = format!(
@@ -535,16 +535,16 @@ impl Call {
                 pool.of(*holder)
             );
             let hint = "send fewer requests at a time";
-            return Err(Failure::new(Reason::QuotaExceeded, what, hint).retry_after(SOON));
+            return Err(ProtocolFailure::new(Reason::QuotaExceeded, what, hint).retry_after(SOON));
         }
         self.bytes += bytes;
         Ok(())
     }
 }
 
-impl Drop for Call {
+impl Drop for CountedCall {
     fn drop(&mut self) {
-        let Call { table, holder, bytes } = self;
+        let CountedCall { table, holder, bytes } = self;
         locked(&table.requests).give_back(*holder, table.standing(*holder), *bytes);
         table.state().settle(*holder, |account| account.calls -= 1);
     }
@@ -557,14 +557,14 @@ fn locked(pool: &Mutex<Pool>) -> MutexGuard<'_, Pool> {
 /// A measurement that is being inserted.
 #[derive(Debug)]
 pub struct Begun {
-    table: Arc<Table>,
-    holder: Holder,
+    table: Arc<ResourceTable>,
+    holder: QuotaHolder,
     done: bool,
 }
 
 impl Begun {
     /// Counts the measurement as inserted with `pairs` pairs. Fails if the holder has no room for that many.
-    pub fn inserted(mut self, id: MeasurementId, pairs: usize) -> Result<(), Failure> {
+    pub fn inserted(mut self, id: MeasurementId, pairs: usize) -> Result<(), ProtocolFailure> {
         let table = Arc::clone(&self.table);
         let mut state = table.state();
         self.done = true;
@@ -603,13 +603,13 @@ mod tests {
         user_histories: 4,
         definitions: 100,
     };
-    const ALICE: Holder = Holder::User(4_000_001);
+    const ALICE: QuotaHolder = QuotaHolder::User(4_000_001);
 
-    fn table() -> Arc<Table> {
-        Table::new(QUOTAS, 1 << 20)
+    fn table() -> Arc<ResourceTable> {
+        ResourceTable::new(QUOTAS, 1 << 20)
     }
 
-    fn seat(table: &Arc<Table>, holder: Holder) -> Option<Seat> {
+    fn seat(table: &Arc<ResourceTable>, holder: QuotaHolder) -> Option<Seat> {
         match table.admit(holder) {
             Admission::Seat(seat) => Some(seat),
             Admission::TurnedAway(..) | Admission::Closed(_) => None,
@@ -621,9 +621,9 @@ mod tests {
         let table = table();
         let seats: Vec<_> = (0..20).filter_map(|_| seat(&table, ALICE)).collect();
         assert_eq!(seats.len(), QUOTAS.user_connections);
-        let others: Vec<_> = (0..20).filter_map(|n| seat(&table, Holder::User(5_000_000 + n))).collect();
+        let others: Vec<_> = (0..20).filter_map(|n| seat(&table, QuotaHolder::User(5_000_000 + n))).collect();
         assert_eq!(others.len(), 16 - 16 / RESERVED - seats.len(), "others fill all but the reserve");
-        let root: Vec<_> = (0..20).filter_map(|_| seat(&table, Holder::User(0))).collect();
+        let root: Vec<_> = (0..20).filter_map(|_| seat(&table, QuotaHolder::User(0))).collect();
         assert_eq!(root.len(), 16 / RESERVED);
         drop(seats);
         assert!(seat(&table, ALICE).is_some());
@@ -652,12 +652,12 @@ mod tests {
     #[test]
     fn strangers_make_room_for_the_newest_and_are_none_once_proven() {
         let table = table();
-        let stranger = Holder::Stranger([127, 0, 0, 1].into(), Some(7));
+        let stranger = QuotaHolder::Stranger([127, 0, 0, 1].into(), Some(7));
         let proven = seat(&table, stranger).unwrap();
-        proven.proven(Holder::Token);
+        proven.proven(QuotaHolder::Token);
         let seats: Vec<_> = (0..4).map(|_| seat(&table, stranger).unwrap()).collect();
         let newest = seat(&table, stranger).unwrap();
-        let other = seat(&table, Holder::Stranger([127, 0, 0, 1].into(), Some(8))).unwrap();
+        let other = seat(&table, QuotaHolder::Stranger([127, 0, 0, 1].into(), Some(8))).unwrap();
         let more: Vec<_> = (0..1).map(|_| seat(&table, stranger).unwrap()).collect();
         let told = |seat: &Seat| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
@@ -665,7 +665,7 @@ mod tests {
         };
         assert!((0..3).all(|n| told(&seats[n])) && !told(&seats[3]) && !told(&newest) && !told(&more[0]));
         assert!(!told(&proven) && !told(&other), "those of others are left alone");
-        assert_eq!(proven.holder(), Holder::Token);
+        assert_eq!(proven.holder(), QuotaHolder::Token);
     }
 
     #[test]
@@ -674,7 +674,7 @@ mod tests {
         let mut first = table.call(ALICE).unwrap();
         let mut second = table.call(ALICE).unwrap();
         assert!(table.call(ALICE).unwrap_err().what.contains("2 of 2 calls in progress (max-user-calls)"));
-        assert!(table.call(Holder::Token).is_ok());
+        assert!(table.call(QuotaHolder::Token).is_ok());
         first.receive(REQUEST_BYTES - 1).unwrap();
         assert!(second.receive(2).is_err());
         drop(first);
@@ -702,19 +702,19 @@ mod tests {
     #[test]
     fn whoever_has_the_token_finds_room_when_users_have_used_up_theirs() {
         let table = table();
-        let users: Vec<_> = (0..20).filter_map(|n| seat(&table, Holder::User(5_000_000 + n))).collect();
+        let users: Vec<_> = (0..20).filter_map(|n| seat(&table, QuotaHolder::User(5_000_000 + n))).collect();
         assert_eq!(users.len(), 14);
-        let stranger = |uid| Holder::Stranger(place([127, 0, 0, 1].into()), Some(uid));
+        let stranger = |uid| QuotaHolder::Stranger(place([127, 0, 0, 1].into()), Some(uid));
         let crowd: Vec<_> = (0..2).map(|_| seat(&table, stranger(7)).unwrap()).collect();
         let late = seat(&table, stranger(8)).expect("a client that is about to show the token");
-        late.proven(Holder::Token);
+        late.proven(QuotaHolder::Token);
         let told = |seat: &Seat| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
             runtime.block_on(async { tokio::time::timeout(Duration::from_millis(5), seat.evicted()).await.is_ok() })
         };
         assert!(told(&crowd[0]) && !told(&crowd[1]));
-        assert!(seat(&table, Holder::User(0)).is_some() && told(&crowd[1]), "strangers make room for root");
-        assert!(seat(&table, Holder::User(6_000_000)).is_none(), "but not for other users");
+        assert!(seat(&table, QuotaHolder::User(0)).is_some() && told(&crowd[1]), "strangers make room for root");
+        assert!(seat(&table, QuotaHolder::User(6_000_000)).is_none(), "but not for other users");
         drop((users, crowd, late));
         assert!(table.state().accounts.is_empty() && table.state().leaving == 0);
     }
@@ -734,14 +734,14 @@ mod tests {
     #[test]
     fn bytes_of_requests_are_reserved_for_root() {
         let table = table();
-        let mut calls: Vec<_> = (0..100).map(|n| table.call(Holder::User(5_000_000 + n)).unwrap()).collect();
+        let mut calls: Vec<_> = (0..100).map(|n| table.call(QuotaHolder::User(5_000_000 + n)).unwrap()).collect();
         for call in &mut calls {
             while call.receive(64 << 10).is_ok() {}
         }
         let users: usize = calls.iter().map(|call| call.bytes).sum();
         assert!(users <= REQUESTS.all - REQUESTS.reserved, "{users}");
         assert!(calls[1].bytes > 0 && calls[4].bytes > 0, "those who come later find some");
-        for trusted in [Holder::User(0), Holder::Token] {
+        for trusted in [QuotaHolder::User(0), QuotaHolder::Token] {
             assert!(table.call(trusted).unwrap().receive(REQUEST_BYTES).is_ok(), "{trusted}");
         }
     }

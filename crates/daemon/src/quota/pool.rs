@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use super::Holder;
+use super::QuotaHolder;
 
 /// Trust of the daemon in a holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub struct Pool {
     sizes: Sizes,
     used: usize,
     used_by_strangers: usize,
-    holders: HashMap<Holder, usize>,
+    holders: HashMap<QuotaHolder, usize>,
 }
 
 impl Pool {
@@ -50,12 +50,12 @@ impl Pool {
     }
 
     /// Returns the number of bytes that a holder has.
-    pub fn of(&self, holder: Holder) -> usize {
+    pub fn of(&self, holder: QuotaHolder) -> usize {
         self.holders.get(&holder).copied().unwrap_or(0)
     }
 
     /// Gives bytes to a holder. If the holder's share or the pool has no room for them, returns false and changes nothing.
-    pub fn take(&mut self, holder: Holder, standing: Standing, bytes: usize) -> bool {
+    pub fn take(&mut self, holder: QuotaHolder, standing: Standing, bytes: usize) -> bool {
         let Sizes { all, reserved, strangers, each, each_stranger } = self.sizes;
         let has = self.of(holder).saturating_add(bytes);
         let used = self.used.saturating_add(bytes);
@@ -77,7 +77,7 @@ impl Pool {
     }
 
     /// Takes back bytes that a holder got with the same standing.
-    pub fn give_back(&mut self, holder: Holder, standing: Standing, bytes: usize) {
+    pub fn give_back(&mut self, holder: QuotaHolder, standing: Standing, bytes: usize) {
         self.used -= bytes;
         self.used_by_strangers -= if standing == Standing::Stranger { bytes } else { 0 };
         let left = self.of(holder) - bytes;
@@ -106,35 +106,35 @@ mod tests {
     const SIZES: Sizes = Sizes { all: 1000, reserved: 200, strangers: 100, each: 600, each_stranger: 30 };
 
     /// Takes bytes one by one until the pool refuses, and returns their number.
-    fn fill(pool: &mut Pool, holder: Holder, standing: Standing) -> usize {
+    fn fill(pool: &mut Pool, holder: QuotaHolder, standing: Standing) -> usize {
         (0..2000).take_while(|_| pool.take(holder, standing, 1)).count()
     }
 
     #[test]
     fn users_leave_as_much_as_they_have_and_the_reserve() {
         let mut pool = Pool::new(SIZES);
-        assert_eq!(fill(&mut pool, Holder::User(1), Standing::User), 400);
-        assert_eq!(fill(&mut pool, Holder::User(2), Standing::User), 200);
-        assert_eq!(fill(&mut pool, Holder::User(3), Standing::User), 100);
-        assert!(!pool.take(Holder::User(1), Standing::User, 1));
+        assert_eq!(fill(&mut pool, QuotaHolder::User(1), Standing::User), 400);
+        assert_eq!(fill(&mut pool, QuotaHolder::User(2), Standing::User), 200);
+        assert_eq!(fill(&mut pool, QuotaHolder::User(3), Standing::User), 100);
+        assert!(!pool.take(QuotaHolder::User(1), Standing::User, 1));
         assert_eq!(
-            fill(&mut pool, Holder::User(0), Standing::Trusted),
+            fill(&mut pool, QuotaHolder::User(0), Standing::Trusted),
             300,
             "the reserve, and what is left of the rest"
         );
-        assert!(!pool.take(Holder::Token, Standing::Trusted, 1), "the pool is never exceeded");
-        pool.give_back(Holder::User(1), Standing::User, 400);
-        assert!(pool.take(Holder::Token, Standing::Trusted, 1));
+        assert!(!pool.take(QuotaHolder::Token, Standing::Trusted, 1), "the pool is never exceeded");
+        pool.give_back(QuotaHolder::User(1), Standing::User, 400);
+        assert!(pool.take(QuotaHolder::Token, Standing::Trusted, 1));
     }
 
     #[test]
     fn strangers_have_little_even_together() {
         let mut pool = Pool::new(SIZES);
-        let stranger = |uid| Holder::Stranger(Ipv4Addr::LOCALHOST.into(), Some(uid));
+        let stranger = |uid| QuotaHolder::Stranger(Ipv4Addr::LOCALHOST.into(), Some(uid));
         let theirs: usize = (0..100).map(|uid| fill(&mut pool, stranger(uid), Standing::Stranger)).sum();
         assert!((90..=100).contains(&theirs), "{theirs}");
         assert_eq!(fill(&mut pool, stranger(0), Standing::Stranger), 0);
-        assert!(fill(&mut pool, Holder::User(1), Standing::User) >= 350, "users hardly notice");
+        assert!(fill(&mut pool, QuotaHolder::User(1), Standing::User) >= 350, "users hardly notice");
     }
 
     proptest! {
@@ -146,15 +146,15 @@ mod tests {
             let mut held = Vec::new();
             for (uid, bytes, gives_back) in takes {
                 if gives_back && let Some((uid, bytes)) = held.pop() {
-                    pool.give_back(Holder::User(uid), standing(uid), bytes);
-                } else if pool.take(Holder::User(uid), standing(uid), bytes) {
+                    pool.give_back(QuotaHolder::User(uid), standing(uid), bytes);
+                } else if pool.take(QuotaHolder::User(uid), standing(uid), bytes) {
                     held.push((uid, bytes));
                 }
                 let users: usize = held.iter().filter(|(uid, _)| *uid != 0).map(|(_, bytes)| bytes).sum();
                 prop_assert!(users <= 800 && held.iter().map(|(_, bytes)| bytes).sum::<usize>() <= 1000);
             }
             for (uid, bytes) in held {
-                pool.give_back(Holder::User(uid), standing(uid), bytes);
+                pool.give_back(QuotaHolder::User(uid), standing(uid), bytes);
             }
             prop_assert!(pool.is_empty());
         }

@@ -2,7 +2,7 @@
 
 use ingraft_api::{FunctionList, InspectRequest};
 use ingraft_model::Avma;
-use ingraft_wire::{Failure, FieldError, Parts, process, v1};
+use ingraft_wire::{FieldError, MessageParts, ProtocolFailure, process, v1};
 use tonic::{Request, Response, Status};
 use v1::functions_response::Event;
 use v1::inspect_response::Event as Inspected;
@@ -10,11 +10,11 @@ use v1::inspect_response::Event as Inspected;
 use crate::auth;
 use crate::core::{Core, payer, spawn};
 use crate::failure::failed;
-use crate::rpc::{Answers, Progress};
-use crate::waiting::{self, Part, Waiting};
+use crate::rpc::{Answers, CallProgress};
+use crate::waiting::{self, AnswerPart, WaitingMessages};
 
 /// The service that lists and describes functions.
-pub struct Service(pub Core);
+pub struct CodeService(pub Core);
 
 fn response(event: Event) -> v1::FunctionsResponse {
     v1::FunctionsResponse { event: Some(event) }
@@ -25,7 +25,7 @@ fn inspected(event: Inspected) -> v1::InspectResponse {
 }
 
 #[tonic::async_trait]
-impl v1::code_server::Code for Service {
+impl v1::code_server::Code for CodeService {
     type FunctionsStream = Answers<v1::FunctionsResponse>;
     type InspectStream = Answers<v1::InspectResponse>;
 
@@ -35,43 +35,43 @@ impl v1::code_server::Code for Service {
     ) -> Result<Response<Self::FunctionsStream>, Status> {
         let caller = auth::caller(&request)?;
         let v1::FunctionsRequest { target, patterns, blocks } = request.into_inner();
-        let target = process::target(target).map_err(Failure::from)?;
+        let target = process::target(target).map_err(ProtocolFailure::from)?;
         let (send, told) = waiting::channel(8);
         let core = self.0.clone();
         spawn(async move {
-            let progress = Progress::new(send.clone(), |text| {
+            let progress = CallProgress::new(send.clone(), |text| {
                 response(Event::Progress(v1::Progress { text, ..Default::default() }))
             });
             let payer = payer();
             let found = core.engine_list(move |engine| {
                 let found = engine.functions(&target, &patterns, blocks, caller, &|text| progress.say(text));
                 let FunctionList { pid, functions, untyped } = found.map_err(failed)?;
-                let mut parts = Parts::new(functions.into_iter().map(v1::Function::from)).peekable();
+                let mut parts = MessageParts::new(functions.into_iter().map(v1::Function::from)).peekable();
                 let none = parts.peek().is_none().then(Vec::new);
                 let chunk = move |functions| response(Event::Functions(v1::FunctionChunk { pid: pid.0, functions }));
-                let untyped = Parts::new(untyped.into_iter().map(v1::UntypedSymbol::from));
+                let untyped = MessageParts::new(untyped.into_iter().map(v1::UntypedSymbol::from));
                 let symbols =
                     untyped.map(move |symbols| response(Event::Untyped(v1::UntypedChunk { pid: pid.0, symbols })));
-                Waiting::packed(payer.as_ref(), parts.chain(none).map(chunk).chain(symbols))
+                WaitingMessages::packed(payer.as_ref(), parts.chain(none).map(chunk).chain(symbols))
             });
-            let found = found.await.and_then(|found| found).map_err(Failure::into_status);
+            let found = found.await.and_then(|found| found).map_err(ProtocolFailure::into_status);
             // If the client is gone, no answer is needed.
-            drop(send.send(found.map(Part::Many)).await);
+            drop(send.send(found.map(AnswerPart::Many)).await);
         });
         Ok(Response::new(Box::pin(told)))
     }
     async fn inspect(&self, request: Request<v1::InspectRequest>) -> Result<Response<Self::InspectStream>, Status> {
         let caller = auth::caller(&request)?;
         let v1::InspectRequest { target, pattern, instructions } = request.into_inner();
-        let target = process::target(target).map_err(Failure::from)?;
+        let target = process::target(target).map_err(ProtocolFailure::from)?;
         if pattern.is_empty() {
-            return Err(Failure::from(FieldError::missing("pattern")).into_status());
+            return Err(ProtocolFailure::from(FieldError::missing("pattern")).into_status());
         }
         let request = InspectRequest { target, pattern, instructions };
         let (send, told) = waiting::channel(8);
         let core = self.0.clone();
         spawn(async move {
-            let progress = Progress::new(send.clone(), |text| {
+            let progress = CallProgress::new(send.clone(), |text| {
                 inspected(Inspected::Progress(v1::Progress { text, ..Default::default() }))
             });
             let payer = payer();
@@ -80,11 +80,11 @@ impl v1::code_server::Code for Service {
                 let pid = found.pid.0;
                 let items = found.functions.into_iter().flat_map(ingraft_wire::code::items);
                 let chunk = move |items| inspected(Inspected::Code(v1::CodeChunk { pid, items }));
-                Waiting::packed(payer.as_ref(), Parts::new(items).map(chunk))
+                WaitingMessages::packed(payer.as_ref(), MessageParts::new(items).map(chunk))
             });
-            let found = found.await.and_then(|found| found).map_err(Failure::into_status);
+            let found = found.await.and_then(|found| found).map_err(ProtocolFailure::into_status);
             // If the client is gone, no answer is needed.
-            drop(send.send(found.map(Part::Many)).await);
+            drop(send.send(found.map(AnswerPart::Many)).await);
         });
         Ok(Response::new(Box::pin(told)))
     }
@@ -92,9 +92,9 @@ impl v1::code_server::Code for Service {
     async fn locate(&self, request: Request<v1::LocateRequest>) -> Result<Response<v1::LocateResponse>, Status> {
         let caller = auth::caller(&request)?;
         let v1::LocateRequest { target, address } = request.into_inner();
-        let target = process::target(target).map_err(Failure::from)?;
+        let target = process::target(target).map_err(ProtocolFailure::from)?;
         let found = self.0.engine_list(move |engine| engine.locate(&target, Avma(address), caller));
-        let found = found.await.and_then(|found| found.map_err(failed)).map_err(Failure::into_status)?;
+        let found = found.await.and_then(|found| found.map_err(failed)).map_err(ProtocolFailure::into_status)?;
         Ok(Response::new(found.into()))
     }
 }

@@ -3,22 +3,22 @@
 use std::time::Duration;
 
 use ingraft_engine::Caller;
-use ingraft_wire::{Failure, MESSAGE_BYTES, PROTOCOL, v1};
+use ingraft_wire::{MESSAGE_BYTES, PROTOCOL, ProtocolFailure, v1};
 use tonic::{Request, Response, Status};
 
-use crate::auth::{self, Client};
+use crate::auth::{self, AuthenticatedClient};
 use crate::core::{BACKLOG, Core, INTERVAL_MIN};
 use crate::lease::{GRACE, LEASE};
 
 /// The service that describes the program itself and its limits.
-pub struct Service(pub Core);
+pub struct DaemonService(pub Core);
 
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[tonic::async_trait]
-impl v1::daemon_server::Daemon for Service {
+impl v1::daemon_server::Daemon for DaemonService {
     async fn version(&self, request: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
         let asker = request.into_inner();
         tracing::debug!(client = asker.client, version = asker.version, "version asked");
@@ -48,7 +48,10 @@ impl v1::daemon_server::Daemon for Service {
 }
 
 /// Returns the quotas of a client, and its use of them.
-async fn quotas(core: &Core, Client { holder, table, .. }: Client) -> Result<Vec<v1::Quota>, Failure> {
+async fn quotas(
+    core: &Core,
+    AuthenticatedClient { holder, table, .. }: AuthenticatedClient,
+) -> Result<Vec<v1::Quota>, ProtocolFailure> {
     let shared = core.clone();
     let found = core.engine_value(move |engine| {
         table.refresh(holder, |id| engine.pairs(id, Caller::Engine).ok().map(|(_, pairs)| pairs.len()));

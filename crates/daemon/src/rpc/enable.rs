@@ -6,20 +6,20 @@ use std::time::{Duration, Instant};
 use ingraft_api::{Enabled, MeasurementId, Removed, Terms};
 use ingraft_engine::{Caller, Engine, Error};
 use ingraft_wire::enabled::description;
-use ingraft_wire::{Failure, profile, trace, v1};
+use ingraft_wire::{ProtocolFailure, profile, trace, v1};
 use tonic::{Response, Status};
 
-use crate::audit::Asked;
-use crate::auth::Client;
-use crate::backlog::{Changes, Kept};
+use crate::audit::AuditedRequest;
+use crate::auth::AuthenticatedClient;
+use crate::backlog::{Changes, KeptReading};
 use crate::core::{Core, payer, spawn};
 use crate::failure::failed;
 use crate::keeper;
 use crate::quota::{Begun, Payer};
 use crate::recorder;
 use crate::recording::PAIRS_MAX;
-use crate::rpc::{Answers, Progress};
-use crate::waiting::{self, Part, Teller, Waiting};
+use crate::rpc::{Answers, CallProgress};
+use crate::waiting::{self, AnswerPart, PartSender, WaitingMessages};
 
 use v1::enable_response::Event;
 
@@ -31,33 +31,33 @@ const TELL: Duration = Duration::from_millis(200);
 
 /// An insertion to be made for a client or for the program itself. `client` and `asked` are `None` only for the program itself.
 #[derive(Clone, Debug)]
-pub struct Order {
+pub struct PendingInsertion {
     /// Whether the measurement stays in the target when its client is gone.
     pub keep: bool,
     /// Terms of the measurement.
     pub terms: Terms,
     /// Client that requests the insertion.
-    pub client: Option<Client>,
+    pub client: Option<AuthenticatedClient>,
     /// Description of the request for the audit log.
-    pub asked: Option<Asked>,
+    pub asked: Option<AuditedRequest>,
     /// Lower bound of the number of pairs.
     pub pairs: usize,
 }
 
-impl Order {
+impl PendingInsertion {
     /// Reads the order from a request.
-    pub fn of(client: Option<Client>, target: &str, measure: Option<&v1::Measure>) -> Order {
-        Order {
+    pub fn of(client: Option<AuthenticatedClient>, target: &str, measure: Option<&v1::Measure>) -> PendingInsertion {
+        PendingInsertion {
             keep: measure.is_some_and(|measure| measure.keep),
             terms: measure.map(Terms::from).unwrap_or_default(),
-            asked: Asked::of(client.as_ref(), target, measure),
+            asked: AuditedRequest::of(client.as_ref(), target, measure),
             client,
             pairs: measure.map_or(0, |m| m.pairs.len() + m.functions.len()),
         }
     }
 
     /// Converts a failure to the status that refuses the insertion, and writes the refusal to the audit log.
-    pub fn refuse(&self, failure: impl Into<Failure>) -> Status {
+    pub fn refuse(&self, failure: impl Into<ProtocolFailure>) -> Status {
         let failure = failure.into();
         if let Some(asked) = &self.asked {
             asked.refused(&failure);
@@ -66,8 +66,8 @@ impl Order {
     }
 
     /// Counts the measurement to the client. Called on a blocking thread.
-    fn begin(&self, engine: &Engine) -> Result<Option<Begun>, Failure> {
-        let Some(Client { holder, table, .. }) = &self.client else { return Ok(None) };
+    fn begin(&self, engine: &Engine) -> Result<Option<Begun>, ProtocolFailure> {
+        let Some(AuthenticatedClient { holder, table, .. }) = &self.client else { return Ok(None) };
         let alive = |id| engine.pairs(id, Caller::Engine).ok().map(|(_, pairs)| pairs.len());
         table.begin(*holder, self.pairs, alive).map(Some)
     }
@@ -75,7 +75,7 @@ impl Order {
     /// Returns the number of pairs for which the quotas on pairs and histories have room; `None` if they are not limited.
     fn room(&self, core: &Core) -> Option<usize> {
         let recorded = self.terms.history.then_some(PAIRS_MAX);
-        let quotas = self.client.as_ref().map(|Client { holder, table, .. }| {
+        let quotas = self.client.as_ref().map(|AuthenticatedClient { holder, table, .. }| {
             let have = core.recorder().histories(&table.measurements(*holder));
             let (pairs, histories) = table.room(*holder, have);
             if self.terms.history { pairs.min(histories / 2) } else { pairs }
@@ -84,20 +84,20 @@ impl Order {
     }
 
     /// Fails if the quotas on pairs and histories have no room for this many pairs.
-    fn refuse_pairs(&self, core: &Core, pairs: usize) -> Result<(), Failure> {
-        if let Some(Client { holder, table, .. }) = &self.client {
+    fn refuse_pairs(&self, core: &Core, pairs: usize) -> Result<(), ProtocolFailure> {
+        if let Some(AuthenticatedClient { holder, table, .. }) = &self.client {
             table.refuse_pairs(*holder, pairs)?;
         }
         self.refuse_histories(core, pairs)
     }
 
     /// If the order requests histories, fails if there is no room for those of `pairs` pairs.
-    fn refuse_histories(&self, core: &Core, pairs: usize) -> Result<(), Failure> {
+    fn refuse_histories(&self, core: &Core, pairs: usize) -> Result<(), ProtocolFailure> {
         if !self.terms.history {
             return Ok(());
         }
         recorder::permit(pairs)?;
-        let Some(Client { holder, table, .. }) = &self.client else { return Ok(()) };
+        let Some(AuthenticatedClient { holder, table, .. }) = &self.client else { return Ok(()) };
         let have = core.recorder().histories(&table.measurements(*holder));
         table.refuse_histories(*holder, have, 2 * pairs)
     }
@@ -108,8 +108,11 @@ impl Order {
 /// client is gone by then.
 pub fn insert(
     core: &Core,
-    order: Order,
-    call: impl Fn(&Engine, Option<usize>, &Progress<v1::EnableResponse>) -> Result<Enabled, Error> + Clone + Send + 'static,
+    order: PendingInsertion,
+    call: impl Fn(&Engine, Option<usize>, &CallProgress<v1::EnableResponse>) -> Result<Enabled, Error>
+    + Clone
+    + Send
+    + 'static,
 ) -> Response<Answers<v1::EnableResponse>> {
     let (send, told) = waiting::channel(8);
     let core = core.clone();
@@ -123,7 +126,7 @@ pub fn insert(
                 }
                 Err(failure) if failure.may_pass() && Instant::now() + pause < deadline => {
                     let deferred = v1::Deferred { reason: failure.reason, what: failure.what, tries };
-                    drop(send.try_send(Ok(Part::Message(response(Event::Deferred(deferred))))));
+                    drop(send.try_send(Ok(AnswerPart::Message(response(Event::Deferred(deferred))))));
                 }
                 // If the client is gone, no answer is needed.
                 Err(failure) => return drop(send.send(Err(order.refuse(failure))).await),
@@ -137,17 +140,17 @@ pub fn insert(
     Response::new(Box::pin(told))
 }
 
-type Messages = Teller<v1::EnableResponse>;
+type Messages = PartSender<v1::EnableResponse>;
 
 /// Attempts an insertion once. On success, leases the measurement, and returns it with the present Unix time in nanoseconds.
 async fn insert_once(
     core: &Core,
-    order: &Order,
-    call: impl Fn(&Engine, Option<usize>, &Progress<v1::EnableResponse>) -> Result<Enabled, Error> + Send + 'static,
+    order: &PendingInsertion,
+    call: impl Fn(&Engine, Option<usize>, &CallProgress<v1::EnableResponse>) -> Result<Enabled, Error> + Send + 'static,
     send: &Messages,
-) -> Result<(Enabled, u64), Failure> {
+) -> Result<(Enabled, u64), ProtocolFailure> {
     let progress =
-        Progress::new(send.clone(), |text| response(Event::Progress(v1::Progress { text, ..Default::default() })));
+        CallProgress::new(send.clone(), |text| response(Event::Progress(v1::Progress { text, ..Default::default() })));
     let undertaking = core.undertake();
     let own = Arc::clone(&undertaking);
     let (shared, order) = (core.clone(), order.clone());
@@ -186,14 +189,14 @@ async fn insert_once(
                 let left_ns = step.left.map(|left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
                 let told = v1::Progress { text: step.what, percent: Some(step.percent.into()), left_ns };
                 // A client that reads too slowly gets the next one.
-                drop(send.try_send(Ok(Part::Message(response(Event::Progress(told))))));
+                drop(send.try_send(Ok(AnswerPart::Message(response(Event::Progress(told))))));
             }
         }
     }
 }
 
 /// Begins to record histories if the order requests them, and sends the result of the insertion to the client.
-async fn announce(core: &Core, order: &Order, enabled: Enabled, now_ns: u64, send: &Messages) {
+async fn announce(core: &Core, order: &PendingInsertion, enabled: Enabled, now_ns: u64, send: &Messages) {
     let id = enabled.id;
     if order.terms.history {
         let permitted = order.refuse_histories(core, enabled.pairs.len());
@@ -203,7 +206,7 @@ async fn announce(core: &Core, order: &Order, enabled: Enabled, now_ns: u64, sen
         }
         recorder::begin(core, id, &enabled.pairs, now_ns);
     }
-    let answer = match Waiting::packed(payer().as_ref(), ingraft_wire::enabled::enabled(enabled)) {
+    let answer = match WaitingMessages::packed(payer().as_ref(), ingraft_wire::enabled::enabled(enabled)) {
         Ok(answer) => answer,
         Err(failure) => {
             // Without an answer, the client does not know the measurement, so remove it.
@@ -213,7 +216,7 @@ async fn announce(core: &Core, order: &Order, enabled: Enabled, now_ns: u64, sen
     };
     let (answer, begun) = answer.with_receipt();
     // Once a client has the number of the measurement, it is responsible for the measurement, even if it reads no further.
-    let is_told = send.send(Ok(Part::Many(answer))).await.is_ok() && begun.await.is_ok();
+    let is_told = send.send(Ok(AnswerPart::Many(answer))).await.is_ok() && begun.await.is_ok();
     if !is_told && !order.keep {
         keeper::remove(core, id).await;
     }
@@ -234,7 +237,7 @@ pub fn removal(
     let pid = removed.pid;
     let measured = removed.grown.into_iter().flat_map(move |pairs| description(id, pid, pairs));
     let ended = removed.last.as_ref().and_then(|last| last.ended).map(Into::into);
-    let last = removed.last.map(|last| Changes::whole(Kept::last(last, payer)));
+    let last = removed.last.map(|last| Changes::whole(KeptReading::last(last, payer)));
     let last = last.into_iter().flatten();
     let profile = removed.profile.map(|profile| profile::parts(*profile)).into_iter().flatten();
     let events = std::iter::once(head).chain(measured.map(Event::Measured)).chain(last.map(Event::Last));

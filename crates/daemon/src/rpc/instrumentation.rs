@@ -4,20 +4,20 @@ use ingraft_api::{EnableRequest, MeasurementId};
 use ingraft_engine::{Caller, Engine};
 use ingraft_wire::enabled::description;
 use ingraft_wire::process::target;
-use ingraft_wire::{Failure, Parts, v1};
+use ingraft_wire::{MessageParts, ProtocolFailure, v1};
 use tonic::{Request, Response, Status};
 
 use crate::audit;
 use crate::auth;
 use crate::core::{Core, payer};
 use crate::rpc::{Answers, answers, enable, list};
-use crate::waiting::Waiting;
+use crate::waiting::WaitingMessages;
 
 /// The service that inserts and removes measurements.
-pub struct Service(pub Core);
+pub struct InstrumentationService(pub Core);
 
 #[tonic::async_trait]
-impl v1::instrumentation_server::Instrumentation for Service {
+impl v1::instrumentation_server::Instrumentation for InstrumentationService {
     type EnableStream = Answers<v1::EnableResponse>;
 
     async fn enable(&self, request: Request<v1::EnableRequest>) -> Result<Response<Self::EnableStream>, Status> {
@@ -25,7 +25,7 @@ impl v1::instrumentation_server::Instrumentation for Service {
         let client = auth::client(&request);
         let request = request.into_inner();
         let target = audit::target(request.target.as_ref());
-        let order = enable::Order::of(client, &target, request.measure.as_ref());
+        let order = enable::PendingInsertion::of(client, &target, request.measure.as_ref());
         let request = EnableRequest::try_from(request).map_err(|e| order.refuse(e))?;
         Ok(enable::insert(&self.0, order, move |engine, max_pairs, progress| {
             let request = EnableRequest { max_pairs, ..request.clone() };
@@ -73,7 +73,7 @@ impl v1::instrumentation_server::Instrumentation for Service {
         let found = self.0.engine_call(move |engine| Ok((looked(engine), engine.status(caller)?)));
         let (state_dir, found) = found.await?;
         let head = v1::ListInsertedResponse { inserted: Vec::new(), state_dir };
-        let parts = Parts::new(found.into_iter().map(v1::Inserted::from));
+        let parts = MessageParts::new(found.into_iter().map(v1::Inserted::from));
         let parts = parts.map(|inserted| v1::ListInsertedResponse { inserted, state_dir: String::new() });
         answers(std::iter::once(head).chain(parts))
     }
@@ -81,7 +81,7 @@ impl v1::instrumentation_server::Instrumentation for Service {
     async fn detach(&self, request: Request<v1::DetachRequest>) -> Result<Response<v1::DetachResponse>, Status> {
         let caller = auth::caller(&request)?;
         let by = auth::client(&request).as_ref().map(audit::who);
-        let target = target(request.into_inner().target).map_err(Failure::from)?;
+        let target = target(request.into_inner().target).map_err(ProtocolFailure::from)?;
         let core = self.0.clone();
         let removed = self.0.engine_call(move |engine| {
             let removed = engine.detach(&target, caller)?;
@@ -110,7 +110,7 @@ pub async fn remove(
         Ok(removed)
     });
     // Send the result of the removal even if many bytes wait already, because it cannot be requested again.
-    Ok(list(Waiting::lazy(enable::removal(id, removed.await?, payer().as_ref()))))
+    Ok(list(WaitingMessages::lazy(enable::removal(id, removed.await?, payer().as_ref()))))
 }
 
 fn removed_by(who: Option<&str>) -> String {

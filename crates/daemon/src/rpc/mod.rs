@@ -9,10 +9,10 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::service::{Routes, RoutesBuilder};
 use tonic::{Response, Status};
 
-use crate::auth::Gate;
+use crate::auth::AuthInterceptor;
 use crate::call::OPEN_MESSAGE_BYTES;
-use crate::core::{Core, Host, payer};
-use crate::waiting::{Part, Teller, Waiting};
+use crate::core::{Core, ServingProgram, payer};
+use crate::waiting::{AnswerPart, PartSender, WaitingMessages};
 
 mod code;
 mod daemon;
@@ -30,29 +30,29 @@ pub type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 fn answers<T: Message + Default + 'static>(
     messages: impl IntoIterator<Item = T>,
 ) -> Result<Response<Answers<T>>, Status> {
-    Ok(list(Waiting::packed(payer().as_ref(), messages)?))
+    Ok(list(WaitingMessages::packed(payer().as_ref(), messages)?))
 }
 
 /// Returns an answer with waiting messages.
-fn list<T: 'static>(messages: Waiting<T>) -> Response<Answers<T>> {
+fn list<T: 'static>(messages: WaitingMessages<T>) -> Response<Answers<T>> {
     Response::new(Box::pin(tokio_stream::iter(messages)))
 }
 
 /// Progress of a long call, as messages of its answer. The call does not wait for them: if the client reads too slowly, some lines are
 /// dropped.
-pub struct Progress<T> {
-    send: Teller<T>,
+pub struct CallProgress<T> {
+    send: PartSender<T>,
     message: fn(String) -> T,
 }
 
-impl<T> Progress<T> {
-    fn new(send: Teller<T>, message: fn(String) -> T) -> Self {
-        Progress { send, message }
+impl<T> CallProgress<T> {
+    fn new(send: PartSender<T>, message: fn(String) -> T) -> Self {
+        CallProgress { send, message }
     }
 
     /// Sends a line of text, unless the channel is full.
     fn say(&self, text: &str) {
-        drop(self.send.try_send(Ok(Part::Message((self.message)(text.to_owned())))));
+        drop(self.send.try_send(Ok(AnswerPart::Message((self.message)(text.to_owned())))));
     }
 }
 
@@ -74,30 +74,30 @@ pub async fn routes(core: &Core) -> Result<(Routes, Health), tonic_reflection::s
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
     let (health, health_service) = tonic_health::server::health_reporter();
-    health.set_serving::<ProcessesServer<processes::Service>>().await;
-    health.set_serving::<CodeServer<code::Service>>().await;
-    health.set_serving::<MetricsServer<metrics::Service>>().await;
-    health.set_serving::<InstrumentationServer<instrumentation::Service>>().await;
-    health.set_serving::<ProfilesServer<profiles::Service>>().await;
-    health.set_serving::<TracesServer<traces::Service>>().await;
-    health.set_serving::<DaemonServer<daemon::Service>>().await;
+    health.set_serving::<ProcessesServer<processes::ProcessesService>>().await;
+    health.set_serving::<CodeServer<code::CodeService>>().await;
+    health.set_serving::<MetricsServer<metrics::MetricsService>>().await;
+    health.set_serving::<InstrumentationServer<instrumentation::InstrumentationService>>().await;
+    health.set_serving::<ProfilesServer<profiles::ProfilesService>>().await;
+    health.set_serving::<TracesServer<traces::TracesService>>().await;
+    health.set_serving::<DaemonServer<daemon::DaemonService>>().await;
 
-    let gate = || Gate { embedded: core.host() == Host::CommandLine, any_version: false };
+    let gate = || AuthInterceptor { embedded: core.host() == ServingProgram::CommandLine, any_version: false };
     let mut routes = RoutesBuilder::default();
     routes
-        .add_service(InterceptedService::new(ProcessesServer::new(processes::Service(core.clone())), gate()))
-        .add_service(InterceptedService::new(CodeServer::new(code::Service(core.clone())), gate()))
-        .add_service(InterceptedService::new(MetricsServer::new(metrics::Service(core.clone())), gate()))
+        .add_service(InterceptedService::new(ProcessesServer::new(processes::ProcessesService(core.clone())), gate()))
+        .add_service(InterceptedService::new(CodeServer::new(code::CodeService(core.clone())), gate()))
+        .add_service(InterceptedService::new(MetricsServer::new(metrics::MetricsService(core.clone())), gate()))
         .add_service(InterceptedService::new(
-            InstrumentationServer::new(instrumentation::Service(core.clone())),
+            InstrumentationServer::new(instrumentation::InstrumentationService(core.clone())),
             gate(),
         ))
-        .add_service(InterceptedService::new(ProfilesServer::new(profiles::Service(core.clone())), gate()))
-        .add_service(InterceptedService::new(TracesServer::new(traces::Service(core.clone())), gate()))
+        .add_service(InterceptedService::new(ProfilesServer::new(profiles::ProfilesService(core.clone())), gate()))
+        .add_service(InterceptedService::new(TracesServer::new(traces::TracesService(core.clone())), gate()))
         // This service answers clients of any version, because a client learns the daemon's version from it.
         .add_service(InterceptedService::new(
-            DaemonServer::new(daemon::Service(core.clone())),
-            Gate { any_version: true, ..gate() },
+            DaemonServer::new(daemon::DaemonService(core.clone())),
+            AuthInterceptor { any_version: true, ..gate() },
         ))
         .add_service(health_service.max_decoding_message_size(OPEN_MESSAGE_BYTES))
         .add_service(reflection().build_v1()?.max_decoding_message_size(OPEN_MESSAGE_BYTES))

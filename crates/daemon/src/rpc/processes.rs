@@ -4,32 +4,32 @@ use std::time::Duration;
 
 use ingraft_api::{LaunchRequest, ProcessFilter, Reason};
 use ingraft_model::Pid;
-use ingraft_wire::{Failure, Parts, v1};
+use ingraft_wire::{MessageParts, ProtocolFailure, v1};
 use tonic::{Request, Response, Status};
 
 use crate::auth;
-use crate::core::{Core, Host, payer};
+use crate::core::{Core, ServingProgram, payer};
 use crate::failure::failed;
 use crate::rpc::{Answers, enable, list};
-use crate::waiting::Waiting;
+use crate::waiting::WaitingMessages;
 
 /// The service that lists and starts processes.
-pub struct Service(pub Core);
+pub struct ProcessesService(pub Core);
 
 #[tonic::async_trait]
-impl v1::processes_server::Processes for Service {
+impl v1::processes_server::Processes for ProcessesService {
     type ListStream = Answers<v1::ListProcessesResponse>;
 
     async fn list(&self, request: Request<v1::ListProcessesRequest>) -> Result<Response<Self::ListStream>, Status> {
         let caller = auth::caller(&request)?;
-        let filter = ProcessFilter::try_from(request.into_inner()).map_err(Failure::from)?;
+        let filter = ProcessFilter::try_from(request.into_inner()).map_err(ProtocolFailure::from)?;
         let chosen = filter.name.is_some() || filter.cgroup.is_some();
         let payer = payer();
         let found = self.0.engine_list(move |engine| {
             let found = engine.processes(&filter, caller).map_err(failed)?;
-            let parts = Parts::new(found.into_iter().map(v1::Process::from));
+            let parts = MessageParts::new(found.into_iter().map(v1::Process::from));
             let parts = parts.map(move |processes| v1::ListProcessesResponse { processes, chosen });
-            Waiting::packed(payer.as_ref(), parts)
+            WaitingMessages::packed(payer.as_ref(), parts)
         });
         Ok(list(found.await??))
     }
@@ -48,12 +48,12 @@ impl v1::processes_server::Processes for Service {
         let client = auth::client(&request);
         let request = request.into_inner();
         let program = request.command.first().map(|word| String::from_utf8_lossy(word).into_owned());
-        let mut order = enable::Order::of(client, &program.unwrap_or_default(), request.measure.as_ref());
+        let mut order = enable::PendingInsertion::of(client, &program.unwrap_or_default(), request.measure.as_ref());
         // The program is started only once, so a failed insertion is not attempted again.
         order.terms.wait = Duration::ZERO;
         auth::own_user_only(caller, || {
             // The program runs as the daemon's user, so another user could act as that user.
-            Failure::new(
+            ProtocolFailure::new(
                 Reason::LaunchOtherUser,
                 "the daemon starts programs for its own user only",
                 "start it yourself and measure it by its pid, or run ingraft without --daemon",
@@ -61,7 +61,7 @@ impl v1::processes_server::Processes for Service {
         })
         .map_err(|failure| order.refuse(failure))?;
         let mut request = LaunchRequest::try_from(request).map_err(|e| order.refuse(e))?;
-        request.inherit_streams = self.0.host() == Host::CommandLine;
+        request.inherit_streams = self.0.host() == ServingProgram::CommandLine;
         Ok(enable::insert(&self.0, order, move |engine, max_pairs, progress| {
             let mut request = request.clone();
             request.enable.max_pairs = max_pairs;

@@ -9,13 +9,13 @@ use crate::auth;
 use crate::core::{Core, payer};
 use crate::failure::failed;
 use crate::rpc::{Answers, list};
-use crate::waiting::Waiting;
+use crate::waiting::WaitingMessages;
 
 /// The service that reads profiles.
-pub struct Service(pub Core);
+pub struct ProfilesService(pub Core);
 
 #[tonic::async_trait]
-impl v1::profiles_server::Profiles for Service {
+impl v1::profiles_server::Profiles for ProfilesService {
     type QueryStream = Answers<v1::QueryProfileResponse>;
 
     async fn query(&self, request: Request<v1::QueryProfileRequest>) -> Result<Response<Self::QueryStream>, Status> {
@@ -25,7 +25,7 @@ impl v1::profiles_server::Profiles for Service {
         let parts = self.0.engine_list(move |engine| {
             let reading = engine.profile(id, caller).map_err(failed)?;
             let parts = profile::parts(reading).map(|part| v1::QueryProfileResponse { part: Some(part) });
-            Waiting::packed(payer.as_ref(), parts)
+            WaitingMessages::packed(payer.as_ref(), parts)
         });
         let parts = parts.await??;
         self.0.keeper().read(id);
@@ -43,7 +43,7 @@ impl v1::profiles_server::Profiles for Service {
         let payer = payer();
         let parts = self.0.engine_list(move |engine| {
             let reading = engine.event_totals(id, caller).map_err(failed)?;
-            Waiting::packed(payer.as_ref(), event_totals(reading))
+            WaitingMessages::packed(payer.as_ref(), event_totals(reading))
         });
         let parts = parts.await??;
         self.0.keeper().read(id);

@@ -2,20 +2,20 @@
 
 use ingraft_api::Reason;
 use ingraft_engine::MeasurementId;
-use ingraft_wire::{Failure, trace, v1};
+use ingraft_wire::{ProtocolFailure, trace, v1};
 use tonic::{Request, Response, Status};
 
 use crate::auth;
 use crate::core::{Core, payer};
 use crate::failure::failed;
 use crate::rpc::{Answers, list};
-use crate::waiting::Waiting;
+use crate::waiting::WaitingMessages;
 
 /// The service that reads traces.
-pub struct Service(pub Core);
+pub struct TracesService(pub Core);
 
 #[tonic::async_trait]
-impl v1::traces_server::Traces for Service {
+impl v1::traces_server::Traces for TracesService {
     type ReadStream = Answers<v1::ReadTraceResponse>;
 
     async fn read(&self, request: Request<v1::ReadTraceRequest>) -> Result<Response<Self::ReadStream>, Status> {
@@ -31,7 +31,7 @@ impl v1::traces_server::Traces for Service {
             }
             bytes.extend(trace::chunks(engine.take_trace(id, caller).map_err(failed)?));
             let parts = trace::parts(bytes).map(|part| v1::ReadTraceResponse { part: Some(part) });
-            Waiting::packed(payer.as_ref(), parts)
+            WaitingMessages::packed(payer.as_ref(), parts)
         });
         let parts = parts.await??;
         self.0.keeper().read(id);
@@ -39,7 +39,7 @@ impl v1::traces_server::Traces for Service {
     }
 }
 
-fn too_large() -> Failure {
+fn too_large() -> ProtocolFailure {
     let what = "the functions of the trace are too many for its file";
-    Failure::new(Reason::TooManyFunctions, what, "name fewer functions")
+    ProtocolFailure::new(Reason::TooManyFunctions, what, "name fewer functions")
 }

@@ -10,7 +10,7 @@ use ingraft_model::{
     MetricInfo, ModuleId, Offset, Parts, PointId, Refusal, Svma, VariableId,
 };
 use ingraft_profile::{Inexact, NotCounted, ProbeAt, Probes};
-use ingraft_report::{BlockCount, Details, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo};
+use ingraft_report::{BlockCount, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, UnsavedDetails};
 
 use crate::program::modules::{Module, Modules};
 
@@ -117,10 +117,10 @@ impl FunctionGraph {
             edges: edges.collect(),
             call_sites: Vec::new(),
             inexact: None,
-            details: Some(Details {
+            details: Some(UnsavedDetails {
                 name: self.name.clone(),
                 events: self.events.as_slice().to_vec(),
-                ..Details::default()
+                ..UnsavedDetails::default()
             }),
         }
     }

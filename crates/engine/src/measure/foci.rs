@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_mdl::Program;
+use ingraft_mdl::ProgramFacts;
 use ingraft_model::{Focus, FunctionId, ResourcePath};
 
 use crate::api::MetricFocus;

@@ -4,7 +4,10 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use ingraft_codegen::{Cost, Environment, MiniRequest, Readable, generic_site};
-use ingraft_mdl::{Access, Evaluated, Evaluator, Global, Library, Location, Parameter, Program, Unresolved, codes};
+use ingraft_mdl::{
+    Evaluated, Evaluator, IntegerPath, Library, Parameter, ProgramFacts, ProgramVariable, Unresolved, VariableLocation,
+    codes,
+};
 use ingraft_model::{
     Avma, Bias, Called, CpuClock, DataArea, EdgeKind, Flavor, Focus, FunctionId, Insertion, LoopEdges, ModuleId,
     Offset, Parts, Pid, PointId, PointKind, Refusal, ResourcePath, Scalar, Scale, Site, Snippet, Stmt, ThreadIdentity,
@@ -67,7 +70,7 @@ impl Generic {
     }
 }
 
-impl Program for Generic {
+impl ProgramFacts for Generic {
     fn machine(&self) -> &str {
         "machine"
     }
@@ -98,11 +101,11 @@ impl Program for Generic {
     fn function_name(&self, _: FunctionId) -> &str {
         FUNCTION
     }
-    fn variable(&self, _: &str, members: &[&str]) -> Result<Global, Unresolved> {
+    fn variable(&self, _: &str, members: &[&str]) -> Result<ProgramVariable, Unresolved> {
         let pointers = vec![0; members.len().saturating_sub(1)];
-        Ok(Global {
-            at: Location::Lasting(VARIABLE),
-            access: Access { pointers, offset: 0, scalar: Scalar::INT },
+        Ok(ProgramVariable {
+            at: VariableLocation::Lasting(VARIABLE),
+            access: IntegerPath { pointers, offset: 0, scalar: Scalar::INT },
             described: true,
         })
     }
@@ -122,9 +125,9 @@ impl Program for Generic {
         let (enter, again, exit) = (Ok(edge(0, 0x10)), edge(0x10, 0x10), Ok(edge(0x10, 0x20)));
         Ok([LoopEdges { header: Offset(0x10), enter, exit, again }].into())
     }
-    fn member(&self, _: FunctionId, _: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
+    fn member(&self, _: FunctionId, _: Parameter, members: &[&str]) -> Result<IntegerPath, Unresolved> {
         let pointers = vec![0; members.len().saturating_sub(1)];
-        Ok(Access { pointers, offset: 0, scalar: Scalar::INT })
+        Ok(IntegerPath { pointers, offset: 0, scalar: Scalar::INT })
     }
 }
 
@@ -221,7 +224,7 @@ pub fn lower(
                 request::of_metrics(library, places.2, &asked, Missing::MayCome)
             });
         }
-        let program: &(dyn Program + Sync) = match &modules {
+        let program: &(dyn ProgramFacts + Sync) = match &modules {
             Some(modules) => modules,
             None => &Generic::new(),
         };
@@ -262,7 +265,7 @@ fn lower_one(
     library: &Library,
     metric: String,
     focus: Focus,
-    (program, flavors): (&(dyn Program + Sync), &[Flavor]),
+    (program, flavors): (&(dyn ProgramFacts + Sync), &[Flavor]),
     place: Option<(&Target, &Modules)>,
     wall: WallClock,
     code: bool,
@@ -312,7 +315,7 @@ fn missing(parts: &Parts) -> Refusal {
 fn piece(
     insertion: &Insertion,
     variables: &[Variable],
-    program: &dyn Program,
+    program: &dyn ProgramFacts,
     place: Option<(&Target, &Modules)>,
     wall: WallClock,
     code: bool,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashSet;
 
 use ingraft_analysis::FunctionKind;
-use ingraft_mdl::{Diagnostic, Evaluated, Evaluator, Library, Program, codes};
+use ingraft_mdl::{Diagnostic, Evaluated, Evaluator, Library, ProgramFacts, codes};
 use ingraft_model::{Focus, FunctionId, Instrumentation, PartName, ResourcePath, Shape, Snippet, Tid};
 use ingraft_process::Target;
 

@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 
 use ingraft_analysis::{DebugInfo, DebugSections, TypeError};
-use ingraft_mdl::Program;
+use ingraft_mdl::ProgramFacts;
 use ingraft_model::{FunctionId, PartName};
 
 use crate::error::{Error, Reason};

@@ -1,6 +1,6 @@
 //! Ways in which threads of a process may end so that an unwinder runs, and the code that may end them.
 
-use ingraft_analysis::Unwinding;
+use ingraft_analysis::AsyncUnwinding;
 use ingraft_model::AvmaRange;
 use ingraft_process::Target;
 
@@ -27,7 +27,7 @@ impl Departures {
 impl Modules {
     /// Says how threads of the process may end so that they are unwound.
     pub fn departures(&self, target: &Target) -> Departures {
-        let any = |is: fn(&Unwinding) -> bool| self.mapped().any(|file| is(&file.unwinding(target)));
+        let any = |is: fn(&AsyncUnwinding) -> bool| self.mapped().any(|file| is(&file.unwinding(target)));
         Departures {
             ends: any(|u| u.ends_threads),
             cancels: any(|u| u.cancels_threads),

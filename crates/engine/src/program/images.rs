@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use ingraft_analysis::{Elf, Image};
+use ingraft_analysis::{AnalysedImage, Elf};
 use ingraft_model::{Avma, Pid};
 use ingraft_process::{MappedFile, Target};
 use rustc_hash::FxHashMap;
@@ -20,13 +20,13 @@ const CACHE_VERSION: u32 = 1;
 #[derive(Debug)]
 pub struct ImageStore {
     state: StateDir,
-    loaded: Mutex<FxHashMap<String, Weak<Image>>>,
+    loaded: Mutex<FxHashMap<String, Weak<AnalysedImage>>>,
 }
 
 /// An image, and its source.
 pub struct LoadedImage {
     /// The image.
-    pub image: Arc<Image>,
+    pub image: Arc<AnalysedImage>,
     /// Whether the image was read from memory, without sections, because its file could not be opened.
     pub from_memory: bool,
 }
@@ -51,7 +51,7 @@ impl ImageStore {
         Ok(LoadedImage { image, from_memory })
     }
 
-    fn analyse(&self, target: &Target, file: &MappedFile, bytes: Arc<[u8]>, key: &str) -> Result<Image, Error> {
+    fn analyse(&self, target: &Target, file: &MappedFile, bytes: Arc<[u8]>, key: &str) -> Result<AnalysedImage, Error> {
         let refused = |e: ingraft_analysis::ImageError| {
             Error::new(
                 Reason::BadImage,
@@ -62,7 +62,7 @@ impl ImageStore {
         let elf = Elf::parse(bytes).map_err(refused)?;
         let cached = self.state.read_cache(key).and_then(|cache| {
             let (sum, cache) = cache.split_at_checked(4)?;
-            (sum == crc32fast::hash(cache).to_le_bytes()).then(|| Image::from_cache(elf.clone(), cache))?
+            (sum == crc32fast::hash(cache).to_le_bytes()).then(|| AnalysedImage::from_cache(elf.clone(), cache))?
         });
         if let Some(image) = cached {
             return Ok(image);
@@ -71,7 +71,7 @@ impl ImageStore {
         let name = file.path.file_name().unwrap_or_default().to_string_lossy();
         undertaking::begin_step(|| format!("analysing {name}"), elf.text_bytes());
         let done = undertaking::done();
-        let image = in_background(|| Image::from_elf_counting(elf, debug.as_ref(), &done));
+        let image = in_background(|| AnalysedImage::from_elf_counting(elf, debug.as_ref(), &done));
         let cache = image.to_cache();
         let mut out = crc32fast::hash(&cache).to_le_bytes().to_vec();
         out.extend(cache);
@@ -81,7 +81,7 @@ impl ImageStore {
         Ok(image)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, FxHashMap<String, Weak<Image>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, FxHashMap<String, Weak<AnalysedImage>>> {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

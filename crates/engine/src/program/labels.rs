@@ -1,7 +1,7 @@
 //! Symbols without a type that patterns match and that are not listed as functions. Assembly without `.type` leaves open whether a symbol
 //! names a function, a place inside a function, or data.
 
-use ingraft_analysis::{Binding, Image, Label};
+use ingraft_analysis::{AnalysedImage, SymbolBinding, UntypedLabel};
 
 use crate::api::UntypedSymbol;
 use crate::names::some_of;
@@ -30,13 +30,13 @@ pub fn untyped(modules: &Modules, patterns: &[Pattern]) -> Vec<UntypedSymbol> {
     out
 }
 
-fn names_label(pattern: &Pattern, image: &Image, label: &Label) -> bool {
+fn names_label(pattern: &Pattern, image: &AnalysedImage, label: &UntypedLabel) -> bool {
     let Pattern::Names { function, .. } = pattern else { return false };
     let spellings = || [label.name.mangled(), label.name.display()].into_iter();
     if !has_wildcard(function) {
         return spellings().any(|name| name == function);
     }
-    let visible = label.name.binding() != Binding::Local && image.function_containing(label.at).is_none();
+    let visible = label.name.binding() != SymbolBinding::Local && image.function_containing(label.at).is_none();
     visible && spellings().any(|name| glob_match(function, name))
 }
 

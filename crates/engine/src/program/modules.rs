@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use ingraft_analysis::{
-    Elf, FrameTable, Function, FunctionKind, Goroutines, Image, Linkage, Segment, TypeError, Unwinder, Unwinding,
+    AnalysedImage, AsyncUnwinder, AsyncUnwinding, Elf, FrameTable, Function, FunctionKind, GoroutineLayout, Linkage,
+    Segment, TypeError,
 };
-use ingraft_mdl::{Access, Global, Parameter, Program, Unresolved};
+use ingraft_mdl::{IntegerPath, Parameter, ProgramFacts, ProgramVariable, Unresolved};
 use ingraft_model::machine::{ENDBR_LEN, PAGE};
 use ingraft_model::{
     Avma, AvmaRange, Bias, Block, EdgeKind, Focus, FunctionId, LoopEdges, ModuleId, Offset, PartName, Pid, PointId,
@@ -44,14 +45,14 @@ pub struct ModuleFile {
     pub is_mapped: bool,
     loaded: OnceLock<Option<Module>>,
     /// The image of the previous mapping, so that the file is not analysed again when it is mapped again.
-    last_image: Option<Arc<Image>>,
+    last_image: Option<Arc<AnalysedImage>>,
     frames: OnceLock<Option<(Bias, Arc<FrameTable>)>>,
     debug: OnceLock<Option<Elf>>,
     /// Whether the code has the instruction that sets the gs base; used if the code is not analysed.
     sets_gs: OnceLock<bool>,
     /// Answer of the file about unwinders that begin at an instruction that is no call, and the names by which it is linked with others;
     /// `None` if the file cannot be read.
-    unwinding: OnceLock<Option<(Unwinding, Linkage)>>,
+    unwinding: OnceLock<Option<(AsyncUnwinding, Linkage)>>,
     /// Offset of this library's thread-local data from the thread pointer, once the loader has decided it.
     own_data: OnceLock<i64>,
 }
@@ -69,7 +70,7 @@ pub struct News {
 #[derive(Debug)]
 pub struct Module {
     /// Image of the module.
-    pub image: Arc<Image>,
+    pub image: Arc<AnalysedImage>,
     /// Difference between addresses in memory and in the file.
     pub bias: Bias,
     /// Whether the image was read from memory, because its file could not be opened.
@@ -92,7 +93,7 @@ pub struct Modules {
     /// Whether a query was about modules that are not analysed yet.
     wanting: AtomicBool,
     /// The strictest reason why unwinders may begin at instructions that are no calls, and the name of the module that gives it.
-    unwinder: Option<(Unwinder, String)>,
+    unwinder: Option<(AsyncUnwinder, String)>,
     /// Name of a signal handler that may end its thread; `None` if none is known.
     departing_handler: Option<String>,
     /// Whether other tools may set uprobes in the process at any time.
@@ -266,15 +267,15 @@ impl Modules {
         let reasons = self.mapped().filter_map(|file| Some((file.unwinding(target).begins?, file)));
         let strictest = reasons.max_by_key(|(why, _)| *why);
         // Where no frame has a landing pad, a cancelled thread loses nothing: it runs other cleanup handlers without an unwinder.
-        let matters = |why| why == Unwinder::Fault || self.mapped().any(|file| file.unwinding(target).cleans_up);
+        let matters = |why| why == AsyncUnwinder::Fault || self.mapped().any(|file| file.unwinding(target).cleans_up);
         self.unwinder = strictest.filter(|(why, _)| matters(*why)).map(|(why, file)| (why, file.name.clone()));
         Ok(news)
     }
 
     /// The strictest reason why unwinders may begin in the process at instructions that are no calls, or pass them, and the module or signal
     /// handler that gives it.
-    pub fn unwinder(&self) -> Option<(Unwinder, &str)> {
-        let of_handler = || Some((Unwinder::Handler, self.departing_handler.as_deref()?));
+    pub fn unwinder(&self) -> Option<(AsyncUnwinder, &str)> {
+        let of_handler = || Some((AsyncUnwinder::Handler, self.departing_handler.as_deref()?));
         self.unwinder.as_ref().map(|(why, name)| (*why, name.as_str())).or_else(of_handler)
     }
 
@@ -295,7 +296,7 @@ impl Modules {
 
     /// Whether code of the process may leave a signal handler for another place than the interrupted one.
     pub fn leaves_handlers(&self, target: &Target) -> bool {
-        self.unwinder.as_ref().is_some_and(|(why, _)| *why == Unwinder::Fault)
+        self.unwinder.as_ref().is_some_and(|(why, _)| *why == AsyncUnwinder::Fault)
             || self.mapped().any(|file| file.unwinding(target).leaves_handlers)
     }
 
@@ -362,7 +363,7 @@ impl Modules {
     }
 
     /// Places by which the goroutines of the program are found, and the bias of the addresses; `None` if it is no Go program, or not analysed yet.
-    fn goroutines(&self) -> Option<(Bias, &Goroutines)> {
+    fn goroutines(&self) -> Option<(Bias, &GoroutineLayout)> {
         let mut loaded = self.loaded().filter(|(_, file, _)| file.is_program);
         loaded.find_map(|(_, _, module)| Some((module.bias, module.image.goroutines()?)))
     }
@@ -651,7 +652,7 @@ impl ModuleFile {
     }
 
     /// Answer of the file about unwinders that begin at an instruction that is no call.
-    pub(super) fn unwinding(&self, target: &Target) -> Unwinding {
+    pub(super) fn unwinding(&self, target: &Target) -> AsyncUnwinding {
         self.unwinding_and_linkage(target).map(|(unwinding, _)| *unwinding).unwrap_or_default()
     }
 
@@ -660,7 +661,7 @@ impl ModuleFile {
         self.unwinding_and_linkage(target).map(|(_, linkage)| linkage)
     }
 
-    fn unwinding_and_linkage(&self, target: &Target) -> Option<&(Unwinding, Linkage)> {
+    fn unwinding_and_linkage(&self, target: &Target) -> Option<&(AsyncUnwinding, Linkage)> {
         let of = |elf: &Elf| (elf.unwinding(), elf.linkage());
         let read = || match self.loaded.get() {
             Some(Some(module)) => Some(of(module.image.elf())),
@@ -801,7 +802,7 @@ fn base_name(path: &Path) -> String {
 /// Number of blocks or edges that an error names.
 const NEAR: usize = 5;
 
-impl Program for Modules {
+impl ProgramFacts for Modules {
     fn machine(&self) -> &str {
         &self.machine
     }
@@ -919,10 +920,12 @@ impl Program for Modules {
     }
 
     fn function_name(&self, function: FunctionId) -> &str {
-        self.resolve(function).and_then(|(_, _, f)| f.names().first()).map_or("", ingraft_analysis::Name::display)
+        self.resolve(function)
+            .and_then(|(_, _, f)| f.names().first())
+            .map_or("", ingraft_analysis::FunctionName::display)
     }
 
-    fn variable(&self, name: &str, members: &[&str]) -> Result<Global, Unresolved> {
+    fn variable(&self, name: &str, members: &[&str]) -> Result<ProgramVariable, Unresolved> {
         variables::variable(self, name, members)
     }
 
@@ -934,7 +937,7 @@ impl Program for Modules {
         variables::callees(self, function)
     }
 
-    fn member(&self, function: FunctionId, of: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
+    fn member(&self, function: FunctionId, of: Parameter, members: &[&str]) -> Result<IntegerPath, Unresolved> {
         variables::member(self, function, of, members)
     }
 }

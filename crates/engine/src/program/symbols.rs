@@ -1,7 +1,7 @@
 //! Variables of a target by address, which give names to keys that are addresses.
 
 use ingraft_analysis::DataSymbol;
-use ingraft_mdl::Program;
+use ingraft_mdl::ProgramFacts;
 use ingraft_model::{Avma, AvmaRange};
 
 use crate::program::modules::Modules;

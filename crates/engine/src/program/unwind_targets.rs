@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use ingraft_mdl::Program as _;
+use ingraft_mdl::ProgramFacts as _;
 use ingraft_model::token::Token;
 use ingraft_model::{CallSite, Callee, FunctionId, PointKind};
 use ingraft_process::Target;

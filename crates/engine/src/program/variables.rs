@@ -1,7 +1,7 @@
 //! Data of a target by name: symbols give the places of variables, and debugging information their types.
 
-use ingraft_analysis::{DataSymbol, DebugInfo, DebugSections, Elf, Function, Reach, TypeError};
-use ingraft_mdl::{Access, Global, Location, Parameter, Program, Unresolved};
+use ingraft_analysis::{DataSymbol, DebugInfo, DebugSections, Elf, Function, MemberPath, TypeError};
+use ingraft_mdl::{IntegerPath, Parameter, ProgramFacts, ProgramVariable, Unresolved, VariableLocation};
 use ingraft_model::{Avma, CallSite, FunctionId, ModuleId, Refusal, Scalar, Svma, Width};
 
 use crate::program::callees::named;
@@ -20,8 +20,8 @@ struct Found<'a> {
     symbol: DataSymbol,
 }
 
-/// See [`ingraft_mdl::Program::variable`].
-pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Global, Unresolved> {
+/// See [`ingraft_mdl::ProgramFacts::variable`].
+pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<ProgramVariable, Unresolved> {
     let found = find(modules, name)?;
     let (symbol, elf) = (&found.symbol, found.module.image.elf());
     let ask = |info: &DebugInfo<'_>| info.reach_in_variable(symbol.at, symbol.per_thread, members);
@@ -35,12 +35,12 @@ pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Globa
                 let size = found.symbol.size;
                 Unresolved::Unreadable(format!("`{name}` takes {size} bytes, which is no integer of 1, 2, 4 or 8"))
             })?;
-            Access { pointers: Vec::new(), offset: 0, scalar: Scalar { width, signed: true } }
+            IntegerPath { pointers: Vec::new(), offset: 0, scalar: Scalar { width, signed: true } }
         }
         Err(why) => return Err(told(name, why)),
     };
     if found.symbol.per_thread {
-        return Ok(Global { at: in_threads(modules, name, &found)?, access, described });
+        return Ok(ProgramVariable { at: in_threads(modules, name, &found)?, access, described });
     }
     let at = found.symbol.at.to_avma(found.module.bias);
     let readable = data_of(modules);
@@ -50,17 +50,17 @@ pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Globa
     };
     let first = Avma(at.0.wrapping_add_signed(first));
     let lasts = readable.start <= first && first.0.checked_add(bytes.into()).is_some_and(|end| end <= readable.end.0);
-    let at = if lasts { Location::Lasting(at) } else { Location::Fleeting(at) };
-    Ok(Global { at, access, described })
+    let at = if lasts { VariableLocation::Lasting(at) } else { VariableLocation::Fleeting(at) };
+    Ok(ProgramVariable { at, access, described })
 }
 
 /// Location of a thread-local variable. Its library must stay loaded, because a library loaded later could have other data at that place.
-fn in_threads(modules: &Modules, name: &str, found: &Found<'_>) -> Result<Location, Unresolved> {
+fn in_threads(modules: &Modules, name: &str, found: &Found<'_>) -> Result<VariableLocation, Unresolved> {
     let refuse = |why| Unresolved::Unreadable(format!("`{name}`: every thread has its own, {why}"));
     let (at, bytes) = (found.symbol.at, found.symbol.size);
     if found.file.is_program {
         let own = found.module.image.elf().own_data_at(at, bytes);
-        return own.map(Location::PerThread).ok_or_else(|| refuse("at a place that linkers do not agree on"));
+        return own.map(VariableLocation::PerThread).ok_or_else(|| refuse("at a place that linkers do not agree on"));
     }
     modules.look_into(|file| file.is_program);
     let soname = found.module.image.elf().soname();
@@ -69,11 +69,11 @@ fn in_threads(modules: &Modules, name: &str, found: &Found<'_>) -> Result<Locati
         return Err(refuse("in a library that may be unloaded: the program does not need it"));
     }
     let own = found.file.own_data_at(at, bytes);
-    own.map(Location::PerThreadOfLibrary)
+    own.map(VariableLocation::PerThreadOfLibrary)
         .ok_or_else(|| refuse("in a library that does not have it at one distance from their pointers"))
 }
 
-/// See [`ingraft_mdl::Program::address`].
+/// See [`ingraft_mdl::ProgramFacts::address`].
 pub fn address(modules: &Modules, name: &str) -> Result<Avma, Unresolved> {
     let found = find(modules, name)?;
     if found.symbol.per_thread {
@@ -82,7 +82,7 @@ pub fn address(modules: &Modules, name: &str) -> Result<Avma, Unresolved> {
     Ok(found.symbol.at.to_avma(found.module.bias))
 }
 
-/// See [`ingraft_mdl::Program::callees`].
+/// See [`ingraft_mdl::ProgramFacts::callees`].
 pub fn callees(modules: &Modules, caller: FunctionId) -> Result<Vec<FunctionId>, Unresolved> {
     let unknown = || Unresolved::Unreadable("the function is not known any more".to_owned());
     let (_, module, f) = modules.resolve(caller).ok_or_else(unknown)?;
@@ -98,8 +98,13 @@ pub fn callees(modules: &Modules, caller: FunctionId) -> Result<Vec<FunctionId>,
     calls.iter().map(callee).collect()
 }
 
-/// See [`ingraft_mdl::Program::member`].
-pub fn member(modules: &Modules, function: FunctionId, of: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
+/// See [`ingraft_mdl::ProgramFacts::member`].
+pub fn member(
+    modules: &Modules,
+    function: FunctionId,
+    of: Parameter,
+    members: &[&str],
+) -> Result<IntegerPath, Unresolved> {
     let unknown = || Unresolved::Unreadable("the function is not known any more".to_owned());
     let (file, module, f) = modules.resolve(function).ok_or_else(unknown)?;
     let name = f.display_name();
@@ -134,8 +139,8 @@ fn described(
     modules: &Modules,
     file: &ModuleFile,
     elf: &Elf,
-    ask: impl Fn(&DebugInfo<'_>) -> Result<Reach, TypeError>,
-) -> Result<Reach, TypeError> {
+    ask: impl Fn(&DebugInfo<'_>) -> Result<MemberPath, TypeError>,
+) -> Result<MemberPath, TypeError> {
     let pid = modules.pid();
     let of = |elf| ask(&DebugInfo::of(&DebugSections::of(elf)?)?);
     match (of(elf), file.debug(pid, elf)) {
@@ -144,8 +149,8 @@ fn described(
     }
 }
 
-fn access(reach: Reach) -> Access {
-    Access { pointers: reach.pointers, offset: reach.offset, scalar: reach.scalar }
+fn access(reach: MemberPath) -> IntegerPath {
+    IntegerPath { pointers: reach.pointers, offset: reach.offset, scalar: reach.scalar }
 }
 
 fn told(name: &str, why: TypeError) -> Unresolved {

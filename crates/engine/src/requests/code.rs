@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_analysis::{DebugInfo, DebugSections, Disassembled, Function, SourceRange, TypeError, disassemble};
+use ingraft_analysis::{DebugInfo, DebugSections, DisassembledLine, Function, SourceRange, TypeError, disassemble};
 use ingraft_codegen::RemovalRecord;
 use ingraft_model::{Avma, AvmaRange, Cfg, FunctionId, Offset, PartName, Pid, Svma, SvmaRange};
 use ingraft_process::Target;
@@ -282,7 +282,7 @@ fn original(target: &Target, file: &ModuleFile, module: &Module, (start, cfg): (
         Some(_) => PartName::Block(Offset::between(start.0, at.0)).to_string(),
         None => outside_name(file, module, at),
     };
-    let instruction = |one: Disassembled| CodeInstruction {
+    let instruction = |one: DisassembledLine| CodeInstruction {
         source: source(one.at),
         at: Offset::between(start.0, one.at),
         bytes: one.bytes,

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
-use ingraft_mdl::{Diagnostic, Library, Metered};
+use ingraft_mdl::{Diagnostic, EventReadMethod, Library};
 use ingraft_model::{MetricInfo, Pid};
 use ingraft_process::{EventError, PerfEvent, ProcessIdentity, Rights, Target};
-use ingraft_report::{Chunk, SavedProfile, TracedCode, TracedProgram};
+use ingraft_report::{SavedProfile, TraceChunk, TracedCode, TracedProgram};
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
@@ -589,7 +589,7 @@ impl Engine {
     }
 
     /// The tokens that the threads of a trace have written since the last call. Does not stop the target.
-    pub fn take_trace(&self, id: MeasurementId, caller: Caller) -> Result<Vec<Chunk>, Error> {
+    pub fn take_trace(&self, id: MeasurementId, caller: Caller) -> Result<Vec<TraceChunk>, Error> {
         kinds::trace::take(&*self.of_measurement(id, caller)?, id)
     }
 
@@ -732,7 +732,7 @@ fn attend(
 }
 
 fn load_all(sources: &[(String, String)]) -> (Library, Vec<Diagnostic>) {
-    let mut library = Library::new(ingraft_mdl::Options::default());
+    let mut library = Library::new(ingraft_mdl::ParseOptions::default());
     let mut diagnostics = Vec::new();
     for (name, text) in sources {
         diagnostics.extend(library.load(name, text));
@@ -799,11 +799,11 @@ fn permit(pid: Pid, caller: Caller) -> Result<(), Error> {
 
 /// Way in which threads read an event at points, as far as this machine has shown it.
 fn at_points(event: &ingraft_process::ListedEvent) -> Option<String> {
-    match Metered::named(&event.name) {
-        Metered::ProcessorTime => Some("clock of processor time".to_owned()),
-        Metered::Usage(_) => Some("system call".to_owned()),
-        Metered::Counter if event.group == "software" => None,
-        Metered::Counter => {
+    match EventReadMethod::named(&event.name) {
+        EventReadMethod::ProcessorTime => Some("clock of processor time".to_owned()),
+        EventReadMethod::Usage(_) => Some("system call".to_owned()),
+        EventReadMethod::Counter if event.group == "software" => None,
+        EventReadMethod::Counter => {
             let tried = PerfEvent::parse(&event.name).map_err(EventError::from).and_then(|event| event.for_threads());
             Some(match tried {
                 Ok(_) => "RDPMC".to_owned(),

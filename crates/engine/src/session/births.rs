@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ingraft_mdl::Program as _;
+use ingraft_mdl::ProgramFacts as _;
 use ingraft_model::layout::{COUNTERS, DEFAULT_STRIDE, TOP, birth};
 use ingraft_model::{FunctionId, PointKind, Snippet, Stmt, ThreadIdentity, WallClock};
 use ingraft_process::SharedArea;

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ingraft_analysis::Unwinder;
+use ingraft_analysis::AsyncUnwinder;
 use ingraft_codegen::Environment;
 use ingraft_model::{FunctionId, Instrumentation};
 use ingraft_process::SharedArea;
@@ -33,7 +33,7 @@ pub(super) struct Attached {
     /// Reason why threads cannot be told apart; `None` if they can.
     pub(super) why_locked: Option<String>,
     /// Reason, known at the first insertion, why unwinders may begin at instructions that are no calls.
-    pub(super) unwinder: Option<Unwinder>,
+    pub(super) unwinder: Option<AsyncUnwinder>,
     pub(super) since_ns: u64,
     /// Processor time of the target at the first insertion.
     pub(super) cpu_before: Duration,

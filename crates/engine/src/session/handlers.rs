@@ -1,6 +1,6 @@
 //! Looks at the signal handlers of a program, because functions are not copied while one may end its thread.
 
-use ingraft_analysis::Unwinder;
+use ingraft_analysis::AsyncUnwinder;
 
 use crate::error::Error;
 use crate::program::handlers::departing;
@@ -38,7 +38,7 @@ impl Session {
         if let Err(error) = self.look_at_handlers(control) {
             tracing::debug!(%error, "the signal handlers were not looked at");
         }
-        let departs = matches!(control.modules.unwinder(), Some((Unwinder::Handler, _)));
+        let departs = matches!(control.modules.unwinder(), Some((AsyncUnwinder::Handler, _)));
         departs && control.attached.as_ref().is_some_and(|attached| attached.woven.copied().next().is_some())
     }
 }

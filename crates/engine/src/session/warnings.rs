@@ -1,6 +1,6 @@
 //! Warnings about a new measurement: the parts that its values lack, and their cost.
 
-use ingraft_analysis::Unwinder;
+use ingraft_analysis::AsyncUnwinder;
 use ingraft_model::{CpuClock, FunctionId, WallClock};
 use ingraft_process::TickClock;
 
@@ -65,7 +65,7 @@ impl Session {
         let resolutions = pairs().filter_map(|(_, pair)| resolution::of_variables(&pair.variables));
         warnings.extend(resolutions.min().and_then(resolution::warning));
         warnings.extend(self.mapped_again(control));
-        if let Some((Unwinder::Handler, name)) = control.modules.unwinder() {
+        if let Some((AsyncUnwinder::Handler, name)) = control.modules.unwinder() {
             warnings.push(format!("the signal handler {name} may end its thread: {CUT_SHORT}"));
         }
         // the C library of a program that is started is mapped later

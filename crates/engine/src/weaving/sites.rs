@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use ingraft_analysis::{Function, FunctionKind, Unwinder, may_fault};
+use ingraft_analysis::{AsyncUnwinder, Function, FunctionKind, may_fault};
 use ingraft_model::machine::{ENDBR, PAGE, SPRINGBOARD};
 use ingraft_model::{
     Arrival, Avma, BlockId, BlockPoint, BodyBlock, Edge, EdgeTarget, Free, FunctionBody, FunctionId, IslandRoom, Key,
@@ -293,9 +293,9 @@ pub fn whole(text: &Text<'_>, modules: &Modules, function: FunctionId) -> Result
     if let Some((why, module)) = modules.unwinder() {
         let module = module.to_owned();
         return Err(match why {
-            Unwinder::Handler => Refusal::HandlerEndsThread { handler: module },
-            Unwinder::Cancellation => Refusal::AsynchronousCancellation { module },
-            Unwinder::Fault => Refusal::ThrowingFaults { module },
+            AsyncUnwinder::Handler => Refusal::HandlerEndsThread { handler: module },
+            AsyncUnwinder::Cancellation => Refusal::AsynchronousCancellation { module },
+            AsyncUnwinder::Fault => Refusal::ThrowingFaults { module },
         });
     }
     let patched = |at: Svma| Refusal::PatchedByProgram { offset: Offset::between(f.start().0, at.0) };
@@ -384,7 +384,7 @@ fn body(modules: &Modules, function: FunctionId) -> Result<(&Module, &Function),
 
 /// The site, if the target has the bytes of the file there, apart from the engine's changes, and if it may displace its instructions.
 fn agrees(text: &Text<'_>, modules: &Modules, module: &Module, mut site: Arc<Site>) -> Result<Arc<Site>, Refusal> {
-    if let Some((Unwinder::Fault, module)) = modules.unwinder() {
+    if let Some((AsyncUnwinder::Fault, module)) = modules.unwinder() {
         if displaces_faults(&site) {
             return Err(Refusal::ThrowingFaults { module: module.to_owned() });
         }

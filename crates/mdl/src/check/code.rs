@@ -2,11 +2,11 @@
 
 use ingraft_model::ObjectKind;
 
-use super::meta::Context;
-use super::types::{Point, Type};
-use crate::ast::{Accumulator, AssignOp, Clock, Code, CodeKind, Expr, ExprKind, Vector};
+use super::meta::DefinitionCheck;
+use super::types::{MetaType, PointType};
+use crate::ast::{Accumulator, AssignOp, Clock, CodeKind, CodeStatement, ExprKind, SyntaxExpr, VectorIndex};
 use crate::diagnostic::{Severity, codes};
-use crate::source::Span;
+use crate::source::SourceSpan;
 
 /// Calls that act on an accumulator: the call's name, the kind of the accumulator, and the number of arguments.
 const REQUESTS: [(&str, Accumulator, usize); 9] = [
@@ -24,8 +24,8 @@ const REQUESTS: [(&str, Accumulator, usize); 9] = [
 /// Calls that act on a list of objects. Their arguments are the metric, an address and a kind of object.
 const MARKS: [&str; 2] = ["discover", "retire"];
 
-impl Context<'_, '_> {
-    pub(super) fn code(&mut self, code: &Code) {
+impl DefinitionCheck<'_, '_> {
+    pub(super) fn code(&mut self, code: &CodeStatement) {
         match &code.kind {
             CodeKind::Block(inner) => inner.iter().for_each(|c| self.code(c)),
             CodeKind::If(condition, then, otherwise) => {
@@ -40,14 +40,14 @@ impl Context<'_, '_> {
     }
 
     /// Checks an expression that stands as a statement.
-    fn effect(&mut self, expr: &Expr) {
+    fn effect(&mut self, expr: &SyntaxExpr) {
         match &expr.bare().kind {
             ExprKind::Assign(target, op, value) => {
                 self.target(target);
                 if let ExprKind::Index(name, _) = &target.bare().kind
                     && *op == AssignOp::Set
                     && self.is_vector(&name.name)
-                    && self.vector != Some(Vector::Objects)
+                    && self.vector != Some(VectorIndex::Objects)
                 {
                     let message = format!("the values of `{}` add up, none can be set", name.name);
                     self.error(codes::TARGET, target.span, message).help = Some("write `+=` or `-=`".to_owned());
@@ -64,7 +64,7 @@ impl Context<'_, '_> {
     }
 
     /// Checks the target of an assignment.
-    fn target(&mut self, target: &Expr) {
+    fn target(&mut self, target: &SyntaxExpr) {
         if target.is_memory() {
             return self.value(target);
         }
@@ -74,7 +74,7 @@ impl Context<'_, '_> {
             ExprKind::Index(name, index) => {
                 self.index(index);
                 if self.is_vector(&name.name) {
-                    if self.vector == Some(Vector::Objects) {
+                    if self.vector == Some(VectorIndex::Objects) {
                         let message = format!("`{}` is a list of objects, which only its own calls change", name.name);
                         self.error(codes::TARGET, target.span, message).help =
                             Some(format!("its calls are {}", MARKS.join(", ")));
@@ -90,8 +90,8 @@ impl Context<'_, '_> {
             _ => return,
         };
         match self.name(name, span) {
-            Type::Data(Accumulator::Counter | Accumulator::Void) | Type::Unknown => {}
-            Type::Data(kind) => {
+            MetaType::Data(Accumulator::Counter | Accumulator::Void) | MetaType::Unknown => {}
+            MetaType::Data(kind) => {
                 let message = format!("`{name}` is a {}, which only its own calls change", kind.keyword());
                 let calls: Vec<&str> = REQUESTS.iter().filter(|r| r.1 == kind).map(|r| r.0).collect();
                 self.error(codes::TARGET, span, message).help = Some(format!("its calls are {}", calls.join(", ")));
@@ -105,7 +105,7 @@ impl Context<'_, '_> {
     }
 
     /// Checks an expression whose value the code uses.
-    fn value(&mut self, expr: &Expr) {
+    fn value(&mut self, expr: &SyntaxExpr) {
         match &expr.kind {
             ExprKind::Int(_) | ExprKind::Text(_) | ExprKind::GlobalId => {}
             ExprKind::Arg(index) => {
@@ -120,8 +120,10 @@ impl Context<'_, '_> {
                 self.value(b);
             }
             ExprKind::Return => {
-                let known =
-                    matches!(self.place, Some((Some(Point::Return), _) | (Some(Point::Call), true) | (None, _)));
+                let known = matches!(
+                    self.place,
+                    Some((Some(PointType::Return), _) | (Some(PointType::Call), true) | (None, _))
+                );
                 if !known {
                     let message = "`$return` is only known at returns and behind calls";
                     self.error(codes::PLACE, expr.span, message).help = Some("use it in code at `.return`".to_owned());
@@ -142,7 +144,7 @@ impl Context<'_, '_> {
             }
             ExprKind::Index(name, index) if self.is_vector(&name.name) => {
                 self.index(index);
-                if self.vector == Some(Vector::Objects) {
+                if self.vector == Some(VectorIndex::Objects) {
                     let message = format!("`{}` is a list of objects, which have no values", name.name);
                     self.error(codes::KIND, expr.span, message);
                 }
@@ -154,7 +156,8 @@ impl Context<'_, '_> {
             }
             ExprKind::Call(callee, args) => {
                 let request = REQUESTS.iter().find(|r| r.0 == callee.name && !callee.quoted);
-                if self.vector == Some(Vector::Objects) && MARKS.contains(&callee.name.as_str()) && !callee.quoted {
+                if self.vector == Some(VectorIndex::Objects) && MARKS.contains(&callee.name.as_str()) && !callee.quoted
+                {
                     return self.mark(expr.span, &callee.name, args);
                 }
                 match request {
@@ -178,7 +181,7 @@ impl Context<'_, '_> {
             }
             ExprKind::Field(of, field) => {
                 let found = self.expr(expr);
-                if !matches!(found, Type::Int | Type::Text | Type::Unknown) {
+                if !matches!(found, MetaType::Int | MetaType::Text | MetaType::Unknown) {
                     let message = format!("`.{}` of {} is no number", field.name, self.words_of(of));
                     self.error(codes::TYPE, expr.span, message);
                 }
@@ -188,7 +191,7 @@ impl Context<'_, '_> {
     }
 
     /// Checks an expression whose member is data of the program.
-    fn data(&mut self, expr: &Expr) {
+    fn data(&mut self, expr: &SyntaxExpr) {
         match &expr.bare().kind {
             ExprKind::Field(of, _) => self.data(of),
             ExprKind::Arg(index) => self.value(index),
@@ -196,14 +199,17 @@ impl Context<'_, '_> {
         }
     }
 
-    fn words_of(&mut self, expr: &Expr) -> String {
+    fn words_of(&mut self, expr: &SyntaxExpr) -> String {
         if let ExprKind::Name(name) = &expr.bare().kind { format!("`{name}`") } else { "this".to_owned() }
     }
 
-    fn number(&mut self, span: Span, found: &Type) {
+    fn number(&mut self, span: SourceSpan, found: &MetaType) {
         match found {
-            Type::Int | Type::Text | Type::Unknown | Type::Data(Accumulator::Counter | Accumulator::Void) => {}
-            Type::Data(kind) => {
+            MetaType::Int
+            | MetaType::Text
+            | MetaType::Unknown
+            | MetaType::Data(Accumulator::Counter | Accumulator::Void) => {}
+            MetaType::Data(kind) => {
                 let message = format!("a {} has no value while the program runs", kind.keyword());
                 self.error(codes::KIND, span, message).help = Some("keep what you need in a `counter`".to_owned());
             }
@@ -215,8 +221,8 @@ impl Context<'_, '_> {
     }
 
     /// Checks the time of a call.
-    fn time(&mut self, expr: &Expr, clock: Clock) {
-        if !matches!(self.place, Some((Some(Point::Return) | None, _))) {
+    fn time(&mut self, expr: &SyntaxExpr, clock: Clock) {
+        if !matches!(self.place, Some((Some(PointType::Return) | None, _))) {
             let message = "the time of a call is only known at its return";
             self.error(codes::PLACE, expr.span, message).help = Some("use it in code at `.return`".to_owned());
         }
@@ -224,7 +230,7 @@ impl Context<'_, '_> {
     }
 
     /// Checks a call that acts on an accumulator.
-    fn request(&mut self, span: Span, name: &str, kind: Accumulator, count: usize, args: &[Expr]) {
+    fn request(&mut self, span: SourceSpan, name: &str, kind: Accumulator, count: usize, args: &[SyntaxExpr]) {
         let (args, own) = match args {
             [first @ .., last] if kind == Accumulator::Histogram && matches!(last.bare().kind, ExprKind::Own) => {
                 (first, Some(last))
@@ -254,12 +260,12 @@ impl Context<'_, '_> {
                 self.observed_value(arg);
             }
         }
-        let Some(first) = args.first().map(Expr::bare) else { return };
+        let Some(first) = args.first().map(SyntaxExpr::bare) else { return };
         let found = match &first.kind {
             ExprKind::Name(name) => self.name(name, first.span),
-            _ => Type::Int,
+            _ => MetaType::Int,
         };
-        if found != Type::Data(kind) && found != Type::Unknown {
+        if found != MetaType::Data(kind) && found != MetaType::Unknown {
             let message = format!("`{name}` acts on a {}, this is {}", kind.keyword(), found.words());
             self.error(codes::KIND, first.span, message).help =
                 Some(format!("give it the metric's own name, and let its base be `{}`", kind.keyword()));
@@ -267,7 +273,7 @@ impl Context<'_, '_> {
     }
 
     /// Checks the value of `observe`. A histogram records either times as they are measured, or other values, not both.
-    fn observed_value(&mut self, value: &Expr) {
+    fn observed_value(&mut self, value: &SyntaxExpr) {
         let time = matches!(value.bare().kind, ExprKind::Elapsed(_));
         if *self.observed.get_or_insert(time) != time {
             let message = "a histogram observes a time alone and other values";
@@ -276,12 +282,12 @@ impl Context<'_, '_> {
         }
     }
 
-    fn whole_vector(&mut self, code: &'static str, span: Span, name: &str) {
+    fn whole_vector(&mut self, code: &'static str, span: SourceSpan, name: &str) {
         self.error(code, span, format!("`{name}` is a vector")).help = Some(format!("say which slot: `{name}[…]`"));
     }
 
     /// Checks the index between the brackets of a vector.
-    fn index(&mut self, index: &Expr) {
+    fn index(&mut self, index: &SyntaxExpr) {
         if !self.is_item(index) {
             self.value(index);
         }
@@ -292,18 +298,18 @@ impl Context<'_, '_> {
     }
 
     /// Whether an index is a variable that may stand for an item of the list that the metric is indexed by.
-    fn is_item(&mut self, index: &Expr) -> bool {
-        let Some(Vector::List(list)) = &self.vector else { return false };
+    fn is_item(&mut self, index: &SyntaxExpr) -> bool {
+        let Some(VectorIndex::List(list)) = &self.vector else { return false };
         let ExprKind::Name(name) = &index.bare().kind else { return false };
         let local = self.names.iter().rev().find(|(known, _)| known == name).map(|(_, found)| found);
         match (self.scope.global(&list.name), local) {
-            (Some(Type::List(item)), Some(found)) => *item == *found,
+            (Some(MetaType::List(item)), Some(found)) => *item == *found,
             _ => false,
         }
     }
 
     /// Checks `discover` or `retire`, which record the kind and the state of an object.
-    fn mark(&mut self, span: Span, name: &str, args: &[Expr]) {
+    fn mark(&mut self, span: SourceSpan, name: &str, args: &[SyntaxExpr]) {
         let [list, address, kind] = args else {
             self.error(codes::TYPE, span, format!("`{name}` takes three arguments")).help =
                 Some(format!("write `{name}(METRIC, ADDRESS, \"KIND\")`"));
@@ -320,9 +326,9 @@ impl Context<'_, '_> {
     }
 
     /// Checks a call of a function of the program, of `readSymbol` or of `readAddress`.
-    fn call(&mut self, span: Span, name: &str, args: &[Expr]) {
+    fn call(&mut self, span: SourceSpan, name: &str, args: &[SyntaxExpr]) {
         match (name, args) {
-            ("readSymbol", [Expr { kind: ExprKind::Text(_), .. }]) => {}
+            ("readSymbol", [SyntaxExpr { kind: ExprKind::Text(_), .. }]) => {}
             ("readSymbol", _) => {
                 self.error(codes::TYPE, span, "`readSymbol` takes the name of a variable in quotes").help =
                     Some("write `readSymbol(\"name\")`, of a static `readSymbol(\"file.c:name\")`".to_owned());
@@ -343,10 +349,10 @@ impl Context<'_, '_> {
     }
 
     /// Checks `&x` as an argument of a call.
-    fn address(&mut self, inner: &Expr) {
+    fn address(&mut self, inner: &SyntaxExpr) {
         match &inner.bare().kind {
             ExprKind::Name(name) => match self.name(name, inner.span) {
-                Type::Data(_) | Type::Unknown => {}
+                MetaType::Data(_) | MetaType::Unknown => {}
                 found => {
                     let message = format!("only variables have addresses, `{name}` is {}", found.words());
                     self.error(codes::TYPE, inner.span, message);

@@ -10,33 +10,34 @@ use std::collections::HashMap;
 use ingraft_model::vector::GRANULES_MAX;
 use ingraft_model::{Aggregate, Ranges, Style};
 
-use self::meta::Context;
-use self::types::{Type, chain, list};
+use self::meta::DefinitionCheck;
+use self::types::{MetaType, chain, list};
 use crate::ast::{
-    Accumulator, Constraint, ConstraintBody, Definition, DefinitionKind, Element, FieldKind, File, List, Metric, Path,
-    Vector,
+    Accumulator, ConstraintBody, ConstraintDefinition, Definition, DefinitionKind, ElementKind, FieldKind,
+    ListDefinition, MdlFile, MetricDefinition, ResourcePattern, VectorIndex,
 };
 use crate::diagnostic::{Diagnostic, Severity, codes};
 use crate::library::Library;
 use crate::parse::closest;
 use crate::pattern::Exclusion;
-use crate::source::{Source, Span};
+use crate::source::{SourceSpan, SourceText};
 
 /// Names that the language itself defines.
 const PREDEFINED: [&str; 7] = ["$procedures", "$modules", "$start", "$exit", "$machine", "$cmin", "$cmax"];
 
 /// Names to which the definitions of a file can refer: those of the file, in any order, and those of the library.
-pub(crate) struct Scope<'a> {
+pub(crate) struct NameScope<'a> {
     library: &'a Library,
-    lists: HashMap<&'a str, (&'a List, bool)>,
-    constraints: HashMap<&'a str, (&'a Constraint, bool)>,
+    lists: HashMap<&'a str, (&'a ListDefinition, bool)>,
+    constraints: HashMap<&'a str, (&'a ConstraintDefinition, bool)>,
     /// The first metric of each public name.
-    metrics: HashMap<&'a str, &'a Metric>,
+    metrics: HashMap<&'a str, &'a MetricDefinition>,
 }
 
-impl<'a> Scope<'a> {
-    pub(crate) fn new(library: &'a Library, file: &'a File) -> Self {
-        let mut scope = Scope { library, lists: HashMap::new(), constraints: HashMap::new(), metrics: HashMap::new() };
+impl<'a> NameScope<'a> {
+    pub(crate) fn new(library: &'a Library, file: &'a MdlFile) -> Self {
+        let mut scope =
+            NameScope { library, lists: HashMap::new(), constraints: HashMap::new(), metrics: HashMap::new() };
         for definition in &file.definitions {
             match &definition.kind {
                 DefinitionKind::List(list) => {
@@ -57,21 +58,21 @@ impl<'a> Scope<'a> {
     }
 
     /// The type of a predefined name or a list; `None` if nothing defines it.
-    fn global(&self, name: &str) -> Option<Type> {
+    fn global(&self, name: &str) -> Option<MetaType> {
         match name {
-            "$procedures" => return Some(list(Type::Procedure)),
-            "$modules" => return Some(list(Type::Module)),
-            "$start" | "$exit" => return Some(Type::Procedure),
-            "$machine" => return Some(Type::Text),
-            "$cmin" | "$cmax" => return Some(Type::Int),
+            "$procedures" => return Some(list(MetaType::Procedure)),
+            "$modules" => return Some(list(MetaType::Module)),
+            "$start" | "$exit" => return Some(MetaType::Procedure),
+            "$machine" => return Some(MetaType::Text),
+            "$cmin" | "$cmax" => return Some(MetaType::Int),
             _ => {}
         }
         let own = self.lists.get(name).copied();
         let found = own.or_else(|| self.library.lists.get(name).map(|entry| (&entry.node, false)));
         match found {
-            Some((_, true)) => Some(Type::Unknown),
-            Some((found, false)) => Some(list(Type::of_items(found.element))),
-            None => self.library.is_broken(name).then_some(Type::Unknown),
+            Some((_, true)) => Some(MetaType::Unknown),
+            Some((found, false)) => Some(list(MetaType::of_items(found.element))),
+            None => self.library.is_broken(name).then_some(MetaType::Unknown),
         }
     }
 
@@ -90,8 +91,13 @@ impl<'a> Scope<'a> {
 }
 
 /// Checks one definition.
-pub(crate) fn check_definition(scope: &Scope<'_>, source: &Source, definition: &Definition, out: &mut Vec<Diagnostic>) {
-    let mut context = Context::new(scope, source, out);
+pub(crate) fn check_definition(
+    scope: &NameScope<'_>,
+    source: &SourceText,
+    definition: &Definition,
+    out: &mut Vec<Diagnostic>,
+) {
+    let mut context = DefinitionCheck::new(scope, source, out);
     match &definition.kind {
         DefinitionKind::List(list) => context.list(list),
         DefinitionKind::Constraint(constraint) => context.constraint(constraint),
@@ -110,13 +116,13 @@ pub(crate) fn check_definition(scope: &Scope<'_>, source: &Source, definition: &
     }
 }
 
-impl Context<'_, '_> {
-    fn list(&mut self, list: &List) {
+impl DefinitionCheck<'_, '_> {
+    fn list(&mut self, list: &ListDefinition) {
         for item in &list.items {
             let good = match list.element {
-                Element::Int => crate::number::parse_number(&item.value).is_some(),
-                Element::Float => item.value.parse::<f64>().is_ok(),
-                Element::Procedure | Element::Module | Element::String => !item.value.is_empty(),
+                ElementKind::Int => crate::number::parse_number(&item.value).is_some(),
+                ElementKind::Float => item.value.parse::<f64>().is_ok(),
+                ElementKind::Procedure | ElementKind::Module | ElementKind::String => !item.value.is_empty(),
             };
             if !good {
                 let message = format!("`{}` is no item of a list of type `{}`", item.value, list.element.keyword());
@@ -125,11 +131,11 @@ impl Context<'_, '_> {
         }
     }
 
-    fn constraint(&mut self, constraint: &Constraint) {
+    fn constraint(&mut self, constraint: &ConstraintDefinition) {
         self.path(constraint);
         match &constraint.body {
             ConstraintBody::Flag(body) => {
-                self.names.push((constraint.name.name.clone(), Type::Data(Accumulator::Counter)));
+                self.names.push((constraint.name.name.clone(), MetaType::Data(Accumulator::Counter)));
                 self.body(body, &constraint.path);
                 self.names.pop();
                 self.lint_flag(constraint, body);
@@ -149,7 +155,7 @@ impl Context<'_, '_> {
         }
     }
 
-    fn body(&mut self, body: &[crate::ast::Meta], path: &Path) {
+    fn body(&mut self, body: &[crate::ast::MetaStatement], path: &ResourcePattern) {
         self.chain = Some(chain(path));
         for statement in body {
             self.statement(statement);
@@ -157,13 +163,13 @@ impl Context<'_, '_> {
         self.chain = None;
     }
 
-    fn metric(&mut self, metric: &Metric) {
+    fn metric(&mut self, metric: &MetricDefinition) {
         let kind = metric.base().map_or(Accumulator::Counter, |b| b.kind);
         self.vector = metric.vector().cloned();
-        self.names.push((metric.ident.name.clone(), Type::Data(kind)));
-        self.names.extend(metric.scratch().map(|s| (s.name.clone(), Type::Data(Accumulator::Counter))));
+        self.names.push((metric.ident.name.clone(), MetaType::Data(kind)));
+        self.names.extend(metric.scratch().map(|s| (s.name.clone(), MetaType::Data(Accumulator::Counter))));
         self.repeated(metric);
-        let mut replacements: Vec<&Constraint> = Vec::new();
+        let mut replacements: Vec<&ConstraintDefinition> = Vec::new();
         for field in &metric.fields {
             match &field.kind {
                 FieldKind::Use(name) if !self.scope.has_constraint(&name.name) => {
@@ -193,7 +199,7 @@ impl Context<'_, '_> {
     }
 
     /// Warns about a field that is given twice, of which the last one is used, and about two metrics of one public name.
-    fn repeated(&mut self, metric: &Metric) {
+    fn repeated(&mut self, metric: &MetricDefinition) {
         let several =
             |kind: &FieldKind| matches!(kind, FieldKind::Use(_) | FieldKind::Constraint(_) | FieldKind::Scratch(_));
         let mut seen = Vec::new();
@@ -215,11 +221,11 @@ impl Context<'_, '_> {
 
     fn replacement(
         &mut self,
-        metric: &Metric,
+        metric: &MetricDefinition,
         base: Accumulator,
         own: Accumulator,
-        new: &Constraint,
-        before: &[&Constraint],
+        new: &ConstraintDefinition,
+        before: &[&ConstraintDefinition],
     ) {
         if base != own && metric.base().is_some() {
             let message = format!("this replaces a `{}` by a `{}`", base.keyword(), own.keyword());
@@ -233,23 +239,23 @@ impl Context<'_, '_> {
         }
     }
 
-    fn vector(&mut self, vector: &Vector, metric: &Metric, span: Span) {
+    fn vector(&mut self, vector: &VectorIndex, metric: &MetricDefinition, span: SourceSpan) {
         let kind = metric.base().map_or(Accumulator::Counter, |b| b.kind);
         if kind != Accumulator::Counter {
             let message = format!("a vector of `{}`; only counters can be indexed", kind.keyword());
             self.error(codes::KIND, span, message);
         }
         match vector {
-            Vector::List(name)
+            VectorIndex::List(name)
                 if self.scope.global(&name.name).is_none() || PREDEFINED.contains(&name.name.as_str()) =>
             {
                 let message = format!("no list has the name `{}`", name.name);
                 self.error(codes::UNKNOWN_NAME, name.span, message);
             }
-            Vector::Map(_, slots) if !u32::try_from(*slots).is_ok_and(|n| Ranges::numbers(n).is_some()) => {
+            VectorIndex::Map(_, slots) if !u32::try_from(*slots).is_ok_and(|n| Ranges::numbers(n).is_some()) => {
                 self.error(codes::VALUE, span, format!("a vector has between 1 and {GRANULES_MAX} slots"));
             }
-            Vector::Table(base, length, granule) if Ranges::new(*base, *length, *granule).is_none() => {
+            VectorIndex::Table(base, length, granule) if Ranges::new(*base, *length, *granule).is_none() => {
                 let message = format!("length divided by granule must be between 1 and {GRANULES_MAX}");
                 self.error(codes::VALUE, span, message);
             }
@@ -257,11 +263,15 @@ impl Context<'_, '_> {
                 self.error(codes::VALUE, span, "the values of several threads and processes add up").help =
                     Some("write `aggregateOperator sum;`".to_owned());
             }
-            Vector::Objects if metric.style() == Some(Style::EventCounter) => {
+            VectorIndex::Objects if metric.style() == Some(Style::EventCounter) => {
                 self.error(codes::VALUE, span, "how many objects there are is a level, no event").help =
                     Some("write `style SampledFunction;`".to_owned());
             }
-            Vector::List(_) | Vector::Map(..) | Vector::Table(..) | Vector::Keys | Vector::Objects => {}
+            VectorIndex::List(_)
+            | VectorIndex::Map(..)
+            | VectorIndex::Table(..)
+            | VectorIndex::Keys
+            | VectorIndex::Objects => {}
         }
     }
 }

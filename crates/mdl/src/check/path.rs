@@ -1,7 +1,10 @@
 //! Checks paths of constraints, and warns about flags that count wrongly in recursion.
 
-use super::meta::Context;
-use crate::ast::{Code, CodeKind, Constraint, Expr, ExprKind, Meta, MetaKind, Path, Text};
+use super::meta::DefinitionCheck;
+use crate::ast::{
+    CodeKind, CodeStatement, ConstraintDefinition, ExprKind, MetaKind, MetaStatement, ResourcePattern, SyntaxExpr,
+    TextLiteral,
+};
 use crate::diagnostic::{Severity, codes};
 
 /// The kinds of synchronisation objects.
@@ -9,13 +12,13 @@ pub(crate) const SYNC: [&str; 8] =
     ["Message", "Barrier", "Semaphore", "SpinLock", "Window", "Mutex", "CondVar", "RwLock"];
 
 /// Whether one focus can match both paths.
-pub(super) fn overlap(a: &Path, b: &Path) -> bool {
+pub(super) fn overlap(a: &ResourcePattern, b: &ResourcePattern) -> bool {
     let same = |(x, y): (&crate::ast::Ident, &crate::ast::Ident)| x.name == y.name || x.name == "*" || y.name == "*";
     a.parts.len() == b.parts.len() && !a.parts.is_empty() && a.parts.iter().zip(&b.parts).all(same)
 }
 
-impl Context<'_, '_> {
-    pub(super) fn path(&mut self, constraint: &Constraint) {
+impl DefinitionCheck<'_, '_> {
+    pub(super) fn path(&mut self, constraint: &ConstraintDefinition) {
         let path = &constraint.path;
         let Some((root, names)) = path.parts.split_first() else {
             let message = format!("the constraint `{}` has no path and restricts nothing", constraint.name.name);
@@ -57,7 +60,7 @@ impl Context<'_, '_> {
     }
 
     /// Checks the kinds of objects that an `is default` constraint names.
-    pub(super) fn kinds(&mut self, path: &Path, kinds: &[Text]) {
+    pub(super) fn kinds(&mut self, path: &ResourcePattern, kinds: &[TextLiteral]) {
         let of_kinds = matches!(path.parts.as_slice(), [root] if root.name == "SyncObject");
         if !of_kinds && let Some(kind) = kinds.first() {
             let message = "only a default of /SyncObject is for some kinds";
@@ -71,11 +74,11 @@ impl Context<'_, '_> {
     }
 
     /// Warns about a flag that is set at the entry and set to 0 at the return: the return of an inner call clears it for the outer call.
-    pub(super) fn lint_flag(&mut self, constraint: &Constraint, body: &[Meta]) {
+    pub(super) fn lint_flag(&mut self, constraint: &ConstraintDefinition, body: &[MetaStatement]) {
         if constraint.path.parts.first().is_none_or(|root| root.name != "Code") {
             return;
         }
-        let mut seen = Seen::default();
+        let mut seen = FlagUses::default();
         body.iter().for_each(|s| seen.meta(s, &constraint.name.name));
         if seen.set_at_entry && seen.cleared_at_return && !seen.calls {
             let message = format!(
@@ -89,14 +92,14 @@ impl Context<'_, '_> {
 }
 
 #[derive(Default)]
-struct Seen {
+struct FlagUses {
     set_at_entry: bool,
     cleared_at_return: bool,
     calls: bool,
 }
 
-impl Seen {
-    fn meta(&mut self, meta: &Meta, flag: &str) {
+impl FlagUses {
+    fn meta(&mut self, meta: &MetaStatement, flag: &str) {
         match &meta.kind {
             MetaKind::Block(inner) => inner.iter().for_each(|s| self.meta(s, flag)),
             MetaKind::Foreach(_, list, inner) => {
@@ -120,7 +123,7 @@ impl Seen {
         }
     }
 
-    fn code(&mut self, code: &Code, flag: &str, point: &str) {
+    fn code(&mut self, code: &CodeStatement, flag: &str, point: &str) {
         match &code.kind {
             CodeKind::Block(inner) => inner.iter().for_each(|c| self.code(c, flag, point)),
             CodeKind::If(_, then, otherwise) => {
@@ -129,7 +132,7 @@ impl Seen {
                     self.code(otherwise, flag, point);
                 }
             }
-            CodeKind::Expr(Expr { kind: ExprKind::Assign(target, crate::ast::AssignOp::Set, value), .. }) => {
+            CodeKind::Expr(SyntaxExpr { kind: ExprKind::Assign(target, crate::ast::AssignOp::Set, value), .. }) => {
                 if matches!(&target.kind, ExprKind::Name(name) if name == flag) {
                     let zero = matches!(value.bare().kind, ExprKind::Int(0));
                     self.set_at_entry |= point == "entry" && !zero;

@@ -1,14 +1,14 @@
 //! The types of the meta language, and the fields of their values.
 
-use crate::ast::{Accumulator, Element, Path};
+use crate::ast::{Accumulator, ElementKind, ResourcePattern};
 
 /// Type of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Type {
+pub(crate) enum MetaType {
     Int,
     Float,
     Text,
-    Points(Point),
+    Points(PointType),
     Procedure,
     Module,
     Loop,
@@ -16,14 +16,14 @@ pub(crate) enum Type {
     Memory,
     /// A variable of the metric or a flag.
     Data(Accumulator),
-    List(Box<Type>),
+    List(Box<MetaType>),
     /// Type of a value whose definition has an error. The error is reported at the definition.
     Unknown,
 }
 
 /// The kinds of point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Point {
+pub(crate) enum PointType {
     Entry,
     Return,
     Call,
@@ -33,77 +33,77 @@ pub(crate) enum Point {
 }
 
 /// Type that has a field, the field's name, and the field's type.
-type Field = (&'static str, &'static str, fn() -> Type);
+type FieldType = (&'static str, &'static str, fn() -> MetaType);
 
 /// Fields of procedures, modules, loops and memory.
-const FIELDS: &[Field] = &[
-    ("procedure", "entry", || Type::Points(Point::Entry)),
-    ("procedure", "return", || Type::Points(Point::Return)),
-    ("procedure", "calls", || list(Type::Points(Point::Call))),
-    ("procedure", "blocks", || list(Type::Points(Point::Block))),
-    ("procedure", "edges", || list(Type::Points(Point::Edge))),
-    ("procedure", "loops", || list(Type::Loop)),
-    ("procedure", "name", || Type::Text),
-    ("procedure", "tag", || Type::Int),
-    ("module", "funcs", || list(Type::Procedure)),
-    ("module", "name", || Type::Text),
-    ("loop", "enter", || Type::Points(Point::Loop)),
-    ("loop", "exit", || Type::Points(Point::Loop)),
-    ("loop", "start_iter", || Type::Points(Point::Loop)),
-    ("loop", "end_iter", || Type::Points(Point::Loop)),
-    ("memory", "lower", || Type::Int),
-    ("memory", "upper", || Type::Int),
+const FIELDS: &[FieldType] = &[
+    ("procedure", "entry", || MetaType::Points(PointType::Entry)),
+    ("procedure", "return", || MetaType::Points(PointType::Return)),
+    ("procedure", "calls", || list(MetaType::Points(PointType::Call))),
+    ("procedure", "blocks", || list(MetaType::Points(PointType::Block))),
+    ("procedure", "edges", || list(MetaType::Points(PointType::Edge))),
+    ("procedure", "loops", || list(MetaType::Loop)),
+    ("procedure", "name", || MetaType::Text),
+    ("procedure", "tag", || MetaType::Int),
+    ("module", "funcs", || list(MetaType::Procedure)),
+    ("module", "name", || MetaType::Text),
+    ("loop", "enter", || MetaType::Points(PointType::Loop)),
+    ("loop", "exit", || MetaType::Points(PointType::Loop)),
+    ("loop", "start_iter", || MetaType::Points(PointType::Loop)),
+    ("loop", "end_iter", || MetaType::Points(PointType::Loop)),
+    ("memory", "lower", || MetaType::Int),
+    ("memory", "upper", || MetaType::Int),
 ];
 
-pub(crate) fn list(of: Type) -> Type {
-    Type::List(Box::new(of))
+pub(crate) fn list(of: MetaType) -> MetaType {
+    MetaType::List(Box::new(of))
 }
 
-impl Type {
-    pub(crate) fn of_items(element: Element) -> Type {
+impl MetaType {
+    pub(crate) fn of_items(element: ElementKind) -> MetaType {
         match element {
-            Element::Procedure => Type::Procedure,
-            Element::Module => Type::Module,
-            Element::String => Type::Text,
-            Element::Int => Type::Int,
-            Element::Float => Type::Float,
+            ElementKind::Procedure => MetaType::Procedure,
+            ElementKind::Module => MetaType::Module,
+            ElementKind::String => MetaType::Text,
+            ElementKind::Int => MetaType::Int,
+            ElementKind::Float => MetaType::Float,
         }
     }
 
     /// The type in words, as errors name it.
     pub(crate) fn words(&self) -> String {
         match self {
-            Type::Int => "a number".to_owned(),
-            Type::Float => "a floating-point number".to_owned(),
-            Type::Text => "a string".to_owned(),
-            Type::Points(Point::Entry) => "an entry point".to_owned(),
-            Type::Points(Point::Return) => "return points".to_owned(),
-            Type::Points(Point::Call) => "a call site".to_owned(),
-            Type::Points(Point::Loop) => "points of a loop".to_owned(),
-            Type::Points(Point::Block) => "a block".to_owned(),
-            Type::Points(Point::Edge) => "an edge".to_owned(),
-            Type::Procedure => "a procedure".to_owned(),
-            Type::Module => "a module".to_owned(),
-            Type::Loop => "a loop".to_owned(),
-            Type::Memory => "a range of memory".to_owned(),
-            Type::Data(kind) => format!("a {}", kind.keyword()),
-            Type::List(of) => format!("a list (each is {})", of.words()),
-            Type::Unknown => "unknown".to_owned(),
+            MetaType::Int => "a number".to_owned(),
+            MetaType::Float => "a floating-point number".to_owned(),
+            MetaType::Text => "a string".to_owned(),
+            MetaType::Points(PointType::Entry) => "an entry point".to_owned(),
+            MetaType::Points(PointType::Return) => "return points".to_owned(),
+            MetaType::Points(PointType::Call) => "a call site".to_owned(),
+            MetaType::Points(PointType::Loop) => "points of a loop".to_owned(),
+            MetaType::Points(PointType::Block) => "a block".to_owned(),
+            MetaType::Points(PointType::Edge) => "an edge".to_owned(),
+            MetaType::Procedure => "a procedure".to_owned(),
+            MetaType::Module => "a module".to_owned(),
+            MetaType::Loop => "a loop".to_owned(),
+            MetaType::Memory => "a range of memory".to_owned(),
+            MetaType::Data(kind) => format!("a {}", kind.keyword()),
+            MetaType::List(of) => format!("a list (each is {})", of.words()),
+            MetaType::Unknown => "unknown".to_owned(),
         }
     }
 
     fn kind(&self) -> &'static str {
         match self {
-            Type::Procedure => "procedure",
-            Type::Module => "module",
-            Type::Loop => "loop",
-            Type::Memory => "memory",
+            MetaType::Procedure => "procedure",
+            MetaType::Module => "module",
+            MetaType::Loop => "loop",
+            MetaType::Memory => "memory",
             _ => "",
         }
     }
 
     /// The type of a field.
-    pub(crate) fn field(&self, name: &str) -> Option<Type> {
+    pub(crate) fn field(&self, name: &str) -> Option<MetaType> {
         let kind = self.kind();
         FIELDS.iter().find(|(of, field, _)| *of == kind && *field == name).map(|(_, _, make)| make())
     }
@@ -115,35 +115,35 @@ impl Type {
     }
 
     /// Kind of the points that a value of this type means, alone or as items of a list; `None` if the type has no points.
-    pub(crate) fn point(&self) -> Option<Point> {
+    pub(crate) fn point(&self) -> Option<PointType> {
         match self {
-            Type::Points(point) => Some(*point),
-            Type::List(of) => of.point(),
+            MetaType::Points(point) => Some(*point),
+            MetaType::List(of) => of.point(),
             _ => None,
         }
     }
 }
 
 /// The types of `$constraint[0]`, `$constraint[1]`, …: from the selected resource up to the root.
-pub(crate) fn chain(path: &Path) -> Vec<Type> {
+pub(crate) fn chain(path: &ResourcePattern) -> Vec<MetaType> {
     let Some((root, names)) = path.parts.split_first() else { return Vec::new() };
     let mut chain = match (root.name.as_str(), names.len()) {
-        ("Code", 0) => vec![Type::Module],
-        ("Code", 1) => vec![Type::Procedure, Type::Module],
-        ("Code", _) => vec![Type::Loop, Type::Procedure, Type::Module],
+        ("Code", 0) => vec![MetaType::Module],
+        ("Code", 1) => vec![MetaType::Procedure, MetaType::Module],
+        ("Code", _) => vec![MetaType::Loop, MetaType::Procedure, MetaType::Module],
         ("SyncObject", levels) => {
             let kind = names.first().map_or("", |n| n.name.as_str());
             let leaf = match (kind, levels) {
-                (_, 0) | ("Window", _) | ("Message", 1) => Type::Text,
-                _ => Type::Int,
+                (_, 0) | ("Window", _) | ("Message", 1) => MetaType::Text,
+                _ => MetaType::Int,
             };
             let mut chain = vec![leaf];
-            chain.resize(levels + 1, Type::Text);
+            chain.resize(levels + 1, MetaType::Text);
             chain
         }
-        ("Memory", levels) => vec![Type::Memory; levels + 1],
-        (_, levels) => vec![Type::Text; levels + 1],
+        ("Memory", levels) => vec![MetaType::Memory; levels + 1],
+        (_, levels) => vec![MetaType::Text; levels + 1],
     };
-    chain.push(Type::Text);
+    chain.push(MetaType::Text);
     chain
 }

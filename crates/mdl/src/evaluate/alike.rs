@@ -11,7 +11,7 @@ use ingraft_model::{Flavor, Focus, FunctionId, Instrumentation};
 use super::{Evaluated, evaluate_and_tell};
 use crate::diagnostic::Diagnostic;
 use crate::library::Library;
-use crate::program::Program;
+use crate::program::ProgramFacts;
 
 /// Largest number of results that are kept for reuse; one request has a few metrics.
 const KEPT: usize = 16;
@@ -19,19 +19,19 @@ const KEPT: usize = 16;
 /// Evaluates requests that are made to one program at one time.
 pub struct Evaluator<'a> {
     library: &'a Library,
-    program: &'a (dyn Program + Sync),
+    program: &'a (dyn ProgramFacts + Sync),
     flavors: &'a [Flavor],
-    known: RwLock<Vec<Known>>,
+    known: RwLock<Vec<ReusableResult>>,
 }
 
 /// Result of a request that is reused for requests at other functions.
-struct Known {
+struct ReusableResult {
     metric: String,
     focus: Focus,
     instrumentation: Instrumentation,
 }
 
-impl Known {
+impl ReusableResult {
     /// Whether the result can be reused for this request.
     fn is_like(&self, metric: &str, focus: &Focus) -> bool {
         self.metric == metric && differ_in_function(&self.focus, focus)
@@ -40,7 +40,7 @@ impl Known {
 
 impl<'a> Evaluator<'a> {
     /// Returns an evaluator without results. The client states `flavors`; the program has them besides its own.
-    pub fn new(library: &'a Library, program: &'a (dyn Program + Sync), flavors: &'a [Flavor]) -> Self {
+    pub fn new(library: &'a Library, program: &'a (dyn ProgramFacts + Sync), flavors: &'a [Flavor]) -> Self {
         Evaluator { library, program, flavors, known: RwLock::default() }
     }
 
@@ -59,7 +59,7 @@ impl<'a> Evaluator<'a> {
             let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
             // Another thread may have added such a result in the meantime.
             if known.len() < KEPT && !known.iter().any(|known| known.is_like(metric, focus)) {
-                known.push(Known {
+                known.push(ReusableResult {
                     metric: metric.to_owned(),
                     focus: focus.clone(),
                     instrumentation: found.instrumentation.clone(),

@@ -8,11 +8,11 @@ use ingraft_model::{
     TimeUnit, UnaryOp, ValueUnit, VariableId, VariableKind,
 };
 
-use super::meta::{Binding, Evaluation, Value, binary, unary};
-use super::vector::Slot;
-use crate::ast::{AssignOp, Callee, Code, CodeKind, Expr, ExprKind};
+use super::meta::{Evaluation, MetaValue, NameBinding, binary, unary};
+use super::vector::VectorSlot;
+use crate::ast::{AssignOp, CalledName, CodeKind, CodeStatement, ExprKind, SyntaxExpr};
 use crate::diagnostic::codes;
-use crate::source::Span;
+use crate::source::SourceSpan;
 
 /// Functions of Paradyn's run-time library that are plain arithmetic.
 fn helper(name: &str, args: usize) -> Option<BinaryOp> {
@@ -25,13 +25,13 @@ fn helper(name: &str, args: usize) -> Option<BinaryOp> {
 }
 
 impl<'a> Evaluation<'a> {
-    pub(super) fn block(&mut self, code: &'a [Code], out: &mut Vec<Stmt>) {
+    pub(super) fn block(&mut self, code: &'a [CodeStatement], out: &mut Vec<Stmt>) {
         for statement in code {
             self.code(statement, out);
         }
     }
 
-    fn code(&mut self, code: &'a Code, out: &mut Vec<Stmt>) {
+    fn code(&mut self, code: &'a CodeStatement, out: &mut Vec<Stmt>) {
         match &code.kind {
             CodeKind::Block(inner) => self.block(inner, out),
             CodeKind::Expr(expr) => {
@@ -66,7 +66,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Returns the scratch variable for the value that the expression at `span` computes. The code in all functions shares it.
-    pub(super) fn kept_at(&mut self, span: Span, name: &str) -> VariableId {
+    pub(super) fn kept_at(&mut self, span: SourceSpan, name: &str) -> VariableId {
         let key = (self.source, span);
         if let Some(known) = self.decisions.get(&key) {
             return *known;
@@ -77,7 +77,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Lowers an expression that stands as a statement.
-    fn effect(&mut self, expr: &'a Expr, out: &mut Vec<Stmt>) {
+    fn effect(&mut self, expr: &'a SyntaxExpr, out: &mut Vec<Stmt>) {
         match &expr.bare().kind {
             ExprKind::Assign(target, op, value) => {
                 if let Some(added) = self.added(expr) {
@@ -149,7 +149,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Returns the value of a vector that an assignment changes, and the amount that it adds; `None` if it changes something else.
-    fn added(&mut self, assignment: &'a Expr) -> Option<Option<(Slot, Out)>> {
+    fn added(&mut self, assignment: &'a SyntaxExpr) -> Option<Option<(VectorSlot, Out)>> {
         let assignment = &assignment.bare().kind;
         let (ExprKind::Assign(target, ..) | ExprKind::Step(target, _)) = assignment else { return None };
         let ExprKind::Index(name, index) = &target.bare().kind else { return None };
@@ -164,7 +164,13 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Adds to a value of a vector before the statement. Returns the new value, or with `was` the value before the addition.
-    fn value_of_addition(&mut self, expr: &Expr, target: &Expr, (mut slot, amount): (Slot, Out), was: bool) -> Out {
+    fn value_of_addition(
+        &mut self,
+        expr: &SyntaxExpr,
+        target: &SyntaxExpr,
+        (mut slot, amount): (VectorSlot, Out),
+        was: bool,
+    ) -> Out {
         if !matches!(slot.number, Out::Const(_) | Out::Arg(_)) {
             let index = self.kept_at(target.span, "index");
             self.before.push(Stmt::Set(index, slot.number));
@@ -181,7 +187,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Returns the list of objects that a call acts on; `None` if the expression names no such list.
-    fn object_list(&mut self, expr: &'a Expr) -> Option<VariableId> {
+    fn object_list(&mut self, expr: &'a SyntaxExpr) -> Option<VariableId> {
         self.target(expr).filter(|v| self.shape_of(*v) == Shape::Table(Fold::Last))
     }
 
@@ -190,7 +196,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Lowers a call of a function of the program whose result is not used.
-    fn effect_of_call(&mut self, expr: &'a Expr, out: &mut Vec<Stmt>) {
+    fn effect_of_call(&mut self, expr: &'a SyntaxExpr, out: &mut Vec<Stmt>) {
         if let Some(Out::Call(call)) = self.value(expr) {
             out.push(Stmt::Call(*call));
         }
@@ -198,7 +204,7 @@ impl<'a> Evaluation<'a> {
 
     pub(super) fn timer(
         &mut self,
-        expr: &'a Expr,
+        expr: &'a SyntaxExpr,
         clock: Clock,
         act: fn(VariableId, Clock) -> Stmt,
         out: &mut Vec<Stmt>,
@@ -207,7 +213,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Returns the variable of this shape that a start, stop, sample, observation or called function acts on.
-    pub(super) fn accumulator(&mut self, expr: &'a Expr, shape: Shape, wanted: &str) -> Option<VariableId> {
+    pub(super) fn accumulator(&mut self, expr: &'a SyntaxExpr, shape: Shape, wanted: &str) -> Option<VariableId> {
         let found = self.target(expr).filter(|v| self.variables[v.0 as usize].shape == shape);
         if found.is_none() {
             self.error(codes::KIND, expr.span, format!("this is not {wanted}"), "");
@@ -217,7 +223,7 @@ impl<'a> Evaluation<'a> {
 
     /// Lowers the value of `observe`. A time alone stays in ticks of the clock if the text observes only times. Any other value is in its
     /// own unit.
-    fn observed(&mut self, expr: &'a Expr) -> Option<Out> {
+    fn observed(&mut self, expr: &'a SyntaxExpr) -> Option<Out> {
         let unit = if self.observes_times { TimeUnit::Ticks } else { TimeUnit::Nanoseconds };
         let (value, unit) = match &expr.bare().kind {
             ExprKind::Elapsed(clock) => (self.elapsed(expr, *clock, unit), ValueUnit::Ticks),
@@ -232,7 +238,7 @@ impl<'a> Evaluation<'a> {
         value
     }
 
-    pub(super) fn target(&mut self, expr: &'a Expr) -> Option<VariableId> {
+    pub(super) fn target(&mut self, expr: &'a SyntaxExpr) -> Option<VariableId> {
         match &expr.bare().kind {
             ExprKind::Name(name) => self.variable_named(name),
             _ => None,
@@ -241,13 +247,13 @@ impl<'a> Evaluation<'a> {
 
     pub(super) fn variable_named(&self, name: &str) -> Option<VariableId> {
         match self.names.iter().rev().find(|(n, _)| *n == name)?.1 {
-            Binding::Variable(id) => Some(id),
-            Binding::Value(_) | Binding::Item(..) => None,
+            NameBinding::Variable(id) => Some(id),
+            NameBinding::Value(_) | NameBinding::Item(..) => None,
         }
     }
 
     /// Lowers a value of the code language; `None` after a finding.
-    pub(super) fn value(&mut self, expr: &'a Expr) -> Option<Out> {
+    pub(super) fn value(&mut self, expr: &'a SyntaxExpr) -> Option<Out> {
         match &expr.kind {
             ExprKind::Int(value) => Some(Out::Const(*value)),
             ExprKind::Paren(inner) => self.value(inner),
@@ -256,10 +262,10 @@ impl<'a> Evaluation<'a> {
                 None => self.known(expr),
             },
             ExprKind::Index(name, index) => match self.slot(&name.name, index) {
-                Some(slot) => slot.map(Slot::value),
+                Some(slot) => slot.map(VectorSlot::value),
                 None => self.known(expr),
             },
-            ExprKind::Arg(_) if matches!(self.place, Some(PointKind::Block | PointKind::Edge)) => {
+            ExprKind::Arg(_) if matches!(self.point_kind, Some(PointKind::Block | PointKind::Edge)) => {
                 let message = "arguments are known at entries, calls and returns, not at blocks and edges".to_owned();
                 self.error(codes::PLACE, expr.span, message, "");
                 None
@@ -310,7 +316,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Makes an assignment that stands inside an expression before the whole statement, and returns the assigned value.
-    fn value_of_assignment(&mut self, expr: &'a Expr, target: &'a Expr) -> Option<Out> {
+    fn value_of_assignment(&mut self, expr: &'a SyntaxExpr, target: &'a SyntaxExpr) -> Option<Out> {
         let mut own = Vec::new();
         self.effect(expr, &mut own);
         self.before.append(&mut own);
@@ -318,13 +324,13 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Returns the time of the call by a clock.
-    fn elapsed(&mut self, expr: &Expr, clock: Clock, unit: TimeUnit) -> Option<Out> {
+    fn elapsed(&mut self, expr: &SyntaxExpr, clock: Clock, unit: TimeUnit) -> Option<Out> {
         self.at_end(expr, "the time of a call is only known at its return", Out::Elapsed(clock, unit))
     }
 
     /// Returns a value that exists only at the end of a call. Elsewhere reports `otherwise` as an error.
-    pub(super) fn at_end(&mut self, expr: &Expr, otherwise: &str, value: Out) -> Option<Out> {
-        match self.place {
+    pub(super) fn at_end(&mut self, expr: &SyntaxExpr, otherwise: &str, value: Out) -> Option<Out> {
+        match self.point_kind {
             None | Some(PointKind::Exit | PointKind::CallAfter) => Some(value),
             Some(_) => {
                 self.error(codes::PLACE, expr.span, otherwise.to_owned(), "");
@@ -343,7 +349,7 @@ impl<'a> Evaluation<'a> {
         new
     }
 
-    fn call(&mut self, expr: &'a Expr, callee: &Callee, args: &'a [Expr]) -> Option<Out> {
+    fn call(&mut self, expr: &'a SyntaxExpr, callee: &CalledName, args: &'a [SyntaxExpr]) -> Option<Out> {
         if let Some(known) = self.data(expr, callee, args) {
             return known;
         }
@@ -371,16 +377,16 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Returns a value that the meta language knows when the request arrives, as a constant.
-    pub(super) fn known(&mut self, expr: &'a Expr) -> Option<Out> {
+    pub(super) fn known(&mut self, expr: &'a SyntaxExpr) -> Option<Out> {
         match self.expr(expr) {
-            Value::Int(value) => Some(Out::Const(value)),
-            Value::Refused => None,
-            Value::Text(_) => self.text_alone(expr),
+            MetaValue::Int(value) => Some(Out::Const(value)),
+            MetaValue::Refused => None,
+            MetaValue::Text(_) => self.text_alone(expr),
             _ => self.refuse(expr, "this as a value"),
         }
     }
 
-    pub(super) fn refuse(&mut self, expr: &Expr, what: &str) -> Option<Out> {
+    pub(super) fn refuse(&mut self, expr: &SyntaxExpr, what: &str) -> Option<Out> {
         self.not_woven(expr.span, format!("{what} is not woven yet"));
         None
     }

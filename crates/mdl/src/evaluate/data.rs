@@ -9,9 +9,9 @@ use ingraft_model::{Avma, BinaryOp, Expr as Out, Float, FloatFormat, FunctionId,
 
 use super::code::fold_binary;
 use super::meta::Evaluation;
-use crate::ast::{AssignOp, Callee, Expr, ExprKind};
+use crate::ast::{AssignOp, CalledName, ExprKind, SyntaxExpr};
 use crate::diagnostic::codes;
-use crate::program::{Access, Global, Location, Parameter, Unresolved};
+use crate::program::{IntegerPath, Parameter, ProgramVariable, Unresolved, VariableLocation};
 
 /// Largest number of elements that `DYNINSTCountElmsInArray` adds up; each element takes a system call.
 const ELEMENTS_MAX: i64 = 16;
@@ -22,7 +22,7 @@ const LOOKS_MAX: u32 = 64;
 const INT_BYTES: i64 = Scalar::INT.width.bytes() as i64;
 
 /// An integer of the program that code sets.
-enum Integer {
+enum ProgramInteger {
     /// At this address in the writable data of the program itself.
     Lasting(Avma, Scalar),
     /// At an address that the code computes.
@@ -31,7 +31,12 @@ enum Integer {
 
 impl<'a> Evaluation<'a> {
     /// Lowers a call that reads memory; `None` if it is another call.
-    pub(super) fn data(&mut self, expr: &'a Expr, callee: &Callee, args: &'a [Expr]) -> Option<Option<Out>> {
+    pub(super) fn data(
+        &mut self,
+        expr: &'a SyntaxExpr,
+        callee: &CalledName,
+        args: &'a [SyntaxExpr],
+    ) -> Option<Option<Out>> {
         if callee.quoted {
             return None;
         }
@@ -47,7 +52,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    fn sum(&mut self, expr: &'a Expr, array: &'a Expr, count: &'a Expr) -> Option<Out> {
+    fn sum(&mut self, expr: &'a SyntaxExpr, array: &'a SyntaxExpr, count: &'a SyntaxExpr) -> Option<Out> {
         let (array, count) = (self.value(array)?, self.value(count)?);
         match count {
             Out::Const(count) if (0..=ELEMENTS_MAX).contains(&count) => {
@@ -65,7 +70,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Lowers `….field`: a member of data of the program, or a field that the meta language knows.
-    pub(super) fn member(&mut self, expr: &'a Expr, of: &'a Expr, field: &'a str) -> Option<Out> {
+    pub(super) fn member(&mut self, expr: &'a SyntaxExpr, of: &'a SyntaxExpr, field: &'a str) -> Option<Out> {
         let (mut base, mut members) = (of.bare(), vec![field]);
         while let ExprKind::Field(of, field) = &base.kind {
             members.push(&field.name);
@@ -89,7 +94,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Lowers `$arg[n].double` or `$return.float`; `None` for other fields. Both are keywords of C, so no member has such a name.
-    fn float(&mut self, expr: &Expr, base: &'a Expr, members: &[&str]) -> Option<Option<Out>> {
+    fn float(&mut self, expr: &SyntaxExpr, base: &'a SyntaxExpr, members: &[&str]) -> Option<Option<Out>> {
         let format = match members {
             ["float"] => FloatFormat::Single,
             ["double"] => FloatFormat::Double,
@@ -99,7 +104,7 @@ impl<'a> Evaluation<'a> {
             ExprKind::Arg(_) => match self.value(base) {
                 Some(Out::Arg(n)) if n < Float::ARGS_MAX => {
                     let float = Float { register: n, format };
-                    let at_beginning = self.place.is_none_or(PointKind::opens);
+                    let at_beginning = self.point_kind.is_none_or(PointKind::opens);
                     Some(if at_beginning { Out::Float(float) } else { Out::Saved(Kept::Float(float)) })
                 }
                 Some(_) => self.refuse(expr, "a floating-point argument beyond the eighth"),
@@ -114,17 +119,17 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Lowers an assignment to memory: `readSymbol("v") = e`, `$arg[0].m = e`, `readAddress(a) = e`.
-    pub(super) fn assigned(&mut self, target: &'a Expr, op: AssignOp, value: Out, out: &mut Vec<Stmt>) {
+    pub(super) fn assigned(&mut self, target: &'a SyntaxExpr, op: AssignOp, value: Out, out: &mut Vec<Stmt>) {
         let change = |old: Out| match op {
             AssignOp::Set => value,
             AssignOp::Add => fold_binary(BinaryOp::Add, old, value),
             AssignOp::Subtract => fold_binary(BinaryOp::Subtract, old, value),
         };
         match self.integer(target) {
-            Some(Integer::Lasting(at, scalar)) => {
+            Some(ProgramInteger::Lasting(at, scalar)) => {
                 out.push(Stmt::Store(at, scalar.width, change(Out::Load(at, scalar))));
             }
-            Some(Integer::At(mut address, scalar)) => {
+            Some(ProgramInteger::At(mut address, scalar)) => {
                 let mut is_plain = true;
                 address.each(&mut |e| is_plain &= !matches!(e, Out::Read(..) | Out::Call(_)));
                 // The code reads and sets the same integer, even if another thread changes a pointer on the path to it.
@@ -140,7 +145,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Returns the integer of the program that an assignment sets.
-    fn integer(&mut self, target: &'a Expr) -> Option<Integer> {
+    fn integer(&mut self, target: &'a SyntaxExpr) -> Option<ProgramInteger> {
         let (mut base, mut members) = (target.bare(), Vec::new());
         while let ExprKind::Field(of, field) = &base.kind {
             members.insert(0, field.name.as_str());
@@ -148,11 +153,11 @@ impl<'a> Evaluation<'a> {
         }
         let ExprKind::Call(callee, args) = &base.kind else {
             let (value, access) = self.accessed(target, base, &members)?;
-            return Some(Integer::At(address_in(value, &access), access.scalar));
+            return Some(ProgramInteger::At(address_in(value, &access), access.scalar));
         };
         let [arg] = args.as_slice() else { return None };
         if callee.name == "readAddress" {
-            return self.value(arg).map(|address| Integer::At(address, Scalar::INT));
+            return self.value(arg).map(|address| ProgramInteger::At(address, Scalar::INT));
         }
         let ExprKind::Text(name) = &arg.bare().kind else {
             self.refuse(target, "a variable whose name is not written out");
@@ -165,23 +170,23 @@ impl<'a> Evaluation<'a> {
                 return None;
             }
         };
-        let Access { offset, scalar, .. } = global.access;
+        let IntegerPath { offset, scalar, .. } = global.access;
         let why = match () {
-            () if matches!(global.at, Location::Fleeting(_) | Location::PerThreadOfLibrary(_))
+            () if matches!(global.at, VariableLocation::Fleeting(_) | VariableLocation::PerThreadOfLibrary(_))
                 && global.access.pointers.is_empty() =>
             {
                 "an assignment to what is not in the writable data of the program itself"
             }
             () if !global.described => "an assignment to a variable whose type debugging information does not say",
             () => match (address_from(&global), global.at) {
-                (Some(address), _) => return Some(Integer::At(address, scalar)),
-                (None, Location::Lasting(at)) => {
-                    return Some(Integer::Lasting(Avma(at.0.wrapping_add_signed(offset)), scalar));
+                (Some(address), _) => return Some(ProgramInteger::At(address, scalar)),
+                (None, VariableLocation::Lasting(at)) => {
+                    return Some(ProgramInteger::Lasting(Avma(at.0.wrapping_add_signed(offset)), scalar));
                 }
-                (None, Location::PerThread(start)) => {
-                    return Some(Integer::At(in_thread(start.wrapping_add(offset)), scalar));
+                (None, VariableLocation::PerThread(start)) => {
+                    return Some(ProgramInteger::At(in_thread(start.wrapping_add(offset)), scalar));
                 }
-                (None, Location::Fleeting(_) | Location::PerThreadOfLibrary(_)) => return None,
+                (None, VariableLocation::Fleeting(_) | VariableLocation::PerThreadOfLibrary(_)) => return None,
             },
         };
         self.refuse(target, why);
@@ -189,7 +194,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Lowers a variable by its name, or the integer to which members lead from it.
-    fn symbol(&mut self, expr: &'a Expr, name: &'a Expr, members: &[&str]) -> Option<Out> {
+    fn symbol(&mut self, expr: &'a SyntaxExpr, name: &'a SyntaxExpr, members: &[&str]) -> Option<Out> {
         let ExprKind::Text(name) = &name.bare().kind else {
             return self.refuse(expr, "a variable whose name is not written out");
         };
@@ -201,10 +206,10 @@ impl<'a> Evaluation<'a> {
 
     /// Returns an argument or a result, and the path by which the members lead from it to an integer. The path must be the same in all
     /// functions where the code runs. At a call, it must be the same in all functions that are called.
-    fn accessed(&mut self, expr: &'a Expr, base: &'a Expr, members: &[&str]) -> Option<(Out, Access)> {
+    fn accessed(&mut self, expr: &'a SyntaxExpr, base: &'a SyntaxExpr, members: &[&str]) -> Option<(Out, IntegerPath)> {
         let value = self.value(base)?;
         let of = if let Out::Arg(n) = value { Parameter::Argument(n) } else { Parameter::Result };
-        let mut found: Option<Access> = None;
+        let mut found: Option<IntegerPath> = None;
         for function in self.getting(expr)? {
             self.looks += 1;
             if self.looks > LOOKS_MAX {
@@ -230,17 +235,17 @@ impl<'a> Evaluation<'a> {
             }
         }
         // Without functions, the code runs nowhere, and the path does not matter.
-        let nothing = || Access { pointers: Vec::new(), offset: 0, scalar: Scalar::INT };
+        let nothing = || IntegerPath { pointers: Vec::new(), offset: 0, scalar: Scalar::INT };
         Some((value, found.unwrap_or_else(nothing)))
     }
 
     /// Returns the functions whose arguments and results the code sees: those where it runs, or at a call those that are called there.
-    fn getting(&mut self, expr: &'a Expr) -> Option<Vec<FunctionId>> {
-        if !self.place.is_some_and(PointKind::is_at_call) {
-            return Some(self.there.clone());
+    fn getting(&mut self, expr: &'a SyntaxExpr) -> Option<Vec<FunctionId>> {
+        if !self.point_kind.is_some_and(PointKind::is_at_call) {
+            return Some(self.functions_here.clone());
         }
         let mut callees = BTreeSet::new();
-        for function in self.there.clone() {
+        for function in self.functions_here.clone() {
             match self.beyond().callees(function) {
                 Ok(called) => callees.extend(called),
                 Err(why) => {
@@ -252,7 +257,7 @@ impl<'a> Evaluation<'a> {
         Some(callees.into_iter().collect())
     }
 
-    fn unresolved(&mut self, expr: &'a Expr, why: Unresolved) -> Option<Out> {
+    fn unresolved(&mut self, expr: &'a SyntaxExpr, why: Unresolved) -> Option<Out> {
         match why {
             Unresolved::NotFound { what, help } => {
                 self.error(codes::NOT_FOUND, expr.span, what, help.as_deref().unwrap_or_default());
@@ -274,21 +279,21 @@ pub(super) fn plus(address: Out, offset: Out) -> Out {
 }
 
 /// Address of the integer to which a path leads from a value.
-fn address_in(value: Out, access: &Access) -> Out {
+fn address_in(value: Out, access: &IntegerPath) -> Out {
     let offset_by = |from, offset: i64| plus(from, Out::Const(offset));
     let read = |from, offset: &i64| Out::Read(Box::new(offset_by(from, *offset)), Scalar::POINTER);
     offset_by(access.pointers.iter().fold(value, read), access.offset)
 }
 
-fn reach(value: Out, access: &Access) -> Out {
+fn reach(value: Out, access: &IntegerPath) -> Out {
     Out::Read(Box::new(address_in(value, access)), access.scalar)
 }
 
 /// Address of the integer to which a pointer in a variable leads; `None` if the integer lies in the variable itself.
-fn address_from(global: &Global) -> Option<Out> {
-    let Access { pointers, offset, scalar } = &global.access;
+fn address_from(global: &ProgramVariable) -> Option<Out> {
+    let IntegerPath { pointers, offset, scalar } = &global.access;
     let (first, rest) = pointers.split_first()?;
-    let rest = Access { pointers: rest.to_vec(), offset: *offset, scalar: *scalar };
+    let rest = IntegerPath { pointers: rest.to_vec(), offset: *offset, scalar: *scalar };
     Some(address_in(present(global, *first, Scalar::POINTER), &rest))
 }
 
@@ -298,17 +303,19 @@ fn in_thread(offset: i64) -> Out {
 }
 
 /// An integer at an offset in a variable.
-fn present(global: &Global, offset: i64, scalar: Scalar) -> Out {
+fn present(global: &ProgramVariable, offset: i64, scalar: Scalar) -> Out {
     match global.at {
-        Location::Lasting(at) => Out::Load(Avma(at.0.wrapping_add_signed(offset)), scalar),
-        Location::Fleeting(at) => Out::Read(Box::new(Out::Const(at.0.cast_signed().wrapping_add(offset))), scalar),
-        Location::PerThread(start) | Location::PerThreadOfLibrary(start) => {
+        VariableLocation::Lasting(at) => Out::Load(Avma(at.0.wrapping_add_signed(offset)), scalar),
+        VariableLocation::Fleeting(at) => {
+            Out::Read(Box::new(Out::Const(at.0.cast_signed().wrapping_add(offset))), scalar)
+        }
+        VariableLocation::PerThread(start) | VariableLocation::PerThreadOfLibrary(start) => {
             Out::Read(Box::new(in_thread(start.wrapping_add(offset))), scalar)
         }
     }
 }
 
-fn reach_global(global: &Global) -> Out {
+fn reach_global(global: &ProgramVariable) -> Out {
     let scalar = global.access.scalar;
     match address_from(global) {
         Some(address) => Out::Read(Box::new(address), scalar),

@@ -4,11 +4,11 @@ use ingraft_model::{BinaryOp, Clock, Expr as Out, Shape, Stmt, Usage, VariableId
 
 use super::code::fold_binary;
 use super::meta::Evaluation;
-use crate::ast::Expr;
+use crate::ast::SyntaxExpr;
 
 /// Method by which code at a point reads an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Metered {
+pub enum EventReadMethod {
     /// The event is the processor time of the thread, which a clock measures.
     ProcessorTime,
     /// The thread asks the kernel.
@@ -17,16 +17,16 @@ pub enum Metered {
     Counter,
 }
 
-impl Metered {
+impl EventReadMethod {
     /// Returns the method for an event by its name in `perf list`, without checking that such an event exists.
-    pub fn named(event: &str) -> Metered {
+    pub fn named(event: &str) -> EventReadMethod {
         match event {
-            "task-clock" | "cpu-clock" => Metered::ProcessorTime,
-            "page-faults" | "faults" => Metered::Usage(Usage::PageFaults),
-            "minor-faults" => Metered::Usage(Usage::MinorFaults),
-            "major-faults" => Metered::Usage(Usage::MajorFaults),
-            "context-switches" | "cs" => Metered::Usage(Usage::ContextSwitches),
-            _ => Metered::Counter,
+            "task-clock" | "cpu-clock" => EventReadMethod::ProcessorTime,
+            "page-faults" | "faults" => EventReadMethod::Usage(Usage::PageFaults),
+            "minor-faults" => EventReadMethod::Usage(Usage::MinorFaults),
+            "major-faults" => EventReadMethod::Usage(Usage::MajorFaults),
+            "context-switches" | "cs" => EventReadMethod::Usage(Usage::ContextSwitches),
+            _ => EventReadMethod::Counter,
         }
     }
 }
@@ -54,14 +54,14 @@ impl<'a> Evaluation<'a> {
     /// Count of events that the thread has caused so far; `None` if the event is a time, or the metric has no event.
     fn caused(&self) -> Option<Out> {
         match self.metered? {
-            Metered::ProcessorTime => None,
-            Metered::Usage(usage) => Some(Out::Usage(usage)),
-            Metered::Counter => self.event.map(Out::Event),
+            EventReadMethod::ProcessorTime => None,
+            EventReadMethod::Usage(usage) => Some(Out::Usage(usage)),
+            EventReadMethod::Counter => self.event.map(Out::Event),
         }
     }
 
-    pub(super) fn start_events(&mut self, timer: &'a Expr, out: &mut Vec<Stmt>) {
-        if self.metered == Some(Metered::ProcessorTime) {
+    pub(super) fn start_events(&mut self, timer: &'a SyntaxExpr, out: &mut Vec<Stmt>) {
+        if self.metered == Some(EventReadMethod::ProcessorTime) {
             return self.timer(timer, Clock::Cpu, Stmt::Start, out);
         }
         let Some(caused) = self.caused() else { return };
@@ -71,8 +71,8 @@ impl<'a> Evaluation<'a> {
         out.push(Stmt::Add(nest, Out::Const(1)));
     }
 
-    pub(super) fn stop_events(&mut self, timer: &'a Expr, out: &mut Vec<Stmt>) {
-        if self.metered == Some(Metered::ProcessorTime) {
+    pub(super) fn stop_events(&mut self, timer: &'a SyntaxExpr, out: &mut Vec<Stmt>) {
+        if self.metered == Some(EventReadMethod::ProcessorTime) {
             return self.timer(timer, Clock::Cpu, Stmt::Stop, out);
         }
         let Some(caused) = self.caused() else { return };
@@ -85,7 +85,7 @@ impl<'a> Evaluation<'a> {
         out.push(Stmt::If(runs, stop));
     }
 
-    pub(super) fn sample_events(&mut self, counter: &'a Expr, out: &mut Vec<Stmt>) {
+    pub(super) fn sample_events(&mut self, counter: &'a SyntaxExpr, out: &mut Vec<Stmt>) {
         if let Some(caused) = self.caused() {
             let counter = self.accumulator(counter, Shape::Counter, "the counter of the metric");
             out.extend(counter.map(|counter| Stmt::Set(counter, caused)));

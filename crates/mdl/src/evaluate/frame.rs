@@ -8,50 +8,50 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use ingraft_model::snippet::{BinaryOp, Kept, Record, Restore, TimeUnit};
 use ingraft_model::{Clock, Expr, FunctionId, Order, Parts, PointKind, Shape, Stmt, Style, VariableId, VariableKind};
 
-use super::insert::{Change, Draft};
+use super::insert::{InsertionDraft, VariableChanges};
 use super::meta::Evaluation;
 use super::walk::{each_expr, each_stmt};
 use crate::diagnostic::codes;
 
 /// Part of a run that has a beginning and an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Frame {
+pub(super) enum FrameKind {
     /// A call of the function, from its entry to its exit.
     Function,
     /// A call that the function makes, from before to after the call instruction.
     Call,
 }
 
-impl Frame {
-    fn of(place: PointKind) -> Frame {
-        if place.is_at_call() { Frame::Call } else { Frame::Function }
+impl FrameKind {
+    fn of(place: PointKind) -> FrameKind {
+        if place.is_at_call() { FrameKind::Call } else { FrameKind::Function }
     }
 
     fn opening(self) -> PointKind {
         match self {
-            Frame::Function => PointKind::Entry,
-            Frame::Call => PointKind::CallBefore,
+            FrameKind::Function => PointKind::Entry,
+            FrameKind::Call => PointKind::CallBefore,
         }
     }
 
     fn closing(self) -> PointKind {
         match self {
-            Frame::Function => PointKind::Exit,
-            Frame::Call => PointKind::CallAfter,
+            FrameKind::Function => PointKind::Exit,
+            FrameKind::Call => PointKind::CallAfter,
         }
     }
 }
 
 /// The code at both ends of a frame, each in the order in which it runs.
 #[derive(Default)]
-struct Ends {
-    opening: Vec<Draft>,
-    closing: Vec<Draft>,
+struct FrameCode {
+    opening: Vec<InsertionDraft>,
+    closing: Vec<InsertionDraft>,
 }
 
-impl Ends {
-    fn add(&mut self, draft: &Draft, frame: Frame) {
-        let end = if draft.place == frame.closing() { &mut self.closing } else { &mut self.opening };
+impl FrameCode {
+    fn add(&mut self, draft: &InsertionDraft, frame: FrameKind) {
+        let end = if draft.point_kind == frame.closing() { &mut self.closing } else { &mut self.opening };
         match draft.order {
             Order::Append => end.push(draft.clone()),
             Order::Prepend => end.insert(0, draft.clone()),
@@ -64,14 +64,14 @@ fn is_inside(place: PointKind) -> bool {
     matches!(place, PointKind::Block | PointKind::Edge)
 }
 
-fn code(drafts: &[Draft]) -> Vec<Stmt> {
+fn code(drafts: &[InsertionDraft]) -> Vec<Stmt> {
     drafts.iter().flat_map(|d| &d.snippet.stmts).cloned().collect()
 }
 
 /// A record that the definition's code has, so that its code in all functions uses the same record.
 #[derive(Clone, Debug)]
 pub(super) struct KnownRecord {
-    frame: Frame,
+    frame: FrameKind,
     innermost: bool,
     record: Record,
 }
@@ -79,19 +79,19 @@ pub(super) struct KnownRecord {
 impl Evaluation<'_> {
     /// Joins the code at both ends of every frame that needs a record, and puts it into the record. The record that is opened first is
     /// closed last, whatever order the text asks for at the exit.
-    pub(super) fn with_records(&mut self, drafts: Vec<Draft>) -> Vec<Draft> {
-        if !drafts.iter().any(|d| d.place == Frame::of(d.place).closing()) {
+    pub(super) fn with_records(&mut self, drafts: Vec<InsertionDraft>) -> Vec<InsertionDraft> {
+        if !drafts.iter().any(|d| d.point_kind == FrameKind::of(d.point_kind).closing()) {
             return drafts;
         }
-        let mut frames: HashMap<(FunctionId, Frame), Ends> = HashMap::new();
-        for draft in drafts.iter().filter(|draft| !is_inside(draft.place)) {
-            let frame = Frame::of(draft.place);
+        let mut frames: HashMap<(FunctionId, FrameKind), FrameCode> = HashMap::new();
+        for draft in drafts.iter().filter(|draft| !is_inside(draft.point_kind)) {
+            let frame = FrameKind::of(draft.point_kind);
             frames.entry((draft.function, frame)).or_default().add(draft, frame);
         }
         let mut out = Vec::with_capacity(drafts.len());
         let mut joined = HashSet::new();
         for draft in drafts {
-            let frame = Frame::of(draft.place);
+            let frame = FrameKind::of(draft.point_kind);
             let key = (draft.function, frame);
             if let Some(ends) = frames.remove(&key)
                 && let Some(pair) = self.join(frame, &ends)
@@ -99,7 +99,7 @@ impl Evaluation<'_> {
                 joined.insert(key);
                 out.extend(pair);
             }
-            if is_inside(draft.place) || !joined.contains(&key) {
+            if is_inside(draft.point_kind) || !joined.contains(&key) {
                 out.push(draft);
             }
         }
@@ -107,7 +107,7 @@ impl Evaluation<'_> {
     }
 
     /// Returns the code at both ends of a frame with its records; `None` if the frame needs no record.
-    fn join(&mut self, frame: Frame, ends: &Ends) -> Option<[Draft; 2]> {
+    fn join(&mut self, frame: FrameKind, ends: &FrameCode) -> Option<[InsertionDraft; 2]> {
         let last = ends.closing.last()?;
         let (mut opening, mut closing) = (code(&ends.opening), code(&ends.closing));
         let order = ends.opening.first().map_or_else(|| last.order.mirrored(), |first| first.order);
@@ -138,9 +138,9 @@ impl Evaluation<'_> {
             end.push(Stmt::Close(record, Vec::new()));
         }
         let (function, span) = (last.function, last.span);
-        let begin = Draft {
+        let begin = InsertionDraft {
             function,
-            place: frame.opening(),
+            point_kind: frame.opening(),
             parts: Parts::All,
             order,
             role,
@@ -148,8 +148,15 @@ impl Evaluation<'_> {
             span,
         };
         let (order, role) = (order.mirrored(), role.mirrored());
-        let end =
-            Draft { function, place: frame.closing(), parts: Parts::All, order, role, snippet: self.shared(end), span };
+        let end = InsertionDraft {
+            function,
+            point_kind: frame.closing(),
+            parts: Parts::All,
+            order,
+            role,
+            snippet: self.shared(end),
+            span,
+        };
         Some([begin, end])
     }
 
@@ -200,13 +207,13 @@ impl Evaluation<'_> {
     }
 
     fn is_level(&self, v: VariableId, stmts: &[Stmt]) -> bool {
-        let change = Change::of(stmts, v);
+        let change = VariableChanges::of(stmts, v);
         self.metric.info.style == Style::SampledFunction || change.set || change.down
     }
 
     /// Returns one record for each restored variable, but at least one. The last record is the innermost: it holds the code, and keeps
     /// clocks and arguments.
-    fn records(&mut self, frame: Frame, restored: &[Restore], kept: Vec<Kept>) -> (Vec<Record>, Record) {
+    fn records(&mut self, frame: FrameKind, restored: &[Restore], kept: Vec<Kept>) -> (Vec<Record>, Record) {
         let (innermost, outer) = restored.split_last().map_or((None, restored), |(last, outer)| (Some(*last), outer));
         let outer = outer.iter().map(|v| self.record(frame, false, Vec::new(), Some(*v))).collect();
         (outer, self.record(frame, true, kept, innermost))
@@ -214,7 +221,7 @@ impl Evaluation<'_> {
 
     /// Returns a record: an equal one of the same definition, or a new one. Records of functions and of call sites have different names,
     /// because both may have the same stack pointer.
-    fn record(&mut self, frame: Frame, innermost: bool, kept: Vec<Kept>, restore: Option<Restore>) -> Record {
+    fn record(&mut self, frame: FrameKind, innermost: bool, kept: Vec<Kept>, restore: Option<Restore>) -> Record {
         let same = |known: &&KnownRecord| {
             let record = &known.record;
             (known.frame, known.innermost, &record.kept, record.restore) == (frame, innermost, &kept, restore)
@@ -227,13 +234,13 @@ impl Evaluation<'_> {
         let restored = restored.map(|variable| variable.name.clone());
         let remembers: Vec<String> = restored.into_iter().chain(kept.iter().map(Kept::to_string)).collect();
         let calls = match frame {
-            Frame::Function => "calls",
-            Frame::Call => "sites",
+            FrameKind::Function => "calls",
+            FrameKind::Call => "sites",
         };
         let name = format!("{}.{calls}({})", self.definition, remembers.join(", "));
         let kind = if innermost { VariableKind::Activations } else { VariableKind::OuterActivations };
         let activations = self.variable(&name, kind, Shape::Activations);
-        self.variables[activations.0 as usize].sampled = self.group == 0 && frame == Frame::Function && innermost;
+        self.variables[activations.0 as usize].sampled = self.group == 0 && frame == FrameKind::Function && innermost;
         let record = Record { activations, kept, restore };
         self.records.push(KnownRecord { frame, innermost, record: record.clone() });
         record

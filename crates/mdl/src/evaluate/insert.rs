@@ -7,41 +7,43 @@ use ingraft_model::{
     Stmt, UnaryOp, VariableId,
 };
 
-use super::meta::{Evaluation, FlagWord, LoopOf, Value};
+use super::meta::{Evaluation, FlagWord, LoopOf, MetaValue};
 use super::walk::each_stmt;
-use crate::ast::{Insert, Meta, MetaKind};
-use crate::source::Span;
+use crate::ast::{InsertStatement, MetaKind, MetaStatement};
+use crate::source::SourceSpan;
 
 /// Code of one definition at the points of one kind in one function. [`Evaluation::with_records`] joins drafts that share a record.
 #[derive(Clone, Debug)]
-pub(super) struct Draft {
+pub(super) struct InsertionDraft {
     pub(super) function: FunctionId,
-    pub(super) place: PointKind,
+    pub(super) point_kind: PointKind,
     /// The points of the kind that the code is for.
     pub(super) parts: Parts,
     pub(super) order: Order,
     pub(super) role: Role,
     pub(super) snippet: Arc<Snippet>,
     /// Position of the code in the source.
-    pub(super) span: Span,
+    pub(super) span: SourceSpan,
 }
 
 impl<'a> Evaluation<'a> {
-    pub(super) fn insert(&mut self, insert: &'a Insert) {
+    pub(super) fn insert(&mut self, insert: &'a InsertStatement) {
         let target = match self.expr(&insert.points) {
             // Code after the instruction of a call belongs to the point after the call. Code after the first instruction of a function runs
             // last at the entry, before the instruction, which changes none of the values that the code can use.
-            Value::Points(PointKind::CallBefore, functions) if insert.after => Some((PointKind::CallAfter, functions)),
-            Value::Points(point, functions) | Value::Part(point, functions) => Some((point, functions)),
-            Value::Refused => None,
+            MetaValue::Points(PointKind::CallBefore, functions) if insert.after => {
+                Some((PointKind::CallAfter, functions))
+            }
+            MetaValue::Points(point, functions) | MetaValue::Part(point, functions) => Some((point, functions)),
+            MetaValue::Refused => None,
             _ => {
                 self.wrong(&insert.points, "points");
                 None
             }
         };
-        self.place = target.as_ref().map(|(place, _)| *place);
+        self.point_kind = target.as_ref().map(|(place, _)| *place);
         let functions = target.iter().flat_map(|(_, functions)| functions);
-        self.there = functions.map(|(function, _)| *function).collect();
+        self.functions_here = functions.map(|(function, _)| *function).collect();
         let mut stmts = Vec::new();
         self.block(&insert.code, &mut stmts);
         let Some((place, functions)) = target else { return };
@@ -66,7 +68,7 @@ impl<'a> Evaluation<'a> {
         place: PointKind,
         order: Order,
         stmts: Vec<Stmt>,
-        span: Span,
+        span: SourceSpan,
     ) {
         if stmts.is_empty() {
             return;
@@ -79,7 +81,7 @@ impl<'a> Evaluation<'a> {
         let snippet = self.shared(stmts);
         let drafts = functions.into_iter().map(|(function, parts)| {
             let snippet = Arc::clone(&snippet);
-            Draft { function, place, parts, order, role, snippet, span }
+            InsertionDraft { function, point_kind: place, parts, order, role, snippet, span }
         });
         self.drafts.extend(drafts);
     }
@@ -99,7 +101,7 @@ impl<'a> Evaluation<'a> {
     /// counts as setting and appended code as clearing.
     pub(super) fn role(&self, order: Order, stmts: &[Stmt]) -> Role {
         let Some(flag) = self.flag else { return Role::Metric };
-        let change = Change::of(stmts, flag);
+        let change = VariableChanges::of(stmts, flag);
         match (change.up, change.down, order) {
             (true, false, _) => Role::FlagSet,
             (false, true, _) => Role::FlagClear,
@@ -110,7 +112,7 @@ impl<'a> Evaluation<'a> {
 
     /// Adds drafts for the flag of a constraint that is `inclusive` (the flag counts the functions' activations on the thread's stack) or
     /// `exclusive` (the flag is set while one of the functions itself executes).
-    pub(super) fn worded(&mut self, word: FlagWord, flag: VariableId, functions: &[FunctionId], span: Span) {
+    pub(super) fn worded(&mut self, word: FlagWord, flag: VariableId, functions: &[FunctionId], span: SourceSpan) {
         let add = |n| vec![Stmt::Add(flag, Out::Const(n))];
         let set = |n| vec![Stmt::Set(flag, Out::Const(n))];
         let (up, down) = match word {
@@ -128,7 +130,7 @@ impl<'a> Evaluation<'a> {
 
     /// Adds drafts for the flag of a constraint that is `inclusive` at a focus on a loop: the flag counts the executions of the loop on the
     /// thread's stack.
-    pub(super) fn inside_loop(&mut self, flag: VariableId, loops: &[LoopOf], span: Span) {
+    pub(super) fn inside_loop(&mut self, flag: VariableId, loops: &[LoopOf], span: SourceSpan) {
         let add = |n| vec![Stmt::Add(flag, Out::Const(n))];
         let at = |of: fn(&LoopEdges) -> &Result<Arc<[PointId]>, Refusal>| {
             loops.iter().map(move |(function, one)| (*function, Parts::of_points(of(one).clone())))
@@ -145,18 +147,18 @@ impl<'a> Evaluation<'a> {
         let (group, nothing) = (self.group, Arc::from([]));
         self.insertions.extend(drafts.into_iter().map(|draft| Insertion {
             function: draft.function,
-            point: draft.place,
+            point: draft.point_kind,
             parts: draft.parts,
             order: draft.order,
             role: draft.role,
             snippet: draft.snippet,
             group,
-            except: Arc::clone(if draft.place.is_at_call() { &self.measured } else { &nothing }),
+            except: Arc::clone(if draft.point_kind.is_at_call() { &self.measured } else { &nothing }),
         }));
     }
 
     /// Adds to `found` the functions of every list that the statements iterate over by its name.
-    pub(super) fn listed(&self, statements: &'a [Meta], found: &mut Vec<FunctionId>) {
+    pub(super) fn listed(&self, statements: &'a [MetaStatement], found: &mut Vec<FunctionId>) {
         for statement in statements {
             match &statement.kind {
                 MetaKind::Block(inner) => self.listed(inner, found),
@@ -189,7 +191,7 @@ fn above_zero(stmts: Vec<Stmt>, flag: VariableId) -> Vec<Stmt> {
 
 /// Changes that statements make to a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(super) struct Change {
+pub(super) struct VariableChanges {
     /// Whether a statement sets the variable to something else than 0, or adds to it.
     pub(super) up: bool,
     /// Whether a statement sets the variable to 0, or subtracts from it.
@@ -198,9 +200,9 @@ pub(super) struct Change {
     pub(super) set: bool,
 }
 
-impl Change {
-    pub(super) fn of(stmts: &[Stmt], variable: VariableId) -> Change {
-        let mut change = Change::default();
+impl VariableChanges {
+    pub(super) fn of(stmts: &[Stmt], variable: VariableId) -> VariableChanges {
+        let mut change = VariableChanges::default();
         each_stmt(stmts, &mut |stmt| {
             let (value, set) = match stmt {
                 Stmt::Set(v, value) if *v == variable => (value, true),

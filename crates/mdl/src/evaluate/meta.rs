@@ -10,26 +10,28 @@ use ingraft_model::{
     Resolution, ResourcePath, Shape, Snippet, Stmt, ValueUnit, Variable, VariableId, VariableKind,
 };
 
-use super::events::{EventTimer, Metered};
+use super::events::{EventReadMethod, EventTimer};
 use super::flavor;
 use super::frame::KnownRecord;
-use super::insert::Draft;
+use super::insert::InsertionDraft;
 use super::select::{HIERARCHIES, Selection};
 use super::vector::Indexed;
 use super::walk::observes_times_alone;
-use crate::ast::{Accumulator, BinaryOp, Element, Expr, ExprKind, List, Meta, MetaKind, UnaryOp};
+use crate::ast::{
+    Accumulator, BinaryOp, ElementKind, ExprKind, ListDefinition, MetaKind, MetaStatement, SyntaxExpr, UnaryOp,
+};
 use crate::diagnostic::{Diagnostic, Severity, codes};
 use crate::library::{Library, MetricEntry};
 use crate::number::parse_number;
-use crate::program::Program;
-use crate::source::Span;
+use crate::program::ProgramFacts;
+use crate::source::SourceSpan;
 
 /// Largest number of rounds of foreach in one request: ten times the functions of the largest programs.
 const MAX_ROUNDS: u32 = 5_000_000;
 
 /// A value of the meta language.
 #[derive(Clone, Debug)]
-pub(super) enum Value<'a> {
+pub(super) enum MetaValue<'a> {
     Int(i64),
     Float(f64),
     Text(Cow<'a, str>),
@@ -40,7 +42,7 @@ pub(super) enum Value<'a> {
     FunctionList(Vec<FunctionId>),
     ModuleList(Vec<ModuleId>),
     /// A `resourceList` of the text.
-    List(&'a List),
+    List(&'a ListDefinition),
     /// The points of this kind in these functions, in each of them those of the parts.
     Points(PointKind, Vec<(FunctionId, Parts)>),
     /// A block or an edge of these functions, and the points there.
@@ -58,15 +60,15 @@ pub(super) type LoopOf = (FunctionId, LoopEdges);
 
 /// Statements of one definition.
 #[derive(Clone, Debug)]
-pub(super) struct Body<'a> {
-    pub(super) statements: &'a [Meta],
+pub(super) struct DefinitionBody<'a> {
+    pub(super) statements: &'a [MetaStatement],
     pub(super) source: usize,
     /// Values of `$constraint[0]`, `$constraint[1]`, …
-    pub(super) chain: Vec<Value<'a>>,
+    pub(super) chain: Vec<MetaValue<'a>>,
 }
 
 /// A flag that the focus needs.
-pub(super) struct Flag<'a> {
+pub(super) struct FocusFlag<'a> {
     pub(super) name: &'a str,
     pub(super) code: FlagCode<'a>,
 }
@@ -74,13 +76,13 @@ pub(super) struct Flag<'a> {
 /// Method by which a flag is maintained.
 pub(super) enum FlagCode<'a> {
     /// These statements maintain the flag.
-    Written(Body<'a>),
+    Written(DefinitionBody<'a>),
     /// The word `inclusive` or `exclusive` maintains the flag. The word stands at this span of this source.
-    Word(FlagWord, Within, usize, Span),
+    Word(FlagWord, FlagScope, usize, SourceSpan),
 }
 
 /// Code while whose execution a flag is set.
-pub(super) enum Within {
+pub(super) enum FlagScope {
     /// These functions.
     Functions(Vec<FunctionId>),
     /// A loop of each of these functions.
@@ -96,11 +98,11 @@ pub(super) enum FlagWord {
 
 /// Meaning of a name of the text.
 #[derive(Clone, Debug)]
-pub(super) enum Binding<'a> {
+pub(super) enum NameBinding<'a> {
     Variable(VariableId),
-    Value(Value<'a>),
+    Value(MetaValue<'a>),
     /// An item of a list, with its position there.
-    Item(Value<'a>, &'a List, u32),
+    Item(MetaValue<'a>, &'a ListDefinition, u32),
 }
 
 /// One request being evaluated.
@@ -108,7 +110,7 @@ pub(super) struct Evaluation<'a> {
     pub(super) library: &'a Library,
     pub(super) metric: &'a MetricEntry,
     /// The program, for questions about what the focus names; [`Evaluation::beyond`] is for all other questions.
-    pub(super) program: &'a dyn Program,
+    pub(super) program: &'a dyn ProgramFacts,
     /// The flavors that the client states; the program has them besides its own.
     pub(super) stated: &'a [Flavor],
     pub(super) looked_beyond: Cell<bool>,
@@ -118,8 +120,8 @@ pub(super) struct Evaluation<'a> {
     pub(super) variables: Vec<Variable>,
     pub(super) insertions: Vec<Insertion>,
     /// Names in scope, from the outermost to the innermost.
-    pub(super) names: Vec<(&'a str, Binding<'a>)>,
-    pub(super) chain: Vec<Value<'a>>,
+    pub(super) names: Vec<(&'a str, NameBinding<'a>)>,
+    pub(super) chain: Vec<MetaValue<'a>>,
     /// The address of the object that the focus names.
     pub(super) object: Option<u64>,
     /// Index of the metric's vector, and the names of its values.
@@ -138,7 +140,7 @@ pub(super) struct Evaluation<'a> {
     pub(super) snippets: HashSet<Arc<Snippet>>,
     /// Scratch variables of values that code computes once (conditions with an else, addresses, indices, old values), by source and
     /// position.
-    pub(super) decisions: HashMap<(usize, Span), VariableId>,
+    pub(super) decisions: HashMap<(usize, SourceSpan), VariableId>,
     /// Unit in which the histogram observes its values; `None` before the first one.
     pub(super) observed: Option<ValueUnit>,
     /// Whether the text observes only times alone.
@@ -152,20 +154,20 @@ pub(super) struct Evaluation<'a> {
     /// Flag of the definition, if it is a constraint.
     pub(super) flag: Option<VariableId>,
     /// Kind of point where the current code will run; `None` after a finding.
-    pub(super) place: Option<PointKind>,
+    pub(super) point_kind: Option<PointKind>,
     /// The functions in which the current code will run.
-    pub(super) there: Vec<FunctionId>,
+    pub(super) functions_here: Vec<FunctionId>,
     /// Number of functions of whose arguments and results the whole request has taken members.
     pub(super) looks: u32,
-    pub(super) drafts: Vec<Draft>,
+    pub(super) drafts: Vec<InsertionDraft>,
     /// Drafts that run last at entries.
-    pub(super) late: Vec<Draft>,
+    pub(super) late: Vec<InsertionDraft>,
     pub(super) records: Vec<KnownRecord>,
     /// Variable with the time in instrumented callees, for `$self`.
     pub(super) callees: Option<VariableId>,
     /// Method by which code at points reads the metric's event, the variable of an event that a processor counter counts, and the event's
     /// timer.
-    pub(super) metered: Option<Metered>,
+    pub(super) metered: Option<EventReadMethod>,
     pub(super) event: Option<VariableId>,
     /// Assignments inside expressions of the current statement, which run before it.
     pub(super) before: Vec<Stmt>,
@@ -176,7 +178,7 @@ impl<'a> Evaluation<'a> {
     pub(super) fn new(
         library: &'a Library,
         metric: &'a MetricEntry,
-        (program, flavors): (&'a dyn Program, &'a [Flavor]),
+        (program, flavors): (&'a dyn ProgramFacts, &'a [Flavor]),
     ) -> Self {
         Evaluation {
             library,
@@ -206,9 +208,9 @@ impl<'a> Evaluation<'a> {
             group: 0,
             exclusive: false,
             flag: None,
-            there: Vec::new(),
+            functions_here: Vec::new(),
             looks: 0,
-            place: None,
+            point_kind: None,
             drafts: Vec::new(),
             late: Vec::new(),
             records: Vec::new(),
@@ -222,7 +224,7 @@ impl<'a> Evaluation<'a> {
 
     /// Returns the program, for questions about what the focus does not name, or about a function itself. The answer may be another one
     /// for another function, so the result is not reused.
-    pub(super) fn beyond(&self) -> &'a dyn Program {
+    pub(super) fn beyond(&self) -> &'a dyn ProgramFacts {
         self.looked_beyond.set(true);
         self.program
     }
@@ -241,12 +243,12 @@ impl<'a> Evaluation<'a> {
         if matches!(kind, Accumulator::HwTimer | Accumulator::HwCounter) && !without_code {
             let span =
                 node.fields.iter().rev().find(|f| matches!(&f.kind, crate::ast::FieldKind::Base(_))).map(|f| f.span);
-            let head = span.map_or(node.ident.span, |s| Span { start: s.start, end: s.start + 4 });
+            let head = span.map_or(node.ident.span, |s| SourceSpan { start: s.start, end: s.start + 4 });
             let event = base.event.as_ref().map_or("", |event| event.value.as_str());
-            let metered = Metered::named(event);
+            let metered = EventReadMethod::named(event);
             self.metered = Some(metered);
             let why = match (kind, metered) {
-                (Accumulator::HwCounter, Metered::ProcessorTime) => {
+                (Accumulator::HwCounter, EventReadMethod::ProcessorTime) => {
                     Some(format!("`{event}` is a time: use `hwTimer` or `processTimer`"))
                 }
                 (Accumulator::HwCounter, _) if base.body.is_empty() => Some(format!(
@@ -263,7 +265,7 @@ impl<'a> Evaluation<'a> {
         let shape = vector.unwrap_or_else(|| self.shape(kind));
         self.declare(&node.ident.name, VariableKind::Counter, shape);
         self.variables[0].sampled = kind != Accumulator::Void;
-        if self.metered == Some(Metered::Counter) {
+        if self.metered == Some(EventReadMethod::Counter) {
             self.event = Some(self.variable("event", VariableKind::Scratch, Shape::Event));
         }
         for scratch in node.scratch() {
@@ -273,11 +275,12 @@ impl<'a> Evaluation<'a> {
             let id = self.variable(flag.name, VariableKind::Flag, Shape::Counter);
             self.flags.push(id);
         }
-        let base_body = Body { statements: &base.body, source: self.metric.source, chain: Vec::new() };
+        let base_body = DefinitionBody { statements: &base.body, source: self.metric.source, chain: Vec::new() };
         let body = replacement.unwrap_or(base_body);
         // If the code depends on the kind of object in the focus but has nothing for this kind, it does not restrict the metric to the
         // kind.
-        self.of_kind = matches!(body.chain.as_slice(), [Value::Text(_), Value::Text(root)] if *root == "SyncObject");
+        self.of_kind =
+            matches!(body.chain.as_slice(), [MetaValue::Text(_), MetaValue::Text(root)] if *root == "SyncObject");
         let empty = body.statements.is_empty();
         self.measured = self.all_listed(&body, &flags);
         // The whole text counts, not only the code that has points now: a library may be loaded and add points after values were read.
@@ -303,7 +306,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    fn all_listed(&self, body: &Body<'a>, flags: &[Flag<'a>]) -> Arc<[FunctionId]> {
+    fn all_listed(&self, body: &DefinitionBody<'a>, flags: &[FocusFlag<'a>]) -> Arc<[FunctionId]> {
         let mut found = Vec::new();
         self.listed(body.statements, &mut found);
         for flag in flags {
@@ -317,7 +320,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Evaluates the code of a flag.
-    fn maintain(&mut self, flag: Flag<'a>, id: VariableId) {
+    fn maintain(&mut self, flag: FocusFlag<'a>, id: VariableId) {
         self.definition = flag.name;
         self.group += 1;
         self.flag = Some(id);
@@ -326,15 +329,15 @@ impl<'a> Evaluation<'a> {
         self.exclusive = matches!(flag.code, FlagCode::Word(FlagWord::Exclusive, ..));
         match flag.code {
             FlagCode::Written(body) => {
-                self.names.push((flag.name, Binding::Variable(id)));
+                self.names.push((flag.name, NameBinding::Variable(id)));
                 self.body(body);
                 self.names.pop();
             }
-            FlagCode::Word(word, Within::Functions(functions), source, span) => {
+            FlagCode::Word(word, FlagScope::Functions(functions), source, span) => {
                 self.source = source;
                 self.worded(word, id, &functions, span);
             }
-            FlagCode::Word(_, Within::Loop(loops), source, span) => {
+            FlagCode::Word(_, FlagScope::Loop(loops), source, span) => {
                 self.source = source;
                 self.inside_loop(id, &loops, span);
             }
@@ -363,7 +366,7 @@ impl<'a> Evaluation<'a> {
         match kind {
             Accumulator::Counter | Accumulator::HwCounter | Accumulator::Void => Shape::Counter,
             Accumulator::WallTimer => Shape::Timer(Clock::Wall),
-            Accumulator::HwTimer if self.metered != Some(Metered::ProcessorTime) => Shape::Counter,
+            Accumulator::HwTimer if self.metered != Some(EventReadMethod::ProcessorTime) => Shape::Counter,
             Accumulator::ProcessTimer | Accumulator::HwTimer => Shape::Timer(Clock::Cpu),
             Accumulator::Histogram => Shape::Histogram(Resolution::Fine),
         }
@@ -371,7 +374,7 @@ impl<'a> Evaluation<'a> {
 
     fn declare(&mut self, name: &'a str, kind: VariableKind, shape: Shape) {
         let id = self.variable(name, kind, shape);
-        self.names.push((name, Binding::Variable(id)));
+        self.names.push((name, NameBinding::Variable(id)));
     }
 
     pub(super) fn variable(&mut self, name: &str, kind: VariableKind, shape: Shape) -> VariableId {
@@ -381,7 +384,7 @@ impl<'a> Evaluation<'a> {
         id
     }
 
-    fn body(&mut self, body: Body<'a>) {
+    fn body(&mut self, body: DefinitionBody<'a>) {
         self.source = body.source;
         self.chain = body.chain;
         for statement in body.statements {
@@ -389,7 +392,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    fn statement(&mut self, statement: &'a Meta) {
+    fn statement(&mut self, statement: &'a MetaStatement) {
         self.reached |= matches!(statement.kind, MetaKind::Foreach(..) | MetaKind::Insert(_));
         match &statement.kind {
             MetaKind::Block(inner) => inner.iter().for_each(|s| self.statement(s)),
@@ -416,24 +419,28 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    fn foreach(&mut self, name: &'a str, expr: &Expr, list: Value<'a>, body: &'a Meta) {
-        let values: Vec<Binding<'a>> = match list {
-            Value::FunctionList(functions) => {
+    fn foreach(&mut self, name: &'a str, expr: &SyntaxExpr, list: MetaValue<'a>, body: &'a MetaStatement) {
+        let values: Vec<NameBinding<'a>> = match list {
+            MetaValue::FunctionList(functions) => {
                 for function in functions {
-                    if !self.iterate(name, expr, Binding::Value(Value::Functions(vec![function])), body) {
+                    if !self.iterate(name, expr, NameBinding::Value(MetaValue::Functions(vec![function])), body) {
                         return;
                     }
                 }
                 return;
             }
-            Value::ModuleList(modules) => modules.into_iter().map(|m| Binding::Value(Value::Module(m))).collect(),
-            Value::List(list) => {
-                let items = self.elements(list).into_iter();
-                items.map(|(position, value)| Binding::Item(value, list, position)).collect()
+            MetaValue::ModuleList(modules) => {
+                modules.into_iter().map(|m| NameBinding::Value(MetaValue::Module(m))).collect()
             }
-            Value::LoopList(loops) => loops.into_iter().map(|one| Binding::Value(Value::Loop(vec![one]))).collect(),
+            MetaValue::List(list) => {
+                let items = self.elements(list).into_iter();
+                items.map(|(position, value)| NameBinding::Item(value, list, position)).collect()
+            }
+            MetaValue::LoopList(loops) => {
+                loops.into_iter().map(|one| NameBinding::Value(MetaValue::Loop(vec![one]))).collect()
+            }
             // All points get the same code, so one round is enough.
-            Value::Points(..) | Value::Part(..) | Value::Refused => vec![Binding::Value(list)],
+            MetaValue::Points(..) | MetaValue::Part(..) | MetaValue::Refused => vec![NameBinding::Value(list)],
             _ => return self.wrong(expr, "a list"),
         };
         for value in values {
@@ -444,7 +451,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Runs one round of a foreach; returns false after too many rounds in the request.
-    fn iterate(&mut self, name: &'a str, list: &Expr, value: Binding<'a>, body: &'a Meta) -> bool {
+    fn iterate(&mut self, name: &'a str, list: &SyntaxExpr, value: NameBinding<'a>, body: &'a MetaStatement) -> bool {
         self.rounds += 1;
         if self.rounds > MAX_ROUNDS {
             let message = format!("more than {MAX_ROUNDS} rounds of foreach in one request");
@@ -458,21 +465,21 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Returns the functions of a list of procedures; empty if the expression is not the name of a list.
-    pub(super) fn functions_of_list(&self, expr: &Expr) -> Vec<FunctionId> {
+    pub(super) fn functions_of_list(&self, expr: &SyntaxExpr) -> Vec<FunctionId> {
         let ExprKind::Name(name) = &expr.bare().kind else { return Vec::new() };
         let Some(list) = self.library.lists.get(name) else { return Vec::new() };
-        let functions = |value| if let Value::Functions(functions) = value { functions } else { Vec::new() };
+        let functions = |value| if let MetaValue::Functions(functions) = value { functions } else { Vec::new() };
         self.elements(&list.node).into_iter().flat_map(|(_, value)| functions(value)).collect()
     }
 
     /// Returns the items of a list in this program, with their positions. Skips functions that the program does not have, and takes each
     /// function once.
-    fn elements(&self, list: &'a List) -> Vec<(u32, Value<'a>)> {
+    fn elements(&self, list: &'a ListDefinition) -> Vec<(u32, MetaValue<'a>)> {
         let mut seen: Vec<FunctionId> = Vec::new();
         let mut values = Vec::with_capacity(list.items.len());
         for (position, item) in (0..).zip(&list.items) {
             match list.element {
-                Element::Procedure => {
+                ElementKind::Procedure => {
                     let mut functions = match ResourcePath::parse(&item.value).ok().as_ref().map(|p| p.names.as_slice())
                     {
                         Some([module, function]) => self.beyond().functions_matching(module, function),
@@ -481,26 +488,26 @@ impl<'a> Evaluation<'a> {
                     functions.retain(|f| !seen.contains(f));
                     seen.extend(&functions);
                     if !functions.is_empty() {
-                        values.push((position, Value::Functions(functions)));
+                        values.push((position, MetaValue::Functions(functions)));
                     }
                 }
-                Element::Module => {
+                ElementKind::Module => {
                     let modules = self.beyond().modules_named(&item.value);
-                    values.extend(modules.into_iter().map(|m| (position, Value::Module(m))));
+                    values.extend(modules.into_iter().map(|m| (position, MetaValue::Module(m))));
                 }
-                Element::String => values.push((position, Value::Text(Cow::Borrowed(&item.value)))),
-                Element::Int => values.extend(parse_number(&item.value).map(|n| (position, Value::Int(n)))),
-                Element::Float => values.extend(item.value.parse().ok().map(|n| (position, Value::Float(n)))),
+                ElementKind::String => values.push((position, MetaValue::Text(Cow::Borrowed(&item.value)))),
+                ElementKind::Int => values.extend(parse_number(&item.value).map(|n| (position, MetaValue::Int(n)))),
+                ElementKind::Float => values.extend(item.value.parse().ok().map(|n| (position, MetaValue::Float(n)))),
             }
         }
         values
     }
 
     /// Evaluates an expression of the meta language.
-    pub(super) fn expr(&mut self, expr: &'a Expr) -> Value<'a> {
+    pub(super) fn expr(&mut self, expr: &'a SyntaxExpr) -> MetaValue<'a> {
         match &expr.kind {
-            ExprKind::Int(value) => Value::Int(*value),
-            ExprKind::Text(text) => Value::Text(Cow::Borrowed(text)),
+            ExprKind::Int(value) => MetaValue::Int(*value),
+            ExprKind::Text(text) => MetaValue::Text(Cow::Borrowed(text)),
             ExprKind::Paren(inner) => self.expr(inner),
             ExprKind::Name(name) => self.name(expr.span, name),
             ExprKind::Index(name, index) => {
@@ -512,20 +519,24 @@ impl<'a> Evaluation<'a> {
                 self.field(expr, value, &field.name)
             }
             ExprKind::Unary(op, operand) => match (op, self.expr(operand)) {
-                (_, Value::Refused) => Value::Refused,
-                (op, Value::Int(value)) => Value::Int(unary(*op, value)),
-                (UnaryOp::Negate, Value::Float(value)) => Value::Float(-value),
+                (_, MetaValue::Refused) => MetaValue::Refused,
+                (op, MetaValue::Int(value)) => MetaValue::Int(unary(*op, value)),
+                (UnaryOp::Negate, MetaValue::Float(value)) => MetaValue::Float(-value),
                 _ => self.wrong_value(operand, "a number"),
             },
             ExprKind::Binary(op, a, b) => {
                 let (left, right) = (self.expr(a), self.expr(b));
                 match (left, right) {
-                    (Value::Refused, _) | (_, Value::Refused) => Value::Refused,
-                    (Value::Int(left), Value::Int(right)) => Value::Int(binary(*op, left, right)),
-                    (Value::Text(left), Value::Text(right)) => compare(*op, &left, &right)
-                        .map_or_else(|| self.wrong_value(expr, "a comparison of strings"), |t| Value::Int(t.into())),
-                    (Value::Float(left), Value::Float(right)) => compare(*op, &left, &right)
-                        .map_or_else(|| self.wrong_value(expr, "a comparison of numbers"), |t| Value::Int(t.into())),
+                    (MetaValue::Refused, _) | (_, MetaValue::Refused) => MetaValue::Refused,
+                    (MetaValue::Int(left), MetaValue::Int(right)) => MetaValue::Int(binary(*op, left, right)),
+                    (MetaValue::Text(left), MetaValue::Text(right)) => compare(*op, &left, &right).map_or_else(
+                        || self.wrong_value(expr, "a comparison of strings"),
+                        |t| MetaValue::Int(t.into()),
+                    ),
+                    (MetaValue::Float(left), MetaValue::Float(right)) => compare(*op, &left, &right).map_or_else(
+                        || self.wrong_value(expr, "a comparison of numbers"),
+                        |t| MetaValue::Int(t.into()),
+                    ),
                     _ => self.wrong_value(expr, "two values of one type"),
                 }
             }
@@ -535,129 +546,136 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    pub(super) fn name(&mut self, span: Span, name: &'a str) -> Value<'a> {
+    pub(super) fn name(&mut self, span: SourceSpan, name: &'a str) -> MetaValue<'a> {
         if let Some((_, binding)) = self.names.iter().rev().find(|(n, _)| *n == name) {
             return match binding {
-                Binding::Value(value) | Binding::Item(value, ..) => value.clone(),
-                Binding::Variable(_) => Value::Refused,
+                NameBinding::Value(value) | NameBinding::Item(value, ..) => value.clone(),
+                NameBinding::Variable(_) => MetaValue::Refused,
             };
         }
         match name {
             "$procedures" => {
                 let modules = self.included_modules();
                 let all = modules.into_iter().flat_map(|m| self.included_functions(m)).collect();
-                Value::FunctionList(all)
+                MetaValue::FunctionList(all)
             }
-            "$modules" => Value::ModuleList(self.included_modules()),
+            "$modules" => MetaValue::ModuleList(self.included_modules()),
             "$start" => self.named_functions(&["main", "start_thread"]),
             // `start_thread` itself does not return. A thread of the GNU C library runs `__libc_thread_freeres` after its routine has
             // returned.
             "$exit" => self.named_functions(&["_exit", "pthread_exit", "thr_exit", "__libc_thread_freeres"]),
-            "$machine" => Value::Text(Cow::Borrowed(self.program.machine())),
-            "$cmin" | "$cmax" => Value::Int(0),
+            "$machine" => MetaValue::Text(Cow::Borrowed(self.program.machine())),
+            "$cmin" | "$cmax" => MetaValue::Int(0),
             name => match self.library.lists.get(name) {
-                Some(entry) if self.in_flavor(&entry.node.flavors) => Value::List(&entry.node),
+                Some(entry) if self.in_flavor(&entry.node.flavors) => MetaValue::List(&entry.node),
                 Some(entry) => {
                     let flavors = &entry.node.flavors;
                     let message = format!("the list `{name}` {}", flavor::only_for(flavors));
                     self.error(codes::FLAVOR, span, message, self.flavor_help(flavors));
-                    Value::Refused
+                    MetaValue::Refused
                 }
                 None => {
                     self.error(codes::UNKNOWN_NAME, span, format!("nothing defines `{name}`"), "");
-                    Value::Refused
+                    MetaValue::Refused
                 }
             },
         }
     }
 
-    fn named_functions(&self, names: &[&str]) -> Value<'a> {
+    fn named_functions(&self, names: &[&str]) -> MetaValue<'a> {
         let mut all: Vec<FunctionId> = names.iter().flat_map(|n| self.beyond().functions_named(n)).collect();
         all.sort_unstable();
         all.dedup();
-        Value::Functions(all)
+        MetaValue::Functions(all)
     }
 
-    pub(super) fn indexed(&mut self, span: Span, name: &'a crate::ast::Ident, index: &Value<'a>) -> Value<'a> {
-        let Value::Int(index) = *index else {
-            if !matches!(index, Value::Refused) {
+    pub(super) fn indexed(
+        &mut self,
+        span: SourceSpan,
+        name: &'a crate::ast::Ident,
+        index: &MetaValue<'a>,
+    ) -> MetaValue<'a> {
+        let MetaValue::Int(index) = *index else {
+            if !matches!(index, MetaValue::Refused) {
                 self.error(codes::VALUE, span, "the index must be known when the request arrives".to_owned(), "");
             }
-            return Value::Refused;
+            return MetaValue::Refused;
         };
         let position = usize::try_from(index).ok();
         let value = if name.name == "$constraint" {
             position.and_then(|i| self.chain.get(i)).cloned()
         } else {
             match self.name(name.span, &name.name) {
-                Value::List(list) => {
+                MetaValue::List(list) => {
                     position.and_then(|i| self.elements(list).into_iter().nth(i)).map(|(_, value)| value)
                 }
-                Value::FunctionList(all) => position.and_then(|i| all.get(i)).map(|f| Value::Functions(vec![*f])),
-                Value::ModuleList(all) => position.and_then(|i| all.get(i)).map(|m| Value::Module(*m)),
-                _ => return Value::Refused,
+                MetaValue::FunctionList(all) => {
+                    position.and_then(|i| all.get(i)).map(|f| MetaValue::Functions(vec![*f]))
+                }
+                MetaValue::ModuleList(all) => position.and_then(|i| all.get(i)).map(|m| MetaValue::Module(*m)),
+                _ => return MetaValue::Refused,
             }
         };
         if let Some(value) = value {
             return value;
         }
         self.error(codes::VALUE, span, format!("`{}` has no element {index}", name.name), "");
-        Value::Refused
+        MetaValue::Refused
     }
 
-    fn field(&mut self, expr: &Expr, of: Value<'a>, field: &str) -> Value<'a> {
+    fn field(&mut self, expr: &SyntaxExpr, of: MetaValue<'a>, field: &str) -> MetaValue<'a> {
         match (of, field) {
-            (Value::Refused, _) => Value::Refused,
-            (Value::Functions(functions), "entry") => points(PointKind::Entry, functions),
-            (Value::Functions(functions), "return") => points(PointKind::Exit, functions),
-            (Value::Functions(functions), "calls") => points(PointKind::CallBefore, functions),
-            (Value::Functions(functions), "name") => {
+            (MetaValue::Refused, _) => MetaValue::Refused,
+            (MetaValue::Functions(functions), "entry") => points(PointKind::Entry, functions),
+            (MetaValue::Functions(functions), "return") => points(PointKind::Exit, functions),
+            (MetaValue::Functions(functions), "calls") => points(PointKind::CallBefore, functions),
+            (MetaValue::Functions(functions), "name") => {
                 let name = functions.first().map_or("", |f| self.beyond().function_name(*f));
-                Value::Text(Cow::Borrowed(name))
+                MetaValue::Text(Cow::Borrowed(name))
             }
-            (Value::Functions(functions), "tag") => {
+            (MetaValue::Functions(functions), "tag") => {
                 let tagged = functions.iter().any(|f| self.is_library(self.beyond().function_name(*f)));
-                Value::Int(tagged.into())
+                MetaValue::Int(tagged.into())
             }
-            (Value::Functions(functions), "blocks") => points(PointKind::Block, functions),
-            (Value::Functions(functions), "edges") => points(PointKind::Edge, functions),
-            (Value::Functions(functions), "loops") => self.loops(expr.span, &functions),
-            (Value::Part(kind, functions), "enter") => Value::Points(kind, functions),
-            (Value::Part(..), "exit" | "start_iter" | "end_iter") => self.wrong_value(expr, "a loop"),
-            (Value::Loop(loops), "enter") => at_edges(loops, |one| one.enter),
-            (Value::Loop(loops), "exit") => at_edges(loops, |one| one.exit),
-            (Value::Loop(loops), "end_iter") => at_edges(loops, |one| Ok(one.again)),
-            (Value::Loop(loops), "start_iter") => {
+            (MetaValue::Functions(functions), "blocks") => points(PointKind::Block, functions),
+            (MetaValue::Functions(functions), "edges") => points(PointKind::Edge, functions),
+            (MetaValue::Functions(functions), "loops") => self.loops(expr.span, &functions),
+            (MetaValue::Part(kind, functions), "enter") => MetaValue::Points(kind, functions),
+            (MetaValue::Part(..), "exit" | "start_iter" | "end_iter") => self.wrong_value(expr, "a loop"),
+            (MetaValue::Loop(loops), "enter") => at_edges(loops, |one| one.enter),
+            (MetaValue::Loop(loops), "exit") => at_edges(loops, |one| one.exit),
+            (MetaValue::Loop(loops), "end_iter") => at_edges(loops, |one| Ok(one.again)),
+            (MetaValue::Loop(loops), "start_iter") => {
                 let headers =
                     loops.into_iter().map(|(function, one)| (function, Parts::One(PointId::Block(one.header))));
-                Value::Points(PointKind::Block, headers.collect())
+                MetaValue::Points(PointKind::Block, headers.collect())
             }
-            (Value::Module(module), "funcs") => Value::FunctionList(self.included_functions(module)),
-            (Value::Module(module), "name") => Value::Text(Cow::Borrowed(self.beyond().module_name(module))),
+            (MetaValue::Module(module), "funcs") => MetaValue::FunctionList(self.included_functions(module)),
+            (MetaValue::Module(module), "name") => MetaValue::Text(Cow::Borrowed(self.beyond().module_name(module))),
             _ => self.wrong_value(expr, "a value with this field"),
         }
     }
 
     /// Returns all loops of functions, each a value of its own.
-    fn loops(&mut self, span: Span, functions: &[FunctionId]) -> Value<'a> {
+    fn loops(&mut self, span: SourceSpan, functions: &[FunctionId]) -> MetaValue<'a> {
         let mut found = Vec::new();
         for &function in functions {
             match self.beyond().loops(function) {
                 Ok(loops) => found.extend(loops.iter().map(|one| (function, one.clone()))),
                 Err(why) => {
                     self.not_woven(span, why.to_string());
-                    return Value::Refused;
+                    return MetaValue::Refused;
                 }
             }
         }
-        Value::LoopList(found)
+        MetaValue::LoopList(found)
     }
 
     /// Whether a list with `library true` names the function.
     fn is_library(&self, name: &str) -> bool {
         let path =
             |item: &str| item.strip_prefix("/Code/").and_then(|p| p.split_once('/')).is_some_and(|(_, f)| f == name);
-        let lists = self.library.lists.values().filter(|l| l.node.library && l.node.element == Element::Procedure);
+        let lists = self.library.lists.values().filter(|l| l.node.library && l.node.element == ElementKind::Procedure);
         lists.flat_map(|l| &l.node.items).any(|item| item.value == name || path(&item.value))
     }
 
@@ -677,10 +695,10 @@ impl<'a> Evaluation<'a> {
         functions
     }
 
-    fn truth(&mut self, condition: &Expr, value: Value<'a>) -> Option<bool> {
+    fn truth(&mut self, condition: &SyntaxExpr, value: MetaValue<'a>) -> Option<bool> {
         match value {
-            Value::Int(value) => Some(value != 0),
-            Value::Refused => None,
+            MetaValue::Int(value) => Some(value != 0),
+            MetaValue::Refused => None,
             _ => {
                 self.wrong(condition, "a number");
                 None
@@ -688,31 +706,31 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    pub(super) fn wrong(&mut self, expr: &Expr, wanted: &str) {
+    pub(super) fn wrong(&mut self, expr: &SyntaxExpr, wanted: &str) {
         self.error(codes::TYPE, expr.span, format!("this is not {wanted}"), "");
     }
 
-    fn wrong_value(&mut self, expr: &Expr, wanted: &str) -> Value<'a> {
+    fn wrong_value(&mut self, expr: &SyntaxExpr, wanted: &str) -> MetaValue<'a> {
         self.wrong(expr, wanted);
-        Value::Refused
+        MetaValue::Refused
     }
 
     /// Records one reason why the metric cannot be enabled yet.
-    pub(super) fn not_woven(&mut self, span: Span, what: String) {
+    pub(super) fn not_woven(&mut self, span: SourceSpan, what: String) {
         let message = format!("the metric `{}` cannot be enabled: {what}", self.metric.info.name);
         self.error(codes::NOT_WOVEN, span, message, "");
     }
 }
 
 /// All points of a kind in functions.
-fn points<'a>(kind: PointKind, functions: Vec<FunctionId>) -> Value<'a> {
-    Value::Points(kind, functions.into_iter().map(|function| (function, Parts::All)).collect())
+fn points<'a>(kind: PointKind, functions: Vec<FunctionId>) -> MetaValue<'a> {
+    MetaValue::Points(kind, functions.into_iter().map(|function| (function, Parts::All)).collect())
 }
 
 /// The points at edges of loops. If a loop does not have these edges, its code is refused in the function.
-fn at_edges<'a>(loops: Vec<LoopOf>, edges: impl Fn(LoopEdges) -> Result<Arc<[PointId]>, Refusal>) -> Value<'a> {
+fn at_edges<'a>(loops: Vec<LoopOf>, edges: impl Fn(LoopEdges) -> Result<Arc<[PointId]>, Refusal>) -> MetaValue<'a> {
     let parts = loops.into_iter().map(|(function, one)| (function, Parts::of_points(edges(one))));
-    Value::Points(PointKind::Edge, parts.collect())
+    MetaValue::Points(PointKind::Edge, parts.collect())
 }
 
 pub(super) fn unary(op: UnaryOp, value: i64) -> i64 {

@@ -18,11 +18,11 @@ use std::sync::Arc;
 use ingraft_model::{Flavor, Focus, Instrumentation};
 
 pub use self::alike::Evaluator;
-pub use self::events::Metered;
+pub use self::events::EventReadMethod;
 use crate::diagnostic::{Diagnostic, codes};
 use crate::library::Library;
 use crate::parse::closest;
-use crate::program::Program;
+use crate::program::ProgramFacts;
 
 /// Instrumentation of a request, with findings that do not prevent it.
 #[derive(Clone, Debug)]
@@ -38,7 +38,7 @@ pub fn evaluate(
     library: &Library,
     metric: &str,
     focus: &Focus,
-    program: &dyn Program,
+    program: &dyn ProgramFacts,
 ) -> Result<Evaluated, Vec<Diagnostic>> {
     evaluate_and_tell(library, metric, focus, (program, &[])).map(|(evaluated, _)| evaluated)
 }
@@ -49,7 +49,7 @@ fn evaluate_and_tell(
     library: &Library,
     metric: &str,
     focus: &Focus,
-    (program, flavors): (&dyn Program, &[Flavor]),
+    (program, flavors): (&dyn ProgramFacts, &[Flavor]),
 ) -> Result<(Evaluated, bool), Vec<Diagnostic>> {
     let Some(entry) = library.metrics.get(metric) else {
         return Err(vec![unknown_metric(library, metric)]);

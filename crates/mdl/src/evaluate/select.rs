@@ -2,13 +2,13 @@
 
 use ingraft_model::{Focus, FunctionId, PartName, Parts, PointId, PointKind, ResourcePath, Tid};
 
-use super::meta::{Body, Evaluation, Flag, FlagCode, FlagWord, Value, Within};
-use crate::ast::{Constraint, ConstraintBody, FieldKind};
+use super::meta::{DefinitionBody, Evaluation, FlagCode, FlagScope, FlagWord, FocusFlag, MetaValue};
+use crate::ast::{ConstraintBody, ConstraintDefinition, FieldKind};
 use crate::check::path::SYNC;
 use crate::diagnostic::{Diagnostic, Severity, codes};
 use crate::number::parse_number;
 use crate::program::Unresolved;
-use crate::source::Span;
+use crate::source::SourceSpan;
 
 /// The hierarchies that constraints restrict, in the order in which their flags are tested.
 pub(super) const HIERARCHIES: [&str; 2] = ["Code", "SyncObject"];
@@ -16,14 +16,14 @@ pub(super) const HIERARCHIES: [&str; 2] = ["Code", "SyncObject"];
 /// Constraints of a metric that a focus selects.
 pub(super) struct Selection<'a> {
     /// Code of the constraint that replaces the metric's own code; `None` if no constraint does.
-    pub(super) replacement: Option<Body<'a>>,
+    pub(super) replacement: Option<DefinitionBody<'a>>,
     /// Flags under which constrained code runs, in the order in which the code tests them. All flags cost the same to test.
-    pub(super) flags: Vec<Flag<'a>>,
+    pub(super) flags: Vec<FocusFlag<'a>>,
 }
 
 /// Whether a constraint's path matches a resource. A path with `k` names after the root matches resources `k + 1` levels below the root:
 /// `/Code` matches a module, `/Code/*` a function. A name in place of `*` must equal the name at its level; below `/Code` it never matches.
-fn matches(constraint: &Constraint, part: &ResourcePath) -> bool {
+fn matches(constraint: &ConstraintDefinition, part: &ResourcePath) -> bool {
     let Some((root, patterns)) = constraint.path.parts.split_first() else { return false };
     if root.name != part.root || patterns.len() + 1 != part.names.len() {
         return false;
@@ -80,7 +80,13 @@ impl<'a> Evaluation<'a> {
         selection
     }
 
-    fn take(&mut self, selection: &mut Selection<'a>, constraint: &'a Constraint, source: usize, part: &ResourcePath) {
+    fn take(
+        &mut self,
+        selection: &mut Selection<'a>,
+        constraint: &'a ConstraintDefinition,
+        source: usize,
+        part: &ResourcePath,
+    ) {
         if matches!(constraint.body, ConstraintBody::Default(_)) {
             return;
         }
@@ -88,38 +94,38 @@ impl<'a> Evaluation<'a> {
         let chain = self.constraint_values(constraint, source, part);
         let code = match &constraint.body {
             ConstraintBody::Default(_) => return,
-            ConstraintBody::Flag(body) => FlagCode::Written(Body { statements: body, source, chain }),
+            ConstraintBody::Flag(body) => FlagCode::Written(DefinitionBody { statements: body, source, chain }),
             ConstraintBody::Inclusive => self.word(FlagWord::Inclusive, chain, source, span),
             ConstraintBody::Exclusive => self.word(FlagWord::Exclusive, chain, source, span),
             ConstraintBody::Replace(_, body) => {
-                return self.replace(selection, Body { statements: body, source, chain }, span);
+                return self.replace(selection, DefinitionBody { statements: body, source, chain }, span);
             }
         };
-        selection.flags.push(Flag { name, code });
+        selection.flags.push(FocusFlag { name, code });
     }
 
     /// Returns the code of a flag that a word maintains for what the focus names below /Code.
-    fn word(&mut self, word: FlagWord, chain: Vec<Value<'a>>, source: usize, span: Span) -> FlagCode<'a> {
+    fn word(&mut self, word: FlagWord, chain: Vec<MetaValue<'a>>, source: usize, span: SourceSpan) -> FlagCode<'a> {
         let within = match (chain.into_iter().next(), word) {
-            (Some(Value::Functions(functions)), _) => Within::Functions(functions),
-            (Some(Value::Module(module)), _) => Within::Functions(self.included_functions(module)),
-            (Some(Value::Loop(loops)), FlagWord::Inclusive) => Within::Loop(loops),
-            (Some(Value::Loop(_)), FlagWord::Exclusive) => {
+            (Some(MetaValue::Functions(functions)), _) => FlagScope::Functions(functions),
+            (Some(MetaValue::Module(module)), _) => FlagScope::Functions(self.included_functions(module)),
+            (Some(MetaValue::Loop(loops)), FlagWord::Inclusive) => FlagScope::Loop(loops),
+            (Some(MetaValue::Loop(_)), FlagWord::Exclusive) => {
                 self.error(codes::TYPE, span, "`exclusive` is said of functions and modules".to_owned(), "");
-                Within::Functions(Vec::new())
+                FlagScope::Functions(Vec::new())
             }
-            (Some(Value::Part(..)), _) => {
+            (Some(MetaValue::Part(..)), _) => {
                 let message = "`inclusive` and `exclusive` are said of modules, functions and loops".to_owned();
                 self.error(codes::TYPE, span, message, "control does not stay in a block or an edge");
-                Within::Functions(Vec::new())
+                FlagScope::Functions(Vec::new())
             }
             // The reason has been reported.
-            (_, FlagWord::Inclusive | FlagWord::Exclusive) => Within::Functions(Vec::new()),
+            (_, FlagWord::Inclusive | FlagWord::Exclusive) => FlagScope::Functions(Vec::new()),
         };
         FlagCode::Word(word, within, source, span)
     }
 
-    fn replace(&mut self, selection: &mut Selection<'a>, body: Body<'a>, span: Span) {
+    fn replace(&mut self, selection: &mut Selection<'a>, body: DefinitionBody<'a>, span: SourceSpan) {
         if selection.replacement.is_some() {
             self.source = body.source;
             let message = format!("two replacements of `{}` match the focus", self.metric.info.name);
@@ -149,7 +155,12 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Returns the values of `$constraint[0]`, `$constraint[1]`, …: the resources of the path from the leaf upward.
-    fn constraint_values(&mut self, constraint: &Constraint, source: usize, part: &ResourcePath) -> Vec<Value<'a>> {
+    fn constraint_values(
+        &mut self,
+        constraint: &ConstraintDefinition,
+        source: usize,
+        part: &ResourcePath,
+    ) -> Vec<MetaValue<'a>> {
         self.source = source;
         let span = constraint.path.span;
         let mut chain = match (part.root.as_str(), part.names.as_slice()) {
@@ -160,20 +171,20 @@ impl<'a> Evaluation<'a> {
             ("Code", [module, function, part_of]) => {
                 let functions = self.focus_functions(part, module, function);
                 let inner = match (PartName::parse(part_of), &functions) {
-                    (Some(name), Value::Functions(all)) => self.focus_part(part, all, name),
-                    (Some(_), _) => Value::Refused,
+                    (Some(name), MetaValue::Functions(all)) => self.focus_part(part, all, name),
+                    (Some(_), _) => MetaValue::Refused,
                     (None, _) => {
                         let message = format!("`{part_of}`, which `{part}` names, is no part of a function");
                         let help = "#0x1a is a block, #0x1a->0x40 an edge, #loop@0x1a a loop";
                         // No library that is loaded later gives such a name a meaning.
                         self.diagnostics.push(Diagnostic::request(codes::NO_CONSTRAINT, message).help(help.to_owned()));
-                        Value::Refused
+                        MetaValue::Refused
                     }
                 };
                 vec![inner, functions, self.focus_module(part, module)]
             }
             (_, names) => {
-                let text = |name: &String| Value::Text(name.clone().into());
+                let text = |name: &String| MetaValue::Text(name.clone().into());
                 match names {
                     [of, group] if of == "Message" => vec![self.group(group, span), text(of)],
                     [of, group, tag] if of == "Message" => {
@@ -187,103 +198,103 @@ impl<'a> Evaluation<'a> {
                 }
             }
         };
-        chain.push(Value::Text(part.root.clone().into()));
+        chain.push(MetaValue::Text(part.root.clone().into()));
         chain
     }
 
     /// Returns the tag of messages that the focus names, as a number.
-    fn tag(&mut self, leaf: &str, span: Span) -> Value<'a> {
+    fn tag(&mut self, leaf: &str, span: SourceSpan) -> MetaValue<'a> {
         if let Some(value) = parse_number(leaf) {
-            return Value::Int(value);
+            return MetaValue::Int(value);
         }
         self.error(codes::VALUE, span, format!("`{leaf}` in the focus is no number"), "tags are numbers");
-        Value::Refused
+        MetaValue::Refused
     }
 
     /// Returns the group of messages that the focus names: a number, the address of a variable of the program if it is written as `&NAME`,
     /// otherwise a name.
-    fn group(&mut self, name: &str, span: Span) -> Value<'a> {
+    fn group(&mut self, name: &str, span: SourceSpan) -> MetaValue<'a> {
         match (parse_number(name), name.strip_prefix('&')) {
-            (Some(number), _) => Value::Int(number),
+            (Some(number), _) => MetaValue::Int(number),
             (None, Some(variable)) => self.object_at(variable, span),
-            (None, None) => Value::Text(name.to_owned().into()),
+            (None, None) => MetaValue::Text(name.to_owned().into()),
         }
     }
 
     /// Returns the address of the synchronisation object that the focus names.
-    fn object(&mut self, leaf: &str, span: Span) -> Value<'a> {
+    fn object(&mut self, leaf: &str, span: SourceSpan) -> MetaValue<'a> {
         let value = self.object_at(leaf, span);
-        if let Value::Int(at) = value {
+        if let MetaValue::Int(at) = value {
             self.object = Some(at.cast_unsigned());
         }
         value
     }
 
     /// Returns the address that a text names: a number, or a variable of the program, with or without an offset.
-    fn object_at(&mut self, leaf: &str, span: Span) -> Value<'a> {
+    fn object_at(&mut self, leaf: &str, span: SourceSpan) -> MetaValue<'a> {
         if let Some(value) = parse_number(leaf) {
-            return Value::Int(value);
+            return MetaValue::Int(value);
         }
         let offset = |text: &str| parse_number(text).filter(|n| *n >= 0);
         let (name, offset) = leaf.rsplit_once('+').and_then(|(name, n)| Some((name, offset(n)?))).unwrap_or((leaf, 0));
         match self.beyond().address(name) {
-            Ok(at) => Value::Int(at.0.cast_signed().wrapping_add(offset)),
+            Ok(at) => MetaValue::Int(at.0.cast_signed().wrapping_add(offset)),
             Err(Unresolved::NotFound { what, help }) => {
                 let otherwise = "name the object by its address, e.g. 0x7f0000001000, or its variable";
                 self.error(codes::NOT_FOUND, span, what, help.as_deref().unwrap_or(otherwise));
-                Value::Refused
+                MetaValue::Refused
             }
             Err(Unresolved::Unreadable(why)) => {
                 self.error(codes::NOT_FOUND, span, why, "");
-                Value::Refused
+                MetaValue::Refused
             }
         }
     }
 
-    fn focus_module(&mut self, part: &ResourcePath, module: &str) -> Value<'a> {
+    fn focus_module(&mut self, part: &ResourcePath, module: &str) -> MetaValue<'a> {
         match self.program.modules_named(module).as_slice() {
             [] => {
                 let message = format!("the program has no module `{module}`, which `{part}` names");
                 self.diagnostics.push(Diagnostic::request(codes::NOT_FOUND, message));
-                Value::Refused
+                MetaValue::Refused
             }
-            [module, ..] => Value::Module(*module),
+            [module, ..] => MetaValue::Module(*module),
         }
     }
 
-    fn focus_functions(&mut self, part: &ResourcePath, module: &str, function: &str) -> Value<'a> {
+    fn focus_functions(&mut self, part: &ResourcePath, module: &str, function: &str) -> MetaValue<'a> {
         if self.program.modules_named(module).is_empty() {
             // The diagnostic about the module covers its functions.
-            return Value::Refused;
+            return MetaValue::Refused;
         }
         let functions = self.program.function(module, function);
         if functions.is_empty() {
             let message = format!("the program has no function `{function}` in `{module}`, which `{part}` names");
             self.diagnostics.push(Diagnostic::request(codes::NOT_FOUND, message));
-            return Value::Refused;
+            return MetaValue::Refused;
         }
-        Value::Functions(functions)
+        MetaValue::Functions(functions)
     }
 
     /// Returns the block, the edges or the loop of a name, in each of the functions.
-    fn focus_part(&mut self, part: &ResourcePath, functions: &[FunctionId], name: PartName) -> Value<'a> {
+    fn focus_part(&mut self, part: &ResourcePath, functions: &[FunctionId], name: PartName) -> MetaValue<'a> {
         let program = self.program;
         let found = match name {
             PartName::Block(offset) => {
                 let block =
                     |f: &FunctionId| program.block(*f, offset).map(|()| (*f, Parts::One(PointId::Block(offset))));
                 let found: Result<Vec<_>, _> = functions.iter().map(block).collect();
-                found.map(|blocks| Value::Part(PointKind::Block, blocks))
+                found.map(|blocks| MetaValue::Part(PointKind::Block, blocks))
             }
             PartName::Edge { from, to } => {
                 let edges = |f: &FunctionId| Ok((*f, Parts::These(program.edges(*f, from, to)?)));
                 let found: Result<Vec<_>, _> = functions.iter().map(edges).collect();
-                found.map(|edges| Value::Part(PointKind::Edge, edges))
+                found.map(|edges| MetaValue::Part(PointKind::Edge, edges))
             }
             PartName::Loop(header) => {
                 let one = |f: &FunctionId| Ok((*f, program.loop_at(*f, header)?));
                 let found: Result<Vec<_>, _> = functions.iter().map(one).collect();
-                found.map(Value::Loop)
+                found.map(MetaValue::Loop)
             }
         };
         found.unwrap_or_else(|why| {
@@ -292,7 +303,7 @@ impl<'a> Evaluation<'a> {
                 diagnostic = diagnostic.help(help);
             }
             self.diagnostics.push(diagnostic);
-            Value::Refused
+            MetaValue::Refused
         })
     }
 
@@ -328,7 +339,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Reports an error at a place of the current source, once per place.
-    pub(super) fn error(&mut self, code: &'static str, span: Span, message: String, help: impl Into<String>) {
+    pub(super) fn error(&mut self, code: &'static str, span: SourceSpan, message: String, help: impl Into<String>) {
         let source = &self.library.sources[self.source];
         let name = format!("`{}`", self.metric.info.name);
         let message = if message.contains(&name) { message } else { format!("the metric {name}: {message}") };

@@ -6,8 +6,8 @@ use ingraft_model::{BinaryOp, Expr as Out, Scalar, Shape, UnaryOp, Width};
 
 use super::code::fold_binary;
 use super::data::plus;
-use super::meta::{Evaluation, Value};
-use crate::ast::{Expr, ExprKind};
+use super::meta::{Evaluation, MetaValue};
+use crate::ast::{ExprKind, SyntaxExpr};
 use crate::diagnostic::codes;
 
 /// Largest sizes in bytes: of a text as an argument, which lies on the stack, and of a compared text, where each eight bytes take a system
@@ -17,7 +17,7 @@ const COMPARED_MAX: usize = 63;
 
 impl<'a> Evaluation<'a> {
     /// Lowers an argument of a called function: a number, a text, or the address of a counter.
-    pub(super) fn argument(&mut self, expr: &'a Expr) -> Option<Out> {
+    pub(super) fn argument(&mut self, expr: &'a SyntaxExpr) -> Option<Out> {
         if let ExprKind::Address(of) = &expr.bare().kind {
             return self.accumulator(of, Shape::Counter, "a counter").map(Out::Address);
         }
@@ -31,10 +31,10 @@ impl<'a> Evaluation<'a> {
     /// Lowers `e == "text"` and `e != "text"`: whether the string at an address is the text. `None` if neither side is a text.
     pub(super) fn compared_texts(
         &mut self,
-        expr: &'a Expr,
+        expr: &'a SyntaxExpr,
         op: BinaryOp,
-        a: &'a Expr,
-        b: &'a Expr,
+        a: &'a SyntaxExpr,
+        b: &'a SyntaxExpr,
     ) -> Option<Option<Out>> {
         if !matches!(op, BinaryOp::Equal | BinaryOp::NotEqual) {
             return None;
@@ -53,7 +53,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Compares the string at an address with a text. Reads as many bytes of the string as the text has, in as few pieces as possible.
-    fn is_text(&mut self, expr: &Expr, string: &'a Expr, text: &str) -> Option<Out> {
+    fn is_text(&mut self, expr: &SyntaxExpr, string: &'a SyntaxExpr, text: &str) -> Option<Out> {
         let string = self.value(string)?;
         if text.len() > COMPARED_MAX {
             return self.too_long(expr, COMPARED_MAX);
@@ -82,7 +82,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Returns the text of an expression, if it is known when the request arrives.
-    fn text(&mut self, expr: &'a Expr) -> Option<String> {
+    fn text(&mut self, expr: &'a SyntaxExpr) -> Option<String> {
         match &expr.bare().kind {
             ExprKind::Text(text) => Some(text.clone()),
             ExprKind::Name(_) | ExprKind::Index(..) | ExprKind::Field(..) => {
@@ -90,20 +90,20 @@ impl<'a> Evaluation<'a> {
                 let findings = self.diagnostics.len();
                 let value = self.expr(expr);
                 self.diagnostics.truncate(findings);
-                if let Value::Text(text) = value { Some(text.into_owned()) } else { None }
+                if let MetaValue::Text(text) = value { Some(text.into_owned()) } else { None }
             }
             _ => None,
         }
     }
 
     /// Reports a text where only a number makes sense.
-    pub(super) fn text_alone(&mut self, expr: &Expr) -> Option<Out> {
+    pub(super) fn text_alone(&mut self, expr: &SyntaxExpr) -> Option<Out> {
         let help = "it may be an argument of a function that is called, or be compared with a string by == or !=";
         self.error(codes::TYPE, expr.span, "a text is no number".to_owned(), help);
         None
     }
 
-    fn too_long(&mut self, expr: &Expr, most: usize) -> Option<Out> {
+    fn too_long(&mut self, expr: &SyntaxExpr, most: usize) -> Option<Out> {
         let message = format!("a text of more than {most} bytes");
         self.error(codes::TOO_LARGE, expr.span, message, "");
         None

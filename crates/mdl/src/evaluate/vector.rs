@@ -2,23 +2,23 @@
 
 use ingraft_model::{Call, Called, Expr as Out, Fold, IndexNames, Ranges, Shape, Stmt, VariableId};
 
-use super::meta::{Binding, Evaluation, Value};
-use crate::ast::{Expr, ExprKind, List, Vector};
+use super::meta::{Evaluation, MetaValue, NameBinding};
+use crate::ast::{ExprKind, ListDefinition, SyntaxExpr, VectorIndex};
 use crate::diagnostic::codes;
-use crate::source::Span;
+use crate::source::SourceSpan;
 
 /// The vector of the metric that is evaluated.
 #[derive(Clone, Copy)]
 pub(super) struct Indexed<'a> {
     ranges: Ranges,
-    by: By<'a>,
+    by: IndexMeaning<'a>,
 }
 
 /// Meaning of the index between the brackets.
 #[derive(Clone, Copy)]
-enum By<'a> {
+enum IndexMeaning<'a> {
     /// An item of a list, or its position.
-    Item(&'a List),
+    Item(&'a ListDefinition),
     /// An argument that a function of the program turns into an index.
     Argument(&'a str),
     Number,
@@ -26,13 +26,13 @@ enum By<'a> {
 
 /// A value of a vector: the value of a key, or with ranges the value of the granule in which the number lies.
 #[derive(Clone)]
-pub(super) struct Slot {
+pub(super) struct VectorSlot {
     vector: VariableId,
     of: Option<Ranges>,
     pub number: Out,
 }
 
-impl Slot {
+impl VectorSlot {
     pub(super) fn value(self) -> Out {
         let number = Box::new(self.number);
         match self.of {
@@ -51,23 +51,23 @@ impl Slot {
 
 impl<'a> Evaluation<'a> {
     /// Shape of the values of a vectorised metric.
-    pub(super) fn vector(&mut self, vector: &'a Vector, span: Span) -> Option<Shape> {
+    pub(super) fn vector(&mut self, vector: &'a VectorIndex, span: SourceSpan) -> Option<Shape> {
         let (ranges, by, names) = match vector {
-            Vector::Keys => return Some(Shape::Table(Fold::Sum)),
-            Vector::Objects => return Some(Shape::Table(Fold::Last)),
-            Vector::List(name) => {
+            VectorIndex::Keys => return Some(Shape::Table(Fold::Sum)),
+            VectorIndex::Objects => return Some(Shape::Table(Fold::Last)),
+            VectorIndex::List(name) => {
                 let list = self.list_named(name.span, &name.name)?;
                 let items: Vec<String> = list.items.iter().map(|item| item.value.clone()).collect();
                 let count = u32::try_from(items.len()).ok();
-                (count.and_then(Ranges::numbers), By::Item(list), IndexNames::Items(items.into()))
+                (count.and_then(Ranges::numbers), IndexMeaning::Item(list), IndexNames::Items(items.into()))
             }
-            Vector::Map(function, slots) => {
+            VectorIndex::Map(function, slots) => {
                 let ranges = u32::try_from(*slots).ok().and_then(Ranges::numbers);
-                (ranges, By::Argument(&function.value), IndexNames::Numbers)
+                (ranges, IndexMeaning::Argument(&function.value), IndexNames::Numbers)
             }
-            Vector::Table(base, length, granule) => {
+            VectorIndex::Table(base, length, granule) => {
                 let ranges = Ranges::new(*base, *length, *granule);
-                (ranges, By::Number, ranges.map_or(IndexNames::Numbers, IndexNames::Ranges))
+                (ranges, IndexMeaning::Number, ranges.map_or(IndexNames::Numbers, IndexNames::Ranges))
             }
         };
         let Some(ranges) = ranges else {
@@ -79,17 +79,17 @@ impl<'a> Evaluation<'a> {
         Some(Shape::Vector(ranges.count()))
     }
 
-    fn list_named(&mut self, span: Span, name: &'a str) -> Option<&'a List> {
-        if let Value::List(list) = self.name(span, name) { Some(list) } else { None }
+    fn list_named(&mut self, span: SourceSpan, name: &'a str) -> Option<&'a ListDefinition> {
+        if let MetaValue::List(list) = self.name(span, name) { Some(list) } else { None }
     }
 
     /// Returns the value that `m[x]` means. `None` if `m` is no vector, `Some(None)` if the index has an error, which is reported.
-    pub(super) fn slot(&mut self, name: &str, index: &'a Expr) -> Option<Option<Slot>> {
+    pub(super) fn slot(&mut self, name: &str, index: &'a SyntaxExpr) -> Option<Option<VectorSlot>> {
         let vector = self.variable_named(name)?;
         match self.shape_of(vector) {
-            Shape::Table(Fold::Sum) => Some(self.value(index).map(|key| Slot { vector, of: None, number: key })),
+            Shape::Table(Fold::Sum) => Some(self.value(index).map(|key| VectorSlot { vector, of: None, number: key })),
             Shape::Vector(_) => {
-                Some(self.number(index).map(|(ranges, number)| Slot { vector, of: Some(ranges), number }))
+                Some(self.number(index).map(|(ranges, number)| VectorSlot { vector, of: Some(ranges), number }))
             }
             Shape::Counter
             | Shape::Timer(_)
@@ -104,15 +104,15 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Returns the number that an index means in the vector of the metric that is evaluated.
-    fn number(&mut self, index: &'a Expr) -> Option<(Ranges, Out)> {
+    fn number(&mut self, index: &'a SyntaxExpr) -> Option<(Ranges, Out)> {
         let Indexed { ranges, by } = self.indexed?;
         let number = match by {
-            By::Number => self.value(index),
-            By::Item(list) => match self.position(list, index) {
+            IndexMeaning::Number => self.value(index),
+            IndexMeaning::Item(list) => match self.position(list, index) {
                 Some(position) => Some(Out::Const(position.into())),
                 None => self.value(index),
             },
-            By::Argument(function) => self.value(index).map(|argument| {
+            IndexMeaning::Argument(function) => self.value(index).map(|argument| {
                 Out::Call(Box::new(Call { callee: Called::Named(function.to_owned()), args: vec![argument] }))
             }),
         };
@@ -120,11 +120,11 @@ impl<'a> Evaluation<'a> {
     }
 
     /// The position in a list of the item that a variable of a foreach stands for.
-    fn position(&self, list: &List, index: &Expr) -> Option<u32> {
+    fn position(&self, list: &ListDefinition, index: &SyntaxExpr) -> Option<u32> {
         let ExprKind::Name(name) = &index.bare().kind else { return None };
         match self.names.iter().rev().find(|(known, _)| known == name)?.1 {
-            Binding::Item(_, of, position) if std::ptr::eq(of, list) => Some(position),
-            Binding::Variable(_) | Binding::Value(_) | Binding::Item(..) => None,
+            NameBinding::Item(_, of, position) if std::ptr::eq(of, list) => Some(position),
+            NameBinding::Variable(_) | NameBinding::Value(_) | NameBinding::Item(..) => None,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use ingraft_model::{Expr, Stmt};
 
-use crate::ast::{Code, CodeKind, ExprKind, Meta, MetaKind};
+use crate::ast::{CodeKind, CodeStatement, ExprKind, MetaKind, MetaStatement};
 
 /// Visits every statement, outer ones before inner ones.
 pub(super) fn each_stmt(stmts: &[Stmt], visit: &mut dyn FnMut(&Stmt)) {
@@ -65,7 +65,7 @@ fn parts(expr: &mut Expr, visit: &mut dyn FnMut(&mut Expr)) {
 }
 
 /// Whether a definition has `observe`, and every `observe` in it records a time of a call alone.
-pub(super) fn observes_times_alone<'a>(bodies: impl Iterator<Item = &'a [Meta]>) -> bool {
+pub(super) fn observes_times_alone<'a>(bodies: impl Iterator<Item = &'a [MetaStatement]>) -> bool {
     let (mut times, mut others) = (0, 0);
     for body in bodies {
         each_code(body, &mut |code| {
@@ -82,7 +82,7 @@ pub(super) fn observes_times_alone<'a>(bodies: impl Iterator<Item = &'a [Meta]>)
 }
 
 /// Visits every statement that the program is to execute, whether it will have a point or not.
-fn each_code<'a>(body: &'a [Meta], visit: &mut dyn FnMut(&'a Code)) {
+fn each_code<'a>(body: &'a [MetaStatement], visit: &mut dyn FnMut(&'a CodeStatement)) {
     for meta in body {
         match &meta.kind {
             MetaKind::Block(inner) => each_code(inner, visit),
@@ -96,7 +96,7 @@ fn each_code<'a>(body: &'a [Meta], visit: &mut dyn FnMut(&'a Code)) {
     }
 }
 
-fn each_part<'a>(code: &'a Code, visit: &mut dyn FnMut(&'a Code)) {
+fn each_part<'a>(code: &'a CodeStatement, visit: &mut dyn FnMut(&'a CodeStatement)) {
     visit(code);
     match &code.kind {
         CodeKind::Block(inner) => inner.iter().for_each(|code| each_part(code, visit)),

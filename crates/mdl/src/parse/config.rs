@@ -1,13 +1,13 @@
 //! Blocks that configure: `daemon`, `process`, `visi`, `tunable_constant`. They are data, described by one table.
 
-use super::{Parser, Read, Stop, closest};
-use crate::ast::{Config, ConfigItem, ConfigKind, ConfigValue, DefinitionKind, Ident};
+use super::{ErrorReported, Parsed, Parser, closest};
+use crate::ast::{ConfigBlock, ConfigItem, ConfigKind, ConfigValue, DefinitionKind, Ident};
 use crate::diagnostic::{Severity, codes};
-use crate::lex::Kind;
+use crate::lex::TokenKind;
 
 /// Kind of the value of a key.
 #[derive(Clone, Copy, PartialEq)]
-enum Value {
+enum ConfigValueKind {
     Text,
     Word,
     Int,
@@ -17,41 +17,41 @@ enum Value {
 }
 
 /// The keys of a kind of block.
-fn keys(kind: ConfigKind) -> &'static [(&'static str, Value)] {
+fn keys(kind: ConfigKind) -> &'static [(&'static str, ConfigValueKind)] {
     match kind {
         ConfigKind::Daemon => &[
-            ("command", Value::Text),
-            ("remoteShell", Value::Text),
-            ("user", Value::Word),
-            ("flavor", Value::Word),
-            ("MPItype", Value::Text),
-            ("host", Value::Text),
-            ("dir", Value::Word),
-            ("mrnet_topology", Value::Text),
+            ("command", ConfigValueKind::Text),
+            ("remoteShell", ConfigValueKind::Text),
+            ("user", ConfigValueKind::Word),
+            ("flavor", ConfigValueKind::Word),
+            ("MPItype", ConfigValueKind::Text),
+            ("host", ConfigValueKind::Text),
+            ("dir", ConfigValueKind::Word),
+            ("mrnet_topology", ConfigValueKind::Text),
         ],
         ConfigKind::Process => &[
-            ("command", Value::Text),
-            ("daemon", Value::Word),
-            ("host", Value::Text),
-            ("user", Value::Word),
-            ("dir", Value::Text),
-            ("autoStart", Value::Bool),
+            ("command", ConfigValueKind::Text),
+            ("daemon", ConfigValueKind::Word),
+            ("host", ConfigValueKind::Text),
+            ("user", ConfigValueKind::Word),
+            ("dir", ConfigValueKind::Text),
+            ("autoStart", ConfigValueKind::Bool),
         ],
         ConfigKind::Visi => &[
-            ("command", Value::Text),
-            ("host", Value::Text),
-            ("user", Value::Word),
-            ("dir", Value::Text),
-            ("force", Value::Int),
-            ("limit", Value::Int),
-            ("metfocus", Value::Text),
+            ("command", ConfigValueKind::Text),
+            ("host", ConfigValueKind::Text),
+            ("user", ConfigValueKind::Word),
+            ("dir", ConfigValueKind::Text),
+            ("force", ConfigValueKind::Int),
+            ("limit", ConfigValueKind::Int),
+            ("metfocus", ConfigValueKind::Text),
         ],
         ConfigKind::Tunables => &[],
     }
 }
 
 /// Keys that only the files of 1994 have.
-const OLD_KEYS: [(&str, Value); 2] = [("name", Value::Text), ("args", Value::Texts)];
+const OLD_KEYS: [(&str, ConfigValueKind); 2] = [("name", ConfigValueKind::Text), ("args", ConfigValueKind::Texts)];
 
 /// The tunables that Paradyn had.
 const TUNABLES: [&str; 25] = [
@@ -83,7 +83,7 @@ const TUNABLES: [&str; 25] = [
 ];
 
 impl Parser<'_, '_> {
-    pub(super) fn config(&mut self, kind: ConfigKind) -> Read<DefinitionKind> {
+    pub(super) fn config(&mut self, kind: ConfigKind) -> Parsed<DefinitionKind> {
         let keyword = self.bump();
         let name = if self.at_mark("{") { None } else { Some(self.name("the block's name")?) };
         let items = self.block(|p| p.config_item(kind))?;
@@ -107,10 +107,10 @@ impl Parser<'_, '_> {
             let message = "`visi` is accepted without effect: ingraft starts no visualisation programs";
             self.report(codes::IGNORED, Severity::Note, keyword, message);
         }
-        Ok(DefinitionKind::Config(Config { kind, name: name.or(old_name), items }))
+        Ok(DefinitionKind::Config(ConfigBlock { kind, name: name.or(old_name), items }))
     }
 
-    fn config_item(&mut self, kind: ConfigKind) -> Read<ConfigItem> {
+    fn config_item(&mut self, kind: ConfigKind) -> Parsed<ConfigItem> {
         let key = self.any_word("a field")?;
         let table = keys(kind);
         let Some((_, value)) = table.iter().chain(&OLD_KEYS).find(|(k, _)| *k == key.name) else {
@@ -119,7 +119,7 @@ impl Parser<'_, '_> {
                 .map_or_else(|| format!("one of: {}", names.join(", ")), |w| format!("did you mean `{w}`?"));
             self.error(codes::FIELD, key.span, format!("`{}` has no field `{}`", kind.keyword(), key.name)).help =
                 Some(help);
-            return Err(Stop);
+            return Err(ErrorReported);
         };
         if OLD_KEYS.iter().any(|(k, _)| *k == key.name) {
             self.old(
@@ -130,14 +130,14 @@ impl Parser<'_, '_> {
         }
         let start = self.at;
         let value = match value {
-            Value::Text => ConfigValue::Text(self.text("a string")?.value),
-            Value::Word => match self.peek() {
-                Kind::Text(_) => return self.expected_help("a word", "write it without quotes"),
+            ConfigValueKind::Text => ConfigValue::Text(self.text("a string")?.value),
+            ConfigValueKind::Word => match self.peek() {
+                TokenKind::Text(_) => return self.expected_help("a word", "write it without quotes"),
                 _ => ConfigValue::Word(self.any_word("a word")?.name),
             },
-            Value::Int => ConfigValue::Int(self.integer()?),
-            Value::Bool => ConfigValue::Bool(self.boolean()?),
-            Value::Texts => {
+            ConfigValueKind::Int => ConfigValue::Int(self.integer()?),
+            ConfigValueKind::Bool => ConfigValue::Bool(self.boolean()?),
+            ConfigValueKind::Texts => {
                 self.need_mark("{")?;
                 let mut texts = Vec::new();
                 while !self.eat_mark("}") {
@@ -152,17 +152,17 @@ impl Parser<'_, '_> {
         Ok(ConfigItem { key, value, span })
     }
 
-    pub(super) fn tunables(&mut self) -> Read<DefinitionKind> {
+    pub(super) fn tunables(&mut self) -> Parsed<DefinitionKind> {
         let keyword = self.bump();
         let items = if self.at_mark("{") { self.block(Self::tunable)? } else { vec![self.tunable()?] };
         if items.is_empty() && !self.broken {
             self.error(codes::EXPECTED, keyword, "a `tunable_constant` without constants").help =
                 Some("write `tunable_constant { \"costLimit\" 3; }`".to_owned());
         }
-        Ok(DefinitionKind::Config(Config { kind: ConfigKind::Tunables, name: None, items }))
+        Ok(DefinitionKind::Config(ConfigBlock { kind: ConfigKind::Tunables, name: None, items }))
     }
 
-    fn tunable(&mut self) -> Read<ConfigItem> {
+    fn tunable(&mut self) -> Parsed<ConfigItem> {
         let name = self.text("a tunable's name")?;
         if !TUNABLES.contains(&name.value.as_str()) {
             let help = closest(&name.value, &TUNABLES).map(|w| format!("did you mean `{w}`?"));
@@ -171,9 +171,9 @@ impl Parser<'_, '_> {
         }
         let start = self.at;
         let value = match self.peek() {
-            Kind::Int(value) => ConfigValue::Int(*value),
-            Kind::Fixed(value) => ConfigValue::Fixed(*value),
-            Kind::Bool(value) => ConfigValue::Bool(*value),
+            TokenKind::Int(value) => ConfigValue::Int(*value),
+            TokenKind::Fixed(value) => ConfigValue::Fixed(*value),
+            TokenKind::Bool(value) => ConfigValue::Bool(*value),
             _ => return self.expected("a number, `true` or `false`"),
         };
         self.bump();

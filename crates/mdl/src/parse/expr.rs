@@ -1,29 +1,29 @@
 //! Expressions. Operators of two operands group as in C. If Paradyn's grouping (one level, from the right) would give another value, the
 //! parser reports it.
 
-use super::{MAX_PARTS, Parser, Read, Stop, reserved};
-use crate::ast::{AssignOp, BINARY, BinaryOp, Callee, Clock, Expr, ExprKind, Ident, UnaryOp, precedence};
+use super::{ErrorReported, MAX_PARTS, Parsed, Parser, reserved};
+use crate::ast::{AssignOp, BINARY, BinaryOp, CalledName, Clock, ExprKind, Ident, SyntaxExpr, UnaryOp, precedence};
 use crate::diagnostic::{Severity, codes};
-use crate::lex::Kind;
+use crate::lex::TokenKind;
 
 /// Grouping of operands; leaves are their indices.
 #[derive(Clone)]
-enum Tree {
+enum OperatorTree {
     Leaf(usize),
-    Node(BinaryOp, Box<Tree>, Box<Tree>),
+    Node(BinaryOp, Box<OperatorTree>, Box<OperatorTree>),
 }
 
 /// Normal form of a grouping: groupings of equal value are equal. Sums are signed terms, and chains of one associative operator are flat.
 #[derive(PartialEq)]
-enum Canonical {
+enum CanonicalTree {
     Leaf(usize),
-    Sum(Vec<(bool, Canonical)>),
-    Chain(BinaryOp, Vec<Canonical>),
-    Node(BinaryOp, Box<Canonical>, Box<Canonical>),
+    Sum(Vec<(bool, CanonicalTree)>),
+    Chain(BinaryOp, Vec<CanonicalTree>),
+    Node(BinaryOp, Box<CanonicalTree>, Box<CanonicalTree>),
 }
 
 impl Parser<'_, '_> {
-    pub(super) fn expr(&mut self) -> Read<Expr> {
+    pub(super) fn expr(&mut self) -> Parsed<SyntaxExpr> {
         let outermost = self.parts == 0;
         let result = self.nested(Self::binary);
         if outermost {
@@ -32,10 +32,10 @@ impl Parser<'_, '_> {
         result
     }
 
-    fn binary(&mut self) -> Read<Expr> {
+    fn binary(&mut self) -> Parsed<SyntaxExpr> {
         let mut operands = vec![self.unary()?];
         let mut operators = Vec::new();
-        while let Kind::Mark(mark) = self.peek() {
+        while let TokenKind::Mark(mark) = self.peek() {
             let Some(op) = BINARY.into_iter().find(|op| op.symbol() == *mark) else { break };
             self.bump();
             operators.push(op);
@@ -43,7 +43,7 @@ impl Parser<'_, '_> {
         }
         if operators.len() < 2 {
             return Ok(build(
-                &if operators.is_empty() { Tree::Leaf(0) } else { right(&operators, 0) },
+                &if operators.is_empty() { OperatorTree::Leaf(0) } else { right(&operators, 0) },
                 &mut to_slots(operands),
             ));
         }
@@ -62,14 +62,14 @@ impl Parser<'_, '_> {
         Ok(build(if self.options.compat_grouping { &old } else { &c }, &mut to_slots(operands)))
     }
 
-    fn unary(&mut self) -> Read<Expr> {
+    fn unary(&mut self) -> Parsed<SyntaxExpr> {
         self.part()?;
         let start = self.span();
         let prefix = match self.peek() {
-            Kind::Mark("-") => Some(UnaryOp::Negate),
-            Kind::Mark("!") => Some(UnaryOp::Not),
-            Kind::Mark("~") => Some(UnaryOp::Complement),
-            Kind::Mark("&") => None,
+            TokenKind::Mark("-") => Some(UnaryOp::Negate),
+            TokenKind::Mark("!") => Some(UnaryOp::Not),
+            TokenKind::Mark("~") => Some(UnaryOp::Complement),
+            TokenKind::Mark("&") => None,
             _ => return self.assignment(),
         };
         self.bump();
@@ -79,26 +79,26 @@ impl Parser<'_, '_> {
             Some(op) => ExprKind::Unary(op, operand),
             None => ExprKind::Address(operand),
         };
-        Ok(Expr { kind, span })
+        Ok(SyntaxExpr { kind, span })
     }
 
     /// Counts one more part of the expression. The limit keeps trees low enough for recursion.
-    fn part(&mut self) -> Read<()> {
+    fn part(&mut self) -> Parsed<()> {
         self.parts += 1;
         if self.parts <= MAX_PARTS {
             return Ok(());
         }
         let message = format!("an expression of more than {MAX_PARTS} parts");
         self.error(codes::TOO_LARGE, self.span(), message).help = Some("split it".to_owned());
-        Err(Stop)
+        Err(ErrorReported)
     }
 
-    fn assignment(&mut self) -> Read<Expr> {
+    fn assignment(&mut self) -> Parsed<SyntaxExpr> {
         let target = self.postfix()?;
         let op = match self.peek() {
-            Kind::Mark("=") => AssignOp::Set,
-            Kind::Mark("+=") => AssignOp::Add,
-            Kind::Mark("-=") => AssignOp::Subtract,
+            TokenKind::Mark("=") => AssignOp::Set,
+            TokenKind::Mark("+=") => AssignOp::Add,
+            TokenKind::Mark("-=") => AssignOp::Subtract,
             _ => return Ok(target),
         };
         if !matches!(target.kind, ExprKind::Name(_) | ExprKind::Index(..)) && !target.is_memory() {
@@ -108,16 +108,16 @@ impl Parser<'_, '_> {
         self.bump();
         let value = self.expr()?;
         let span = target.span.to(value.span);
-        Ok(Expr { kind: ExprKind::Assign(Box::new(target), op, Box::new(value)), span })
+        Ok(SyntaxExpr { kind: ExprKind::Assign(Box::new(target), op, Box::new(value)), span })
     }
 
-    fn postfix(&mut self) -> Read<Expr> {
+    fn postfix(&mut self) -> Parsed<SyntaxExpr> {
         let mut expr = self.primary()?;
         loop {
             let step = match self.peek() {
-                Kind::Mark("++") => Some(true),
-                Kind::Mark("--") => Some(false),
-                Kind::Mark(".") => None,
+                TokenKind::Mark("++") => Some(true),
+                TokenKind::Mark("--") => Some(false),
+                TokenKind::Mark(".") => None,
                 _ => return Ok(expr),
             };
             self.part()?;
@@ -127,36 +127,36 @@ impl Parser<'_, '_> {
                 Some(up) => ExprKind::Step(Box::new(expr), up),
                 None => ExprKind::Field(Box::new(expr), self.any_word("a field")?),
             };
-            expr = Expr { kind, span: start.to(self.before()) };
+            expr = SyntaxExpr { kind, span: start.to(self.before()) };
         }
     }
 
-    fn primary(&mut self) -> Read<Expr> {
+    fn primary(&mut self) -> Parsed<SyntaxExpr> {
         let (start, first) = (self.at, self.span());
         let kind = match self.peek().clone() {
-            Kind::Int(value) => {
+            TokenKind::Int(value) => {
                 self.bump();
                 ExprKind::Int(value)
             }
-            Kind::Text(value) => {
+            TokenKind::Text(value) => {
                 self.bump();
                 ExprKind::Text(value)
             }
-            Kind::Mark("(") => {
+            TokenKind::Mark("(") => {
                 self.bump();
                 let inner = self.expr()?;
                 self.need_mark(")")?;
                 ExprKind::Paren(Box::new(inner))
             }
-            Kind::Word(word) => self.word_expr(word)?,
-            Kind::Bool(_) => return self.expected_help("an expression", "write 1 or 0"),
+            TokenKind::Word(word) => self.word_expr(word)?,
+            TokenKind::Bool(_) => return self.expected_help("an expression", "write 1 or 0"),
             _ => return self.expected("an expression"),
         };
         let span = if self.at > start { self.span_from(start) } else { first };
-        Ok(Expr { kind, span })
+        Ok(SyntaxExpr { kind, span })
     }
 
-    fn word_expr(&mut self, word: &str) -> Read<ExprKind> {
+    fn word_expr(&mut self, word: &str) -> Parsed<ExprKind> {
         let span = self.span();
         match word {
             "$return" | "$globalId" | "$elapsed" | "$cpu" | "$self" | "$own" => {
@@ -189,16 +189,16 @@ impl Parser<'_, '_> {
         }
         if ident.name == "$constraint" {
             self.old(span, "`$constraint` without an index is an older spelling", "write `$constraint[0]`");
-            return Ok(ExprKind::Index(ident, Box::new(Expr { kind: ExprKind::Int(0), span })));
+            return Ok(ExprKind::Index(ident, Box::new(SyntaxExpr { kind: ExprKind::Int(0), span })));
         }
         if self.eat_mark("(") {
             let args = self.arguments()?;
-            return Ok(ExprKind::Call(Callee { name: ident.name, span, quoted: false }, args));
+            return Ok(ExprKind::Call(CalledName { name: ident.name, span, quoted: false }, args));
         }
         Ok(ExprKind::Name(ident.name))
     }
 
-    fn index(&mut self) -> Read<Expr> {
+    fn index(&mut self) -> Parsed<SyntaxExpr> {
         self.need_mark("[")?;
         let index = self.expr()?;
         self.need_mark("]")?;
@@ -206,7 +206,7 @@ impl Parser<'_, '_> {
     }
 
     /// Reads arguments up to and including the closing bracket.
-    fn arguments(&mut self) -> Read<Vec<Expr>> {
+    fn arguments(&mut self) -> Parsed<Vec<SyntaxExpr>> {
         let mut args = Vec::new();
         if self.eat_mark(")") {
             return Ok(args);
@@ -223,11 +223,11 @@ impl Parser<'_, '_> {
     }
 
     /// Reads `Call("f")`, `Call("f",)` or `Call("f", a, …)`.
-    fn quoted_call(&mut self) -> Read<ExprKind> {
+    fn quoted_call(&mut self) -> Parsed<ExprKind> {
         self.bump();
         self.need_mark("(")?;
         let name = self.text("the name of a function")?;
-        let callee = Callee { name: name.value, span: name.span, quoted: true };
+        let callee = CalledName { name: name.value, span: name.span, quoted: true };
         if self.eat_mark(",") {
             return Ok(ExprKind::Call(callee, self.arguments()?));
         }
@@ -238,7 +238,7 @@ impl Parser<'_, '_> {
     }
 
     /// Reads `setCounter(x, e)` of 1995.
-    fn counter_request(&mut self, word: &str) -> Read<ExprKind> {
+    fn counter_request(&mut self, word: &str) -> Parsed<ExprKind> {
         let span = self.bump();
         let op = match word {
             "setCounter" => AssignOp::Set,
@@ -252,7 +252,7 @@ impl Parser<'_, '_> {
         self.need_mark(")")?;
         let help = format!("write `{} {} …`", target.name, op.symbol());
         self.old(span, format!("`{word}` is an older spelling"), help);
-        let target = Expr { kind: ExprKind::Name(target.name), span: target.span };
+        let target = SyntaxExpr { kind: ExprKind::Name(target.name), span: target.span };
         Ok(ExprKind::Assign(Box::new(target), op, Box::new(value)))
     }
 }
@@ -263,80 +263,80 @@ fn in_paradyn(op: BinaryOp) -> bool {
 }
 
 /// Groups as C does, from operator `*next` on, as long as operators bind tighter than `loosest`.
-fn climb(operators: &[BinaryOp], next: &mut usize, loosest: u8) -> Tree {
-    let mut left = Tree::Leaf(*next);
+fn climb(operators: &[BinaryOp], next: &mut usize, loosest: u8) -> OperatorTree {
+    let mut left = OperatorTree::Leaf(*next);
     while let Some(op) = operators.get(*next).copied().filter(|op| precedence(*op) > loosest) {
         *next += 1;
         let operand = climb(operators, next, precedence(op));
-        left = Tree::Node(op, Box::new(left), Box::new(operand));
+        left = OperatorTree::Node(op, Box::new(left), Box::new(operand));
     }
     left
 }
 
 /// Groups as Paradyn does, from operand `from` on.
-fn right(operators: &[BinaryOp], from: usize) -> Tree {
-    let mut tree = Tree::Leaf(operators.len());
+fn right(operators: &[BinaryOp], from: usize) -> OperatorTree {
+    let mut tree = OperatorTree::Leaf(operators.len());
     for i in (from..operators.len()).rev() {
-        tree = Tree::Node(operators[i], Box::new(Tree::Leaf(i)), Box::new(tree));
+        tree = OperatorTree::Node(operators[i], Box::new(OperatorTree::Leaf(i)), Box::new(tree));
     }
     tree
 }
 
-fn canonical(tree: &Tree) -> Canonical {
+fn canonical(tree: &OperatorTree) -> CanonicalTree {
     use BinaryOp::{Add, LogicalAnd, LogicalOr, Multiply, Subtract};
     match tree {
-        Tree::Leaf(i) => Canonical::Leaf(*i),
-        Tree::Node(op @ (Add | Subtract), a, b) => {
+        OperatorTree::Leaf(i) => CanonicalTree::Leaf(*i),
+        OperatorTree::Node(op @ (Add | Subtract), a, b) => {
             let mut terms = signed(canonical(a), true);
             terms.extend(signed(canonical(b), *op == Add));
-            Canonical::Sum(terms)
+            CanonicalTree::Sum(terms)
         }
-        Tree::Node(op @ (Multiply | LogicalAnd | LogicalOr), a, b) => {
+        OperatorTree::Node(op @ (Multiply | LogicalAnd | LogicalOr), a, b) => {
             let mut links = Vec::new();
             for side in [canonical(a), canonical(b)] {
                 match side {
-                    Canonical::Chain(inner, more) if inner == *op => links.extend(more),
+                    CanonicalTree::Chain(inner, more) if inner == *op => links.extend(more),
                     other => links.push(other),
                 }
             }
-            Canonical::Chain(*op, links)
+            CanonicalTree::Chain(*op, links)
         }
-        Tree::Node(op, a, b) => Canonical::Node(*op, Box::new(canonical(a)), Box::new(canonical(b))),
+        OperatorTree::Node(op, a, b) => CanonicalTree::Node(*op, Box::new(canonical(a)), Box::new(canonical(b))),
     }
 }
 
-fn signed(side: Canonical, plus: bool) -> Vec<(bool, Canonical)> {
+fn signed(side: CanonicalTree, plus: bool) -> Vec<(bool, CanonicalTree)> {
     match side {
-        Canonical::Sum(terms) => terms.into_iter().map(|(sign, t)| (sign == plus, t)).collect(),
+        CanonicalTree::Sum(terms) => terms.into_iter().map(|(sign, t)| (sign == plus, t)).collect(),
         other => vec![(plus, other)],
     }
 }
 
-fn show(tree: &Tree, operands: &[&str], outermost: bool) -> String {
+fn show(tree: &OperatorTree, operands: &[&str], outermost: bool) -> String {
     match tree {
-        Tree::Leaf(i) => operands.get(*i).map_or("…", |t| if t.len() > 20 { "…" } else { t }).to_owned(),
-        Tree::Node(op, a, b) => {
+        OperatorTree::Leaf(i) => operands.get(*i).map_or("…", |t| if t.len() > 20 { "…" } else { t }).to_owned(),
+        OperatorTree::Node(op, a, b) => {
             let inner = format!("{} {} {}", show(a, operands, false), op.symbol(), show(b, operands, false));
             if outermost { inner } else { format!("({inner})") }
         }
     }
 }
 
-fn to_slots(operands: Vec<Expr>) -> Vec<Option<Expr>> {
+fn to_slots(operands: Vec<SyntaxExpr>) -> Vec<Option<SyntaxExpr>> {
     operands.into_iter().map(Some).collect()
 }
 
 /// Makes the expression of a grouping; each operand is taken once.
-fn build(tree: &Tree, operands: &mut [Option<Expr>]) -> Expr {
+fn build(tree: &OperatorTree, operands: &mut [Option<SyntaxExpr>]) -> SyntaxExpr {
     match tree {
-        Tree::Leaf(i) => {
-            let empty = Expr { kind: ExprKind::Int(0), span: crate::source::Span::default() };
+        OperatorTree::Leaf(i) => {
+            let empty = SyntaxExpr { kind: ExprKind::Int(0), span: crate::source::SourceSpan::default() };
             operands.get_mut(*i).and_then(Option::take).unwrap_or(empty)
         }
-        Tree::Node(op, a, b) => {
+        OperatorTree::Node(op, a, b) => {
             let (a, b) = (build(a, operands), build(b, operands));
             let span = a.span.to(b.span);
-            Expr { kind: ExprKind::Binary(*op, Box::new(a), Box::new(b)), span }
+            SyntaxExpr { kind: ExprKind::Binary(*op, Box::new(a), Box::new(b)), span }
         }
     }
 }

@@ -1,12 +1,12 @@
 //! `resourceList` in its spellings, and `exclude`.
 
-use super::{Parser, Read, Stop, closest};
-use crate::ast::{DefinitionKind, Element, Exclude, Ident, List, Text};
+use super::{ErrorReported, Parsed, Parser, closest};
+use crate::ast::{DefinitionKind, ElementKind, ExcludeDefinition, Ident, ListDefinition, TextLiteral};
 use crate::diagnostic::codes;
-use crate::lex::Kind;
+use crate::lex::TokenKind;
 
 impl Parser<'_, '_> {
-    pub(super) fn list(&mut self) -> Read<DefinitionKind> {
+    pub(super) fn list(&mut self) -> Parsed<DefinitionKind> {
         let keyword = self.span();
         if self.at_word("list") {
             self.old(
@@ -20,18 +20,19 @@ impl Parser<'_, '_> {
             return self.old_list();
         }
         let name = match self.peek() {
-            Kind::Text(name) => Ident { name: name.clone(), span: self.bump() },
+            TokenKind::Text(name) => Ident { name: name.clone(), span: self.bump() },
             _ => self.name("the list's name")?,
         };
         if self.at_mark("{") {
             // A list of 1994 holds names of functions and nothing else.
             let items = self.items("{", "}", false)?;
-            let list = List { name, element: Element::Procedure, items, flavors: Vec::new(), library: false };
+            let list =
+                ListDefinition { name, element: ElementKind::Procedure, items, flavors: Vec::new(), library: false };
             return Ok(DefinitionKind::List(list));
         }
         self.need_word("is")?;
-        let element = self.choice("the type of the items", &Element::ALL)?;
-        let mut list = List { name, element, items: Vec::new(), flavors: Vec::new(), library: false };
+        let element = self.choice("the type of the items", &ElementKind::ALL)?;
+        let mut list = ListDefinition { name, element, items: Vec::new(), flavors: Vec::new(), library: false };
         let mut seen = [false; 3];
         self.block(|p| p.list_field(&mut list, &mut seen))?;
         for (present, field) in seen.into_iter().zip(["items", "flavor"]) {
@@ -43,7 +44,7 @@ impl Parser<'_, '_> {
         Ok(DefinitionKind::List(list))
     }
 
-    fn list_field(&mut self, list: &mut List, seen: &mut [bool; 3]) -> Read<()> {
+    fn list_field(&mut self, list: &mut ListDefinition, seen: &mut [bool; 3]) -> Parsed<()> {
         let span = self.span();
         let index = match self.word() {
             Some("items") => {
@@ -76,9 +77,9 @@ impl Parser<'_, '_> {
     }
 
     /// Reads the older form of a list: `resourceList ( procedure, "name" { … }, true, unix );`.
-    fn old_list(&mut self) -> Read<DefinitionKind> {
+    fn old_list(&mut self) -> Parsed<DefinitionKind> {
         self.need_mark("(")?;
-        let element = self.choice("the type of the items", &Element::ALL)?;
+        let element = self.choice("the type of the items", &ElementKind::ALL)?;
         self.need_mark(",")?;
         let name = self.text("the list's name")?;
         let items = self.list_items()?;
@@ -89,12 +90,12 @@ impl Parser<'_, '_> {
         self.need_mark(")")?;
         self.semicolon()?;
         let name = Ident { name: name.value, span: name.span };
-        Ok(DefinitionKind::List(List { name, element, items, flavors, library }))
+        Ok(DefinitionKind::List(ListDefinition { name, element, items, flavors, library }))
     }
 
     /// Reads the items of a list: `{ "a", "b" }` or `, ( "a", "b" )`.
-    fn list_items(&mut self) -> Read<Vec<Text>> {
-        if self.at_mark(",") && matches!(self.ahead(1), Kind::Mark("{")) {
+    fn list_items(&mut self) -> Parsed<Vec<TextLiteral>> {
+        if self.at_mark(",") && matches!(self.ahead(1), TokenKind::Mark("{")) {
             let message = "a `,` before `{`";
             self.error(codes::EXPECTED, self.span(), message).help =
                 Some("no comma before braces: `\"name\" { … }`, or `\"name\", ( … )`".to_owned());
@@ -107,13 +108,13 @@ impl Parser<'_, '_> {
         self.items("(", ")", true)
     }
 
-    pub(super) fn items(&mut self, open: &'static str, close: &'static str, commas: bool) -> Read<Vec<Text>> {
+    pub(super) fn items(&mut self, open: &'static str, close: &'static str, commas: bool) -> Parsed<Vec<TextLiteral>> {
         self.need_mark(open)?;
         let mut items = Vec::new();
         loop {
             match self.text("an item in quotes") {
                 Ok(item) => items.push(item),
-                Err(Stop) => {
+                Err(ErrorReported) => {
                     // An error in one item does not hide the rest of the list.
                     while !self.at_end()
                         && !["}", ")", ",", ";"].iter().any(|m| self.at_mark(m))
@@ -127,14 +128,14 @@ impl Parser<'_, '_> {
                 return Ok(items);
             }
             let comma = self.eat_mark(",");
-            if !comma && (commas || !matches!(self.peek(), Kind::Text(_))) {
+            if !comma && (commas || !matches!(self.peek(), TokenKind::Text(_))) {
                 return self.expected(&format!("`,` or `{close}`"));
             }
         }
     }
 
     /// Reads `flavor { unix, mpi }` or `flavor = { … }`. The keyword is the next token.
-    pub(super) fn flavor(&mut self) -> Read<Vec<Ident>> {
+    pub(super) fn flavor(&mut self) -> Parsed<Vec<Ident>> {
         self.bump();
         self.eat_mark("=");
         if !self.at_mark("{") {
@@ -149,7 +150,7 @@ impl Parser<'_, '_> {
         Ok(flavors)
     }
 
-    pub(super) fn exclude(&mut self) -> Read<DefinitionKind> {
+    pub(super) fn exclude(&mut self) -> Parsed<DefinitionKind> {
         let span = self.span();
         let word = self.word().unwrap_or_default().to_owned();
         self.bump();
@@ -170,7 +171,7 @@ impl Parser<'_, '_> {
         if word != "exclude" {
             // exclude_lib "m"; exclude_func "m" "f"; exclude_node "/Code/…"
             self.eat_mark(",");
-            let second = if matches!(self.peek(), Kind::Text(_)) { Some(self.text("a function")?) } else { None };
+            let second = if matches!(self.peek(), TokenKind::Text(_)) { Some(self.text("a function")?) } else { None };
             pattern.value = match (word.as_str(), second) {
                 (_, Some(function)) => format!("/Code/{}/{}", pattern.value, function.value),
                 ("exclude_node", None) => pattern.value,
@@ -181,6 +182,6 @@ impl Parser<'_, '_> {
             self.old(span, format!("`{word}` is an older spelling"), help);
         }
         self.semicolon()?;
-        Ok(DefinitionKind::Exclude(Exclude { no_case, regex, pattern }))
+        Ok(DefinitionKind::Exclude(ExcludeDefinition { no_case, regex, pattern }))
     }
 }

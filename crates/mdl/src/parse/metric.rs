@@ -2,12 +2,13 @@
 
 use ingraft_model::{Aggregate, Style, UnitsType};
 
-use super::{Parser, Read, closest};
+use super::{Parsed, Parser, closest};
 use crate::ast::{
-    Accumulator, Base, Constraint, ConstraintBody, DefinitionKind, FieldKind, Ident, Metric, MetricField, Path, Vector,
+    Accumulator, BaseMetric, ConstraintBody, ConstraintDefinition, DefinitionKind, FieldKind, Ident, MetricDefinition,
+    MetricField, ResourcePattern, VectorIndex,
 };
 use crate::diagnostic::codes;
-use crate::source::Span;
+use crate::source::SourceSpan;
 
 const FIELDS: [&str; 12] = [
     "name",
@@ -32,17 +33,17 @@ const UNITS_TYPES: [(&str, UnitsType); 3] =
     [("normalized", UnitsType::Normalized), ("unnormalized", UnitsType::Unnormalized), ("sampled", UnitsType::Sampled)];
 
 impl Parser<'_, '_> {
-    pub(super) fn metric(&mut self) -> Read<DefinitionKind> {
+    pub(super) fn metric(&mut self) -> Parsed<DefinitionKind> {
         self.bump();
         let ident = self.name("the metric's identifier")?;
         let fields = self.block(Self::field)?.into_iter().flatten().collect();
-        let metric = Metric { ident, fields };
+        let metric = MetricDefinition { ident, fields };
         self.missing(&metric);
         Ok(DefinitionKind::Metric(metric))
     }
 
     /// Reports missing required fields. If some field could not be read, reports none, because that field may be the missing one.
-    fn missing(&mut self, metric: &Metric) {
+    fn missing(&mut self, metric: &MetricDefinition) {
         let required = [
             ("name", metric.name().is_some()),
             ("units", metric.units().is_some()),
@@ -60,7 +61,7 @@ impl Parser<'_, '_> {
     }
 
     /// Reads a field; `None` for an old field without meaning.
-    fn field(&mut self) -> Read<Option<MetricField>> {
+    fn field(&mut self) -> Parsed<Option<MetricField>> {
         let (start, span) = (self.at, self.span());
         let Some(word) = self.word() else {
             return self.expected_help("a field of a metric", format!("one of: {}", FIELDS[..11].join(", ")));
@@ -110,32 +111,32 @@ impl Parser<'_, '_> {
                 let help = closest(other, &FIELDS)
                     .map_or_else(|| format!("one of: {}", FIELDS[..11].join(", ")), |w| format!("did you mean `{w}`?"));
                 self.error(codes::FIELD, span, format!("a metric has no field `{other}`")).help = Some(help);
-                return Err(super::Stop);
+                return Err(super::ErrorReported);
             }
         };
         self.semicolon()?;
         Ok(Some(MetricField { kind, span: self.span_from(start) }))
     }
 
-    fn after_keyword<T>(&mut self, read: impl FnOnce(&mut Self) -> Read<T>) -> Read<T> {
+    fn after_keyword<T>(&mut self, read: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
         self.bump();
         read(self)
     }
 
     /// Reads the indices of a vector: `over list NAME`, `over map "f", SLOTS`, `over table BASE, LENGTH, GRANULE`, `over keys` or `over
     /// objects`.
-    fn vector(&mut self) -> Read<Vector> {
+    fn vector(&mut self) -> Parsed<VectorIndex> {
         self.need_word("over")?;
         match self.word() {
             Some("list") => {
                 self.bump();
-                Ok(Vector::List(self.name("a list")?))
+                Ok(VectorIndex::List(self.name("a list")?))
             }
             Some("map") => {
                 self.bump();
                 let function = self.text("the name of a function")?;
                 self.need_mark(",")?;
-                Ok(Vector::Map(function, self.integer()?))
+                Ok(VectorIndex::Map(function, self.integer()?))
             }
             Some("table") => {
                 self.bump();
@@ -143,15 +144,15 @@ impl Parser<'_, '_> {
                 self.need_mark(",")?;
                 let length = self.integer()?;
                 self.need_mark(",")?;
-                Ok(Vector::Table(base, length, self.integer()?))
+                Ok(VectorIndex::Table(base, length, self.integer()?))
             }
             Some("keys") => {
                 self.bump();
-                Ok(Vector::Keys)
+                Ok(VectorIndex::Keys)
             }
             Some("objects") => {
                 self.bump();
-                Ok(Vector::Objects)
+                Ok(VectorIndex::Objects)
             }
             _ => self.expected_help(
                 "what the vector is indexed by",
@@ -160,7 +161,7 @@ impl Parser<'_, '_> {
         }
     }
 
-    fn base(&mut self) -> Read<Base> {
+    fn base(&mut self) -> Parsed<BaseMetric> {
         self.need_word("is")?;
         let kind = self.choice("what is accumulated", &Accumulator::ALL)?;
         let mut event = None;
@@ -173,17 +174,17 @@ impl Parser<'_, '_> {
             event = Some(self.text("the name of an event")?);
             self.need_mark(")")?;
         }
-        Ok(Base { kind, event, body: self.meta_block()? })
+        Ok(BaseMetric { kind, event, body: self.meta_block()? })
     }
 
-    pub(super) fn global_constraint(&mut self) -> Read<DefinitionKind> {
+    pub(super) fn global_constraint(&mut self) -> Parsed<DefinitionKind> {
         self.bump();
         let name = self.name("the constraint's name")?;
         Ok(DefinitionKind::Constraint(self.constraint(name, false)?))
     }
 
     /// Reads a constraint from its path on. Replacements stand only inside of metrics, and flags only outside.
-    fn constraint(&mut self, name: Ident, in_metric: bool) -> Read<Constraint> {
+    fn constraint(&mut self, name: Ident, in_metric: bool) -> Parsed<ConstraintDefinition> {
         let path = self.path()?;
         self.need_word("is")?;
         let span = self.span();
@@ -196,13 +197,13 @@ impl Parser<'_, '_> {
             Some("replace") => {
                 self.error(codes::EXPECTED, span, "a replacement outside of a metric").help =
                     Some("put it into the metric whose code it replaces".to_owned());
-                return Err(super::Stop);
+                return Err(super::ErrorReported);
             }
             Some("counter" | "default") if in_metric => {
                 self.error(codes::EXPECTED, span, "a flag or default constraint inside a metric").help = Some(
                     "define it outside and name it here: `constraint NAME;`; inside are only `is replace …`".to_owned(),
                 );
-                return Err(super::Stop);
+                return Err(super::ErrorReported);
             }
             Some("counter") => {
                 self.bump();
@@ -231,10 +232,10 @@ impl Parser<'_, '_> {
                 return self.expected_help("how the constraint restricts", help);
             }
         };
-        Ok(Constraint { name, path, body })
+        Ok(ConstraintDefinition { name, path, body })
     }
 
-    fn path(&mut self) -> Read<Path> {
+    fn path(&mut self) -> Parsed<ResourcePattern> {
         let (start, here) = (self.at, self.span());
         let mut parts = Vec::new();
         while self.eat_mark("/") {
@@ -254,7 +255,8 @@ impl Parser<'_, '_> {
             }
             parts.push(part);
         }
-        let span = if self.at > start { self.span_from(start) } else { Span { start: here.start, end: here.start } };
-        Ok(Path { parts, span })
+        let span =
+            if self.at > start { self.span_from(start) } else { SourceSpan { start: here.start, end: here.start } };
+        Ok(ResourcePattern { parts, span })
     }
 }

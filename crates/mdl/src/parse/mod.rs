@@ -8,14 +8,14 @@ mod list;
 mod metric;
 mod statement;
 
-use crate::ast::{ConfigKind, Definition, DefinitionKind, File, Ident, Text};
+use crate::ast::{ConfigKind, Definition, DefinitionKind, Ident, MdlFile, TextLiteral};
 use crate::diagnostic::{Diagnostic, Severity, codes};
-use crate::lex::{Kind, Lexed, Token, lex};
-use crate::source::{Source, Span};
+use crate::lex::{LexedText, SourceToken, TokenKind, lex};
+use crate::source::{SourceSpan, SourceText};
 
 /// Options for reading a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Options {
+pub struct ParseOptions {
     /// Whether all operators of two operands have one precedence and group from the right, as in Paradyn.
     pub compat_grouping: bool,
 }
@@ -59,16 +59,16 @@ pub(crate) fn reserved(word: &str) -> bool {
 }
 
 /// An error was reported. The nearest caller that can recover does so.
-struct Stop;
+struct ErrorReported;
 
-type Read<T> = Result<T, Stop>;
+type Parsed<T> = Result<T, ErrorReported>;
 
 struct Parser<'s, 'd> {
-    source: &'s Source,
-    tokens: Vec<Token<'s>>,
-    comments: Vec<Span>,
+    source: &'s SourceText,
+    tokens: Vec<SourceToken<'s>>,
+    comments: Vec<SourceSpan>,
     at: usize,
-    options: Options,
+    options: ParseOptions,
     depth: u32,
     parts: u32,
     /// Whether the current definition has an error.
@@ -77,8 +77,8 @@ struct Parser<'s, 'd> {
 }
 
 /// Parses a text. Definitions with errors from which the parser could recover inside of them are kept and marked as broken.
-pub fn parse(source: &Source, options: Options, diagnostics: &mut Vec<Diagnostic>) -> File {
-    let Lexed { tokens, comments } = lex(source, diagnostics);
+pub fn parse(source: &SourceText, options: ParseOptions, diagnostics: &mut Vec<Diagnostic>) -> MdlFile {
+    let LexedText { tokens, comments } = lex(source, diagnostics);
     let lexical = diagnostics.len();
     let mut parser =
         Parser { source, tokens, comments, at: 0, options, depth: 0, parts: 0, broken: false, diagnostics };
@@ -100,42 +100,42 @@ pub fn parse(source: &Source, options: Options, diagnostics: &mut Vec<Diagnostic
                 let doc = parser.doc_before(start);
                 definitions.push(Definition { kind, span, doc, broken });
             }
-            Err(Stop) => parser.recover(start),
+            Err(ErrorReported) => parser.recover(start),
         }
         failed = parser.broken;
         if parser.at == start {
             parser.at += 1;
         }
     }
-    File { definitions, comments: parser.comments }
+    MdlFile { definitions, comments: parser.comments }
 }
 
 impl<'s> Parser<'s, '_> {
-    fn peek(&self) -> &Kind<'s> {
+    fn peek(&self) -> &TokenKind<'s> {
         self.ahead(0)
     }
 
-    fn ahead(&self, n: usize) -> &Kind<'s> {
-        self.tokens.get(self.at + n).map_or(&Kind::End, |t| &t.kind)
+    fn ahead(&self, n: usize) -> &TokenKind<'s> {
+        self.tokens.get(self.at + n).map_or(&TokenKind::End, |t| &t.kind)
     }
 
-    fn span(&self) -> Span {
+    fn span(&self) -> SourceSpan {
         let index = self.at.min(self.tokens.len().saturating_sub(1));
-        self.tokens.get(index).map_or(Span::default(), |t| t.span)
+        self.tokens.get(index).map_or(SourceSpan::default(), |t| t.span)
     }
 
     /// Span of the previous token.
-    fn before(&self) -> Span {
-        self.at.checked_sub(1).and_then(|i| self.tokens.get(i)).map_or(Span::default(), |t| t.span)
+    fn before(&self) -> SourceSpan {
+        self.at.checked_sub(1).and_then(|i| self.tokens.get(i)).map_or(SourceSpan::default(), |t| t.span)
     }
 
     /// Span from the token with index `start` to the previous one.
-    fn span_from(&self, start: usize) -> Span {
-        let first = self.tokens.get(start).map_or(Span::default(), |t| t.span);
-        if self.at > start { first.to(self.before()) } else { Span { start: first.start, end: first.start } }
+    fn span_from(&self, start: usize) -> SourceSpan {
+        let first = self.tokens.get(start).map_or(SourceSpan::default(), |t| t.span);
+        if self.at > start { first.to(self.before()) } else { SourceSpan { start: first.start, end: first.start } }
     }
 
-    fn bump(&mut self) -> Span {
+    fn bump(&mut self) -> SourceSpan {
         let span = self.span();
         if self.at + 1 < self.tokens.len() {
             self.at += 1;
@@ -144,19 +144,19 @@ impl<'s> Parser<'s, '_> {
     }
 
     fn at_end(&self) -> bool {
-        matches!(self.peek(), Kind::End)
+        matches!(self.peek(), TokenKind::End)
     }
 
     fn at_mark(&self, mark: &str) -> bool {
-        matches!(self.peek(), Kind::Mark(m) if *m == mark)
+        matches!(self.peek(), TokenKind::Mark(m) if *m == mark)
     }
 
     fn at_word(&self, word: &str) -> bool {
-        matches!(self.peek(), Kind::Word(w) if *w == word)
+        matches!(self.peek(), TokenKind::Word(w) if *w == word)
     }
 
     fn word(&self) -> Option<&'s str> {
-        if let Kind::Word(w) = self.peek() { Some(w) } else { None }
+        if let TokenKind::Word(w) = self.peek() { Some(w) } else { None }
     }
 
     fn eat_mark(&mut self, mark: &str) -> bool {
@@ -176,7 +176,7 @@ impl<'s> Parser<'s, '_> {
     }
 
     /// Reports an error; parsing goes on.
-    fn error(&mut self, code: &'static str, span: Span, message: impl Into<String>) -> &mut Diagnostic {
+    fn error(&mut self, code: &'static str, span: SourceSpan, message: impl Into<String>) -> &mut Diagnostic {
         self.broken = true;
         self.report(code, Severity::Error, span, message)
     }
@@ -185,7 +185,7 @@ impl<'s> Parser<'s, '_> {
         &mut self,
         code: &'static str,
         severity: Severity,
-        span: Span,
+        span: SourceSpan,
         message: impl Into<String>,
     ) -> &mut Diagnostic {
         if self.diagnostics.len() == MAX_FINDINGS {
@@ -199,14 +199,14 @@ impl<'s> Parser<'s, '_> {
     }
 
     /// Notes an older spelling, which is accepted.
-    fn old(&mut self, span: Span, message: impl Into<String>, help: impl Into<String>) {
+    fn old(&mut self, span: SourceSpan, message: impl Into<String>, help: impl Into<String>) {
         self.report(codes::OLD_SPELLING, Severity::Note, span, message).help = Some(help.into());
     }
 
     fn found(&self) -> String {
         match self.peek() {
-            Kind::End => "the end of the text".to_owned(),
-            Kind::Word(w) if reserved(w) => format!("the word `{w}`"),
+            TokenKind::End => "the end of the text".to_owned(),
+            TokenKind::Word(w) if reserved(w) => format!("the word `{w}`"),
             _ => {
                 let text = self.source.slice(self.span());
                 if text.chars().count() > 24 { "a string".to_owned() } else { format!("`{text}`") }
@@ -214,28 +214,28 @@ impl<'s> Parser<'s, '_> {
         }
     }
 
-    fn expected<T>(&mut self, what: &str) -> Read<T> {
+    fn expected<T>(&mut self, what: &str) -> Parsed<T> {
         let message = format!("expected {what}, found {}", self.found());
         self.error(codes::EXPECTED, self.span(), message);
-        Err(Stop)
+        Err(ErrorReported)
     }
 
-    fn expected_help<T>(&mut self, what: &str, help: impl Into<String>) -> Read<T> {
+    fn expected_help<T>(&mut self, what: &str, help: impl Into<String>) -> Parsed<T> {
         let message = format!("expected {what}, found {}", self.found());
         self.error(codes::EXPECTED, self.span(), message).help = Some(help.into());
-        Err(Stop)
+        Err(ErrorReported)
     }
 
-    fn need_mark(&mut self, mark: &str) -> Read<Span> {
+    fn need_mark(&mut self, mark: &str) -> Parsed<SourceSpan> {
         if self.at_mark(mark) { Ok(self.bump()) } else { self.expected(&format!("`{mark}`")) }
     }
 
-    fn need_word(&mut self, word: &str) -> Read<Span> {
+    fn need_word(&mut self, word: &str) -> Parsed<SourceSpan> {
         if self.at_word(word) { Ok(self.bump()) } else { self.expected(&format!("`{word}`")) }
     }
 
     /// Reads a `;`. If it is missing at the end of a line or block, reports the error and continues as if it were there.
-    fn semicolon(&mut self) -> Read<()> {
+    fn semicolon(&mut self) -> Parsed<()> {
         if self.eat_mark(";") {
             return Ok(());
         }
@@ -248,7 +248,7 @@ impl<'s> Parser<'s, '_> {
         let end = before.end;
         let line_ends = self.source.line_index(end) != self.source.line_index(self.span().start);
         if line_ends || self.at_end() || self.at_mark("}") || self.at_mark("*)") {
-            let span = Span { start: end.saturating_sub(1), end };
+            let span = SourceSpan { start: end.saturating_sub(1), end };
             self.error(codes::EXPECTED, span, "expected `;` behind this").help = Some("add a `;`".to_owned());
             return Ok(());
         }
@@ -256,12 +256,12 @@ impl<'s> Parser<'s, '_> {
     }
 
     /// Reads a name that the author chooses.
-    fn name(&mut self, what: &str) -> Read<Ident> {
+    fn name(&mut self, what: &str) -> Parsed<Ident> {
         match self.word() {
             Some(word) if reserved(word) => {
                 let message = format!("`{word}` is a reserved word and cannot be {what}");
                 self.error(codes::RESERVED, self.span(), message).help = Some("choose another name".to_owned());
-                Err(Stop)
+                Err(ErrorReported)
             }
             Some(_) => self.any_word(what),
             None => self.expected(what),
@@ -269,26 +269,26 @@ impl<'s> Parser<'s, '_> {
     }
 
     /// Reads a word where reserved ones do no harm: units, flavors, fields.
-    fn any_word(&mut self, what: &str) -> Read<Ident> {
+    fn any_word(&mut self, what: &str) -> Parsed<Ident> {
         match self.word() {
             Some(word) => Ok(Ident { name: word.to_owned(), span: self.bump() }),
             None => self.expected(what),
         }
     }
 
-    fn text(&mut self, what: &str) -> Read<Text> {
+    fn text(&mut self, what: &str) -> Parsed<TextLiteral> {
         match self.peek() {
-            Kind::Text(value) => {
+            TokenKind::Text(value) => {
                 let value = value.clone();
-                Ok(Text { value, span: self.bump() })
+                Ok(TextLiteral { value, span: self.bump() })
             }
             _ => self.expected_help(what, "write it in double quotes"),
         }
     }
 
-    fn boolean(&mut self) -> Read<bool> {
+    fn boolean(&mut self) -> Parsed<bool> {
         match self.peek() {
-            Kind::Bool(value) => {
+            TokenKind::Bool(value) => {
                 let value = *value;
                 self.bump();
                 Ok(value)
@@ -297,9 +297,9 @@ impl<'s> Parser<'s, '_> {
         }
     }
 
-    fn integer(&mut self) -> Read<i64> {
+    fn integer(&mut self) -> Parsed<i64> {
         match self.peek() {
-            Kind::Int(value) => {
+            TokenKind::Int(value) => {
                 let value = *value;
                 self.bump();
                 Ok(value)
@@ -309,7 +309,7 @@ impl<'s> Parser<'s, '_> {
     }
 
     /// Reads one of several words, which are given with their meanings.
-    fn choice<T: Copy>(&mut self, what: &str, choices: &[(&'static str, T)]) -> Read<T> {
+    fn choice<T: Copy>(&mut self, what: &str, choices: &[(&'static str, T)]) -> Parsed<T> {
         if let Some((_, value)) = self.word().and_then(|w| choices.iter().find(|(k, _)| *k == w)) {
             let value = *value;
             self.bump();
@@ -320,11 +320,11 @@ impl<'s> Parser<'s, '_> {
     }
 
     /// Runs `read` one level deeper, or reports that the nesting is too deep.
-    fn nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Read<T>) -> Read<T> {
+    fn nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
         if self.depth >= MAX_DEPTH {
             let message = format!("nested more than {MAX_DEPTH} levels deep");
             self.error(codes::TOO_LARGE, self.span(), message).help = Some("split it".to_owned());
-            return Err(Stop);
+            return Err(ErrorReported);
         }
         self.depth += 1;
         let result = read(self);
@@ -335,7 +335,7 @@ impl<'s> Parser<'s, '_> {
     /// Whether the next tokens begin a definition that cannot be anything else.
     fn at_definition(&self) -> bool {
         let word = self.word().is_some_and(|w| ONLY_DEFINITIONS.contains(&w));
-        word && matches!(self.ahead(1), Kind::Word(_) | Kind::Text(_) | Kind::Mark("{" | "("))
+        word && matches!(self.ahead(1), TokenKind::Word(_) | TokenKind::Text(_) | TokenKind::Mark("{" | "("))
     }
 
     /// Skips the rest of the part that began at token `start`. Stops after a `;` or after the end of a block, on the level of the part.
@@ -345,8 +345,8 @@ impl<'s> Parser<'s, '_> {
         let mut level = 0_i32;
         for token in &self.tokens[start.min(self.at)..self.at] {
             match token.kind {
-                Kind::Mark("{" | "(*") => level += 1,
-                Kind::Mark("}" | "*)") => level -= 1,
+                TokenKind::Mark("{" | "(*") => level += 1,
+                TokenKind::Mark("}" | "*)") => level -= 1,
                 _ => {}
             }
         }
@@ -356,10 +356,10 @@ impl<'s> Parser<'s, '_> {
                 return;
             }
             match self.peek() {
-                Kind::End => return,
-                Kind::Mark("{" | "(*") => level += 1,
-                Kind::Mark("}" | "*)") if level <= 0 => return,
-                Kind::Mark("}" | "*)") => {
+                TokenKind::End => return,
+                TokenKind::Mark("{" | "(*") => level += 1,
+                TokenKind::Mark("}" | "*)") if level <= 0 => return,
+                TokenKind::Mark("}" | "*)") => {
                     level -= 1;
                     if level == 0 {
                         self.bump();
@@ -367,7 +367,7 @@ impl<'s> Parser<'s, '_> {
                         return;
                     }
                 }
-                Kind::Mark(";") if level <= 0 => {
+                TokenKind::Mark(";") if level <= 0 => {
                     self.bump();
                     return;
                 }
@@ -378,7 +378,7 @@ impl<'s> Parser<'s, '_> {
     }
 
     /// Reads `{ item item … }` with recovery after each item. The opening brace is the next token.
-    fn block<T>(&mut self, mut item: impl FnMut(&mut Self) -> Read<T>) -> Read<Vec<T>> {
+    fn block<T>(&mut self, mut item: impl FnMut(&mut Self) -> Parsed<T>) -> Parsed<Vec<T>> {
         let open = self.need_mark("{")?;
         let mut items = Vec::new();
         loop {
@@ -392,12 +392,12 @@ impl<'s> Parser<'s, '_> {
                 if !self.broken {
                     self.error(codes::EXPECTED, open, "this `{` is never closed").help = Some("add a `}`".to_owned());
                 }
-                return Err(Stop);
+                return Err(ErrorReported);
             }
             let start = self.at;
             match item(self) {
                 Ok(value) => items.push(value),
-                Err(Stop) => self.recover(start),
+                Err(ErrorReported) => self.recover(start),
             }
             if self.at == start {
                 self.bump();
@@ -405,7 +405,7 @@ impl<'s> Parser<'s, '_> {
         }
     }
 
-    fn definition(&mut self) -> Read<DefinitionKind> {
+    fn definition(&mut self) -> Parsed<DefinitionKind> {
         let span = self.span();
         let Some(word) = self.word() else {
             if self.at_mark("{") {
@@ -429,7 +429,7 @@ impl<'s> Parser<'s, '_> {
                 let help = closest(other, &DEFINITIONS)
                     .map_or_else(|| format!("one of: {}", DEFINITIONS.join(", ")), |w| format!("did you mean `{w}`?"));
                 self.error(codes::EXPECTED, span, message).help = Some(help);
-                Err(Stop)
+                Err(ErrorReported)
             }
         }
     }
@@ -441,7 +441,7 @@ impl<'s> Parser<'s, '_> {
         let end = self.comments.partition_point(|c| c.end <= next);
         let mut parts = Vec::new();
         for comment in self.comments[..end].iter().rev() {
-            let between = self.source.slice(Span { start: comment.end, end: next });
+            let between = self.source.slice(SourceSpan { start: comment.end, end: next });
             let same_line = floor > 0 && self.source.line_index(floor) == self.source.line_index(comment.start);
             if comment.start < floor || same_line || between.matches('\n').count() > 1 {
                 break;

@@ -1,32 +1,32 @@
 //! Statements of the two languages: those that the tool executes, and those that the program executes.
 
-use super::{Parser, Read, Stop};
-use crate::ast::{Code, CodeKind, Expr, ExprKind, Insert, Meta, MetaKind};
+use super::{ErrorReported, Parsed, Parser};
+use crate::ast::{CodeKind, CodeStatement, ExprKind, InsertStatement, MetaKind, MetaStatement, SyntaxExpr};
 use crate::diagnostic::codes;
-use crate::lex::Kind;
+use crate::lex::TokenKind;
 
 impl Parser<'_, '_> {
     /// Reads a block of statements of the meta language: `{ meta_stmt … }`.
-    pub(super) fn meta_block(&mut self) -> Read<Vec<Meta>> {
+    pub(super) fn meta_block(&mut self) -> Parsed<Vec<MetaStatement>> {
         self.nested(|p| p.block(Self::meta))
     }
 
-    pub(super) fn meta(&mut self) -> Read<Meta> {
+    pub(super) fn meta(&mut self) -> Parsed<MetaStatement> {
         self.nested(Self::meta_here)
     }
 
-    fn meta_here(&mut self) -> Read<Meta> {
+    fn meta_here(&mut self) -> Parsed<MetaStatement> {
         let start = self.at;
         let kind = match self.peek() {
-            Kind::Mark("{") => MetaKind::Block(self.block(Self::meta)?),
-            Kind::Word("foreach") => {
+            TokenKind::Mark("{") => MetaKind::Block(self.block(Self::meta)?),
+            TokenKind::Word("foreach") => {
                 self.bump();
                 let variable = self.name("a loop variable")?;
                 self.need_word("in")?;
                 let list = self.expr()?;
                 MetaKind::Foreach(variable, list, Box::new(self.meta()?))
             }
-            Kind::Word("if") => {
+            TokenKind::Word("if") => {
                 let span = self.bump();
                 let condition = self.expr()?;
                 if !matches!(condition.kind, ExprKind::Paren(_)) {
@@ -36,15 +36,15 @@ impl Parser<'_, '_> {
                 let otherwise = if self.eat_word("else") { Some(Box::new(self.meta()?)) } else { None };
                 MetaKind::If(condition, then, otherwise)
             }
-            Kind::Word("append" | "prepend") => MetaKind::Insert(self.insert()?),
+            TokenKind::Word("append" | "prepend") => MetaKind::Insert(self.insert()?),
             _ => {
                 return self.expected_help("a statement", "one of: foreach, if, append, prepend, or a block in braces");
             }
         };
-        Ok(Meta { kind, span: self.span_from(start) })
+        Ok(MetaStatement { kind, span: self.span_from(start) })
     }
 
-    fn insert(&mut self) -> Read<Insert> {
+    fn insert(&mut self) -> Parsed<InsertStatement> {
         let prepend = self.at_word("prepend");
         self.bump();
         let after = self.choice("`preInsn` or `postInsn`", &[("preInsn", false), ("postInsn", true)])?;
@@ -72,20 +72,20 @@ impl Parser<'_, '_> {
             let start = self.at;
             match self.code() {
                 Ok(statement) => code.push(statement),
-                Err(Stop) => self.recover(start),
+                Err(ErrorReported) => self.recover(start),
             }
             if self.at == start {
                 self.bump();
             }
         }
-        Ok(Insert { prepend, after, points, constrained, code, code_span: self.span_from(code_start) })
+        Ok(InsertStatement { prepend, after, points, constrained, code, code_span: self.span_from(code_start) })
     }
 
-    fn code(&mut self) -> Read<Code> {
+    fn code(&mut self) -> Parsed<CodeStatement> {
         self.nested(Self::code_here)
     }
 
-    fn code_here(&mut self) -> Read<Code> {
+    fn code_here(&mut self) -> Parsed<CodeStatement> {
         let start = self.at;
         let kind = if self.at_mark("{") {
             CodeKind::Block(self.block(Self::code)?)
@@ -99,15 +99,15 @@ impl Parser<'_, '_> {
             self.semicolon()?;
             CodeKind::Expr(expr)
         };
-        Ok(Code { kind, span: self.span_from(start) })
+        Ok(CodeStatement { kind, span: self.span_from(start) })
     }
 
     /// Reads `( expr )`. The parentheses are required, because the statement that follows could continue the expression.
-    fn condition(&mut self) -> Read<Expr> {
+    fn condition(&mut self) -> Parsed<SyntaxExpr> {
         let start = self.at;
         self.need_mark("(")?;
         let inner = self.expr()?;
         self.need_mark(")")?;
-        Ok(Expr { kind: ExprKind::Paren(Box::new(inner)), span: self.span_from(start) })
+        Ok(SyntaxExpr { kind: ExprKind::Paren(Box::new(inner)), span: self.span_from(start) })
     }
 }

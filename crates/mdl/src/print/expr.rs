@@ -1,7 +1,7 @@
 //! Prints expressions, with the parentheses of the author and those that the tree needs.
 
-use crate::ast::{Clock, Expr, ExprKind, UnaryOp, precedence};
-use crate::source::{Source, Span};
+use crate::ast::{Clock, ExprKind, SyntaxExpr, UnaryOp, precedence};
+use crate::source::{SourceSpan, SourceText};
 
 /// Binding strength of the text around an expression, from the loosest to the tightest.
 const LOOSE: u8 = 0;
@@ -9,14 +9,14 @@ const UNARY: u8 = 11;
 const POSTFIX: u8 = 12;
 
 /// Prints an expression of `source`. Numbers stay as they are written there.
-pub(super) fn expression(source: &Source, expr: &Expr) -> String {
+pub(super) fn expression(source: &SourceText, expr: &SyntaxExpr) -> String {
     let mut out = String::new();
     write(source, expr, LOOSE, &mut out);
     out
 }
 
 /// Returns a number as the source writes it, if the text there is this number.
-fn written(source: &Source, span: Span, value: i64) -> String {
+fn written(source: &SourceText, span: SourceSpan, value: i64) -> String {
     let text = source.slice(span);
     let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
     let read = match digits {
@@ -50,7 +50,7 @@ pub(super) fn number(value: i64) -> String {
     if value < 0 { format!("{value:#x}") } else { value.to_string() }
 }
 
-fn level(expr: &Expr) -> u8 {
+fn level(expr: &SyntaxExpr) -> u8 {
     match &expr.kind {
         ExprKind::Assign(..) => LOOSE,
         ExprKind::Binary(op, ..) => precedence(*op),
@@ -60,7 +60,7 @@ fn level(expr: &Expr) -> u8 {
 }
 
 /// Writes `expr`, in parentheses if it binds less tightly than `around`.
-fn write(source: &Source, expr: &Expr, around: u8, out: &mut String) {
+fn write(source: &SourceText, expr: &SyntaxExpr, around: u8, out: &mut String) {
     if level(expr) < around {
         out.push('(');
         write(source, expr, LOOSE, out);
@@ -124,7 +124,7 @@ fn write(source: &Source, expr: &Expr, around: u8, out: &mut String) {
     }
 }
 
-fn bracketed(source: &Source, name: &str, index: &Expr, out: &mut String) {
+fn bracketed(source: &SourceText, name: &str, index: &SyntaxExpr, out: &mut String) {
     out.push_str(name);
     out.push('[');
     write(source, index, LOOSE, out);
@@ -132,7 +132,7 @@ fn bracketed(source: &Source, name: &str, index: &Expr, out: &mut String) {
 }
 
 /// Writes an operator before its operand. A blank keeps `- -x` from being read as `--x`.
-fn prefixed(source: &Source, mark: char, operand: &Expr, out: &mut String) {
+fn prefixed(source: &SourceText, mark: char, operand: &SyntaxExpr, out: &mut String) {
     out.push(mark);
     let at = out.len();
     write(source, operand, UNARY, out);

@@ -10,20 +10,21 @@ use ingraft_model::{Style, UnitsType};
 
 use self::expr::{expression, number, quoted};
 use crate::ast::{
-    Code, CodeKind, Config, ConfigItem, ConfigKind, ConfigValue, Constraint, ConstraintBody, Definition,
-    DefinitionKind, Exclude, ExprKind, FieldKind, File, Insert, List, Meta, MetaKind, MetricField, Path, Text, Vector,
+    CodeKind, CodeStatement, ConfigBlock, ConfigItem, ConfigKind, ConfigValue, ConstraintBody, ConstraintDefinition,
+    Definition, DefinitionKind, ExcludeDefinition, ExprKind, FieldKind, InsertStatement, ListDefinition, MdlFile,
+    MetaKind, MetaStatement, MetricField, ResourcePattern, TextLiteral, VectorIndex,
 };
 use crate::diagnostic::Diagnostic;
 use crate::lex;
-use crate::parse::{Options, parse, reserved};
-use crate::source::{Source, Span};
+use crate::parse::{ParseOptions, parse, reserved};
+use crate::source::{SourceSpan, SourceText};
 
 /// Columns that a line of code should not exceed.
 const WIDTH: usize = 110;
 
 /// Formats a text. A text with errors is not formatted, as parts of it would be lost.
-pub fn format(name: &str, text: &str, options: Options) -> Result<String, Vec<Diagnostic>> {
-    let source = Source::new(name, text);
+pub fn format(name: &str, text: &str, options: ParseOptions) -> Result<String, Vec<Diagnostic>> {
+    let source = SourceText::new(name, text);
     let mut diagnostics = Vec::new();
     let file = parse(&source, options, &mut diagnostics);
     diagnostics.retain(Diagnostic::is_error);
@@ -31,7 +32,7 @@ pub fn format(name: &str, text: &str, options: Options) -> Result<String, Vec<Di
 }
 
 /// Prints a tree that was read from `source` without errors.
-pub fn print(source: &Source, file: &File) -> String {
+pub fn print(source: &SourceText, file: &MdlFile) -> String {
     let mut printer = Printer { source, comments: &file.comments, out: String::new(), indent: 0, last: 0, fresh: true };
     let mut was_block = false;
     for definition in &file.definitions {
@@ -65,9 +66,9 @@ fn is_name(name: &str) -> bool {
 }
 
 struct Printer<'s> {
-    source: &'s Source,
+    source: &'s SourceText,
     /// Comments that are not printed yet.
-    comments: &'s [Span],
+    comments: &'s [SourceSpan],
     out: String,
     indent: usize,
     /// Offset in the source after the part that was printed last.
@@ -85,7 +86,7 @@ impl<'s> Printer<'s> {
 
     /// Prints a blank line if the author left one directly before `start`.
     fn gap(&mut self, start: u32) {
-        let between = self.source.slice(Span { start: self.last, end: start.max(self.last) });
+        let between = self.source.slice(SourceSpan { start: self.last, end: start.max(self.last) });
         if between[between.trim_end().len()..].matches('\n').count() > 1 {
             self.blank_line();
         }
@@ -119,7 +120,7 @@ impl<'s> Printer<'s> {
     fn end(&mut self, end: u32) {
         self.last = end;
         if let Some((comment, rest)) = self.comments.split_first() {
-            let between = self.source.slice(Span { start: end, end: comment.start.max(end) });
+            let between = self.source.slice(SourceSpan { start: end, end: comment.start.max(end) });
             if comment.start >= end && between.trim_matches([' ', '\t', ';']).is_empty() {
                 self.comments = rest;
                 self.out.push(' ');
@@ -134,9 +135,9 @@ impl<'s> Printer<'s> {
     fn items<T>(
         &mut self,
         open: &str,
-        span: Span,
+        span: SourceSpan,
         items: &[T],
-        place: impl Fn(&T) -> Span,
+        place: impl Fn(&T) -> SourceSpan,
         item: impl Fn(&mut Self, &T),
     ) {
         self.open(open, span.start.saturating_sub(1), items.first().map_or(span.end, |i| place(i).start));
@@ -154,7 +155,7 @@ impl<'s> Printer<'s> {
         self.indent += 1;
         self.fresh = true;
         if let Some((comment, rest)) = self.comments.split_first().filter(|(c, _)| c.start > from && c.start < until) {
-            let before = self.source.slice(Span { start: from, end: comment.start });
+            let before = self.source.slice(SourceSpan { start: from, end: comment.start });
             if before.trim_end_matches([' ', '\t']).ends_with(bracket.trim()) {
                 self.comments = rest;
                 self.out.push(' ');
@@ -188,8 +189,8 @@ impl<'s> Printer<'s> {
         }
     }
 
-    fn list(&mut self, list: &List, span: Span) {
-        let items = texts(list.items.iter().map(|t: &Text| t.value.as_str()));
+    fn list(&mut self, list: &ListDefinition, span: SourceSpan) {
+        let items = texts(list.items.iter().map(|t: &TextLiteral| t.value.as_str()));
         let (name, keyword) = (&list.name.name, list.element.keyword());
         match list.flavors.as_slice() {
             [] if is_name(name) => self.out.push_str(&format!("list {name} {{ {items} }}")),
@@ -218,7 +219,7 @@ impl<'s> Printer<'s> {
         }
     }
 
-    fn constraint(&mut self, constraint: &Constraint, span: Span) {
+    fn constraint(&mut self, constraint: &ConstraintDefinition, span: SourceSpan) {
         let (name, path) = (&constraint.name.name, constraint.path.to_string());
         let space = if path.is_empty() { "" } else { " " };
         self.out.push_str(&format!("constraint {name}{space}{path} is "));
@@ -257,13 +258,13 @@ impl<'s> Printer<'s> {
             FieldKind::Flavor(flavors) => flavor_text(flavors),
             FieldKind::Use(name) => format!("constraint {};", name.name),
             FieldKind::Scratch(name) => format!("counter {};", name.name),
-            FieldKind::Vector(Vector::Keys) => "vector over keys;".to_owned(),
-            FieldKind::Vector(Vector::Objects) => "vector over objects;".to_owned(),
-            FieldKind::Vector(Vector::List(name)) => format!("vector over list {};", name.name),
-            FieldKind::Vector(Vector::Map(function, slots)) => {
+            FieldKind::Vector(VectorIndex::Keys) => "vector over keys;".to_owned(),
+            FieldKind::Vector(VectorIndex::Objects) => "vector over objects;".to_owned(),
+            FieldKind::Vector(VectorIndex::List(name)) => format!("vector over list {};", name.name),
+            FieldKind::Vector(VectorIndex::Map(function, slots)) => {
                 format!("vector over map {}, {};", quoted(&function.value), number(*slots))
             }
-            FieldKind::Vector(Vector::Table(base, length, granule)) => {
+            FieldKind::Vector(VectorIndex::Table(base, length, granule)) => {
                 format!("vector over table {}, {}, {};", number(*base), number(*length), number(*granule))
             }
             FieldKind::Constraint(constraint) => return self.constraint(constraint, field.span),
@@ -279,7 +280,7 @@ impl<'s> Printer<'s> {
         self.out.push_str(&text);
     }
 
-    fn config(&mut self, config: &Config, span: Span) {
+    fn config(&mut self, config: &ConfigBlock, span: SourceSpan) {
         self.out.push_str(config.kind.keyword());
         if let ([item], ConfigKind::Tunables) = (config.items.as_slice(), config.kind) {
             self.out.push(' ');
@@ -296,7 +297,7 @@ impl<'s> Printer<'s> {
         self.items(" {", span, &config.items, item_span, |p, i| p.out.push_str(&config_text(i, config.kind)));
     }
 
-    fn meta(&mut self, meta: &Meta) {
+    fn meta(&mut self, meta: &MetaStatement) {
         match &meta.kind {
             MetaKind::Block(inner) => self.items("{", meta.span, inner, |m| m.span, Self::meta),
             MetaKind::Foreach(variable, list, body) => {
@@ -320,7 +321,7 @@ impl<'s> Printer<'s> {
     }
 
     /// Prints the statement of a foreach or an if: a block on the same line, anything else on the next line.
-    fn branch(&mut self, body: &Meta) {
+    fn branch(&mut self, body: &MetaStatement) {
         if let MetaKind::Block(inner) = &body.kind {
             self.items(" {", body.span, inner, |m| m.span, Self::meta);
             return;
@@ -334,7 +335,7 @@ impl<'s> Printer<'s> {
         self.indent -= 1;
     }
 
-    fn insert(&mut self, insert: &Insert) {
+    fn insert(&mut self, insert: &InsertStatement) {
         let order = if insert.prepend { "prepend" } else { "append" };
         let place = if insert.after { "postInsn" } else { "preInsn" };
         let constrained = if insert.constrained { " constrained" } else { "" };
@@ -356,11 +357,11 @@ impl<'s> Printer<'s> {
     }
 
     /// Whether a comment that is not printed yet lies inside the span.
-    fn has_comment(&self, span: Span) -> bool {
+    fn has_comment(&self, span: SourceSpan) -> bool {
         self.comments.iter().take_while(|c| c.start < span.end).any(|c| span.contains(*c))
     }
 
-    fn code(&mut self, code: &Code) {
+    fn code(&mut self, code: &CodeStatement) {
         let commented = self.has_comment(code.span);
         if let Some(text) = one_line(self.source, code).filter(|_| !commented) {
             self.out.push_str(&text);
@@ -382,7 +383,7 @@ impl<'s> Printer<'s> {
         }
     }
 
-    fn code_branch(&mut self, body: &Code) {
+    fn code_branch(&mut self, body: &CodeStatement) {
         if let CodeKind::Block(inner) = &body.kind {
             return self.items(" {", body.span, inner, |c| c.span, Self::code);
         }
@@ -397,7 +398,7 @@ impl<'s> Printer<'s> {
 }
 
 /// Returns a statement on one line, if its form is short: an expression, or an `if` with one expression and no else.
-fn one_line(source: &Source, code: &Code) -> Option<String> {
+fn one_line(source: &SourceText, code: &CodeStatement) -> Option<String> {
     match &code.kind {
         CodeKind::Expr(expr) => Some(format!("{};", expression(source, expr))),
         CodeKind::If(condition, then, None) => match &then.kind {
@@ -417,7 +418,7 @@ fn flavor_text(flavors: &[crate::ast::Ident]) -> String {
     format!("flavor {{ {} }};", names.join(", "))
 }
 
-fn exclude_text(exclude: &Exclude) -> String {
+fn exclude_text(exclude: &ExcludeDefinition) -> String {
     let no_case = if exclude.no_case { "noCase " } else { "" };
     let regex = if exclude.regex { "regex " } else { "" };
     format!("exclude {no_case}{regex}{};", quoted(&exclude.pattern.value))
@@ -437,7 +438,7 @@ fn config_text(item: &ConfigItem, kind: ConfigKind) -> String {
     format!("{key} {value};")
 }
 
-impl fmt::Display for Path {
+impl fmt::Display for ResourcePattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.parts.iter().try_for_each(|p| write!(f, "/{}", p.name))
     }

@@ -1,6 +1,6 @@
 //! Tests that the result of a request is reused for other functions only where it holds for them.
 
-use ingraft_mdl::{Evaluator, Options, evaluate, shipped};
+use ingraft_mdl::{Evaluator, ParseOptions, evaluate, shipped};
 use ingraft_model::Focus;
 
 use crate::support::Table;
@@ -37,7 +37,7 @@ metric by_list {
 /// An evaluator returns for each function what a separate evaluation returns, in whatever order the functions come.
 #[test]
 fn an_evaluator_says_what_each_request_says_alone() {
-    let mut library = shipped::library(Options::default());
+    let mut library = shipped::library(ParseOptions::default());
     let findings = library.load("particular.mdl", PARTICULAR);
     assert!(findings.is_empty(), "{findings:?}");
     let program = Table::server();

@@ -1,6 +1,6 @@
 //! Checks docs/mdl.md: every example works, and the table of codes equals that of the crate.
 
-use ingraft_mdl::{Look, Options, codes, format};
+use ingraft_mdl::{ParseOptions, RenderStyle, codes, format};
 
 const PAGE: &str = include_str!("../../../../docs/mdl.md");
 
@@ -23,11 +23,11 @@ fn every_example_does_what_the_page_says() {
     assert!(examples.len() >= 10);
     for (claim, text) in examples {
         // Examples use definitions of the shipped library.
-        let mut library = ingraft_mdl::shipped::library(Options::default());
+        let mut library = ingraft_mdl::shipped::library(ParseOptions::default());
         let findings = library.load("docs/mdl.md", &text);
         let said: Vec<String> = findings.iter().map(|d| format!("{} {}", d.severity, d.code)).collect();
-        assert_eq!(said.join(", "), claim, "{text}\n{}", library.render(&findings, Look::Plain));
-        assert!(format("docs/mdl.md", &text, Options::default()).is_ok());
+        assert_eq!(said.join(", "), claim, "{text}\n{}", library.render(&findings, RenderStyle::Plain));
+        assert!(format("docs/mdl.md", &text, ParseOptions::default()).is_ok());
     }
 }
 
@@ -43,7 +43,7 @@ fn the_table_of_shipped_metrics_is_complete() {
     let table = PAGE.lines().filter(|l| l.starts_with("| `") && l.contains(".mdl`"));
     let listed: Vec<&str> = table.flat_map(|l| l.split('`').skip(3).step_by(2)).collect();
     let mut listed: Vec<String> = listed.into_iter().map(str::to_owned).collect();
-    let library = ingraft_mdl::shipped::library(Options::default());
+    let library = ingraft_mdl::shipped::library(ParseOptions::default());
     let mut shipped: Vec<String> = library.metrics().iter().map(|metric| metric.name.to_string()).collect();
     listed.sort();
     shipped.sort();

@@ -1,7 +1,7 @@
 //! Tests of the request stage, with a program that is a table.
 
 use crate::support::{self, Table, library, show};
-use ingraft_mdl::{Evaluator, Library, Options, codes, evaluate, shipped};
+use ingraft_mdl::{Evaluator, Library, ParseOptions, codes, evaluate, shipped};
 use ingraft_model::{Flavor, Focus};
 
 #[test]
@@ -575,7 +575,7 @@ fn one_request_of_thousands_is_cheap() {
     let functions: Vec<String> = (0..13_900).map(|i| format!("function_{i}")).collect();
     let names: Vec<&str> = functions.iter().map(String::as_str).collect();
     let program = support::Indexed::new(Table::new(&[("server", &names)]));
-    let library = shipped::library(Options::default());
+    let library = shipped::library(ParseOptions::default());
     let foci: Vec<Focus> =
         functions.iter().map(|f| Focus::parse(&format!("/Code/server/{f}")).expect("focus")).collect();
     let begin = std::time::Instant::now();

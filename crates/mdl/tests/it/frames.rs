@@ -1,6 +1,6 @@
 //! Tests of code at exits and around calls: what it remembers from the beginning of a call to its end.
 
-use ingraft_mdl::{Program, evaluate};
+use ingraft_mdl::{ProgramFacts, evaluate};
 use ingraft_model::{Focus, Instrumentation};
 
 use crate::support::{Table, library, show};

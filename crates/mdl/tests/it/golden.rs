@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use ingraft_mdl::{Library, Look, Options};
+use ingraft_mdl::{Library, ParseOptions, RenderStyle};
 
 #[test]
 fn findings_are_rendered_as_recorded() {
@@ -17,9 +17,9 @@ fn findings_are_rendered_as_recorded() {
     assert!(names.len() >= 4, "{names:?}");
     for name in names {
         let text = fs::read_to_string(folder.join(format!("{name}.mdl"))).expect("text");
-        let mut library = Library::new(Options::default());
+        let mut library = Library::new(ParseOptions::default());
         let findings = library.load(&format!("{name}.mdl"), &text);
-        let rendered = library.render(&findings, Look::Plain);
+        let rendered = library.render(&findings, RenderStyle::Plain);
         let recorded = folder.join(format!("{name}.out"));
         if std::env::var_os("UPDATE").is_some() {
             fs::write(&recorded, &rendered).expect("written");
@@ -31,17 +31,17 @@ fn findings_are_rendered_as_recorded() {
 #[test]
 fn ten_errors_are_ten_findings_and_the_good_metric_is_there() {
     let text = include_str!("../../../../tests/golden/mdl/ten_errors.mdl");
-    let mut library = Library::new(Options::default());
+    let mut library = Library::new(ParseOptions::default());
     let findings = library.load("ten_errors.mdl", text);
-    assert_eq!(findings.len(), 10, "{}", library.render(&findings, Look::Plain));
+    assert_eq!(findings.len(), 10, "{}", library.render(&findings, RenderStyle::Plain));
     assert!(findings.iter().all(ingraft_mdl::Diagnostic::is_error));
     assert!(library.metric("good").is_some());
 }
 
 #[test]
 fn colour_changes_only_the_look() {
-    let mut library = Library::new(Options::default());
+    let mut library = Library::new(ParseOptions::default());
     let findings = library.load("t.mdl", "metric ä");
-    let coloured = library.render(&findings, Look::Coloured);
-    assert!(coloured.contains("\u{1b}[") && !library.render(&findings, Look::Plain).contains('\u{1b}'));
+    let coloured = library.render(&findings, RenderStyle::Coloured);
+    assert!(coloured.contains("\u{1b}[") && !library.render(&findings, RenderStyle::Plain).contains('\u{1b}'));
 }

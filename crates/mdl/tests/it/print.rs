@@ -1,10 +1,10 @@
 //! Tests that a printed text reads as the same tree, and prints the same again.
 
-use ingraft_mdl::{Options, format};
+use ingraft_mdl::{ParseOptions, format};
 use proptest::prelude::*;
 
 fn formatted(text: &str) -> String {
-    match format("t.mdl", text, Options::default()) {
+    match format("t.mdl", text, ParseOptions::default()) {
         Ok(printed) => printed,
         Err(findings) => panic!("{findings:#?}\n{text}"),
     }
@@ -65,7 +65,7 @@ fn layout() {
 #[test]
 fn old_grouping_becomes_parentheses() {
     let text = "append preInsn $start.entry (* a - b - c; a * b + c; *)";
-    let printed = format("t", text, Options { compat_grouping: true }).expect("no error");
+    let printed = format("t", text, ParseOptions { compat_grouping: true }).expect("no error");
     assert!(printed.contains("a - (b - c);") && printed.contains("a * (b + c);"), "{printed}");
 }
 

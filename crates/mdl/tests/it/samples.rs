@@ -1,7 +1,7 @@
 //! Small samples with their verdicts. The crate accepts what Paradyn accepted and refuses what Paradyn refused, unless an extension of the
 //! language changes the verdict on purpose.
 
-use ingraft_mdl::{Diagnostic, Library, Look, Options};
+use ingraft_mdl::{Diagnostic, Library, ParseOptions, RenderStyle};
 
 /// A metric whose base holds `body`, with the lists, flag, scratch counter and timer that it may use.
 fn around(body: &str) -> String {
@@ -23,14 +23,14 @@ fn code(code: &str) -> String {
 }
 
 fn findings(text: &str) -> Vec<Diagnostic> {
-    Library::new(Options::default()).load("t.mdl", text)
+    Library::new(ParseOptions::default()).load("t.mdl", text)
 }
 
 #[track_caller]
 fn legal(text: &str) -> Vec<Diagnostic> {
-    let mut library = Library::new(Options::default());
+    let mut library = Library::new(ParseOptions::default());
     let found = library.load("t.mdl", text);
-    assert!(!found.iter().any(Diagnostic::is_error), "{}", library.render(&found, Look::Plain));
+    assert!(!found.iter().any(Diagnostic::is_error), "{}", library.render(&found, RenderStyle::Plain));
     found
 }
 
@@ -358,7 +358,7 @@ fn warnings() {
 /// One definition with an error never hides the rest: the library knows which metrics need it.
 #[test]
 fn errors_concern_those_who_need_the_definition() {
-    let mut library = Library::new(Options::default());
+    let mut library = Library::new(ParseOptions::default());
     let text = "resourceList bad is procedure { items { \"a\" } }\n\
         resourceList good is procedure { items { \"a\" }; flavor { unix }; }\n\
         constraint through /Code/* is counter { foreach f in bad append preInsn f.entry (* through++; *) }\n\

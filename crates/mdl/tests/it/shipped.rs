@@ -1,23 +1,23 @@
 //! Tests of the metrics that come with ingraft.
 
-use ingraft_mdl::{Library, Look, Options, Program, evaluate, shipped};
+use ingraft_mdl::{Library, ParseOptions, ProgramFacts, RenderStyle, evaluate, shipped};
 use ingraft_model::Focus;
 
 use crate::support::{Table, show};
 
 #[test]
 fn every_shipped_file_loads_without_a_finding() {
-    let mut library = Library::new(Options::default());
+    let mut library = Library::new(ParseOptions::default());
     for (name, text) in shipped::FILES {
         let findings = library.load(name, text);
-        assert!(findings.is_empty(), "{}", library.render(&findings, Look::Plain));
+        assert!(findings.is_empty(), "{}", library.render(&findings, RenderStyle::Plain));
     }
     assert!(library.metrics().len() > 60);
 }
 
 #[test]
 fn every_metric_has_a_sentence_of_documentation_and_its_own_name() {
-    for metric in shipped::library(Options::default()).metrics() {
+    for metric in shipped::library(ParseOptions::default()).metrics() {
         let doc = &metric.doc;
         assert!(
             doc.ends_with('.') && !doc.trim_end_matches('.').contains(". ") && doc.len() > 10,
@@ -31,7 +31,7 @@ fn every_metric_has_a_sentence_of_documentation_and_its_own_name() {
 /// All requests for the whole program work. A refusal would have to name the metric and a position.
 #[test]
 fn every_metric_is_enabled_or_refused_by_name() {
-    let library = shipped::library(Options::default());
+    let library = shipped::library(ParseOptions::default());
     let program = Table::server();
     let mut refused = Vec::new();
     for metric in library.metrics() {
@@ -51,7 +51,7 @@ fn every_metric_is_enabled_or_refused_by_name() {
 
 #[test]
 fn times_of_functions_and_modules() {
-    let library = shipped::library(Options::default());
+    let library = shipped::library(ParseOptions::default());
     for (metric, shown) in [
         ("returns", "call.return Metric Append: v0++;\n"),
         (
@@ -88,7 +88,7 @@ fn times_of_functions_and_modules() {
 /// A focus on a kind of objects restricts the metric to that kind, or is refused.
 #[test]
 fn a_focus_on_a_kind_of_objects_restricts_to_it() {
-    let library = shipped::library(Options::default());
+    let library = shipped::library(ParseOptions::default());
     let waits = ["pthread_mutex_lock", "pthread_cond_wait", "pthread_barrier_wait", "sem_wait", "MPI_Barrier"];
     let program = Table::new(&[("server", &waits)]);
     let at = |metric: &str, kind: &str| {

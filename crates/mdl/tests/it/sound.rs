@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ingraft_mdl::{Options, evaluate, shipped};
+use ingraft_mdl::{ParseOptions, evaluate, shipped};
 use ingraft_model::{
     Expr, Float, Focus, Fold, Insertion, Instrumentation, Kept, Order, PointKind, Record, Restore, Shape, Stmt,
     VariableId,
@@ -182,7 +182,7 @@ impl Check<'_> {
 
 #[test]
 fn shipped_metrics_at_all_kinds_of_focus() {
-    let library = shipped::library(Options::default());
+    let library = shipped::library(ParseOptions::default());
     let mut sound = 0;
     for metric in library.metrics() {
         for focus in

@@ -1,6 +1,6 @@
 //! Tests with random texts: nothing may panic, hang, or point outside of the text. PROPTEST_CASES raises the number of tries.
 
-use ingraft_mdl::{Library, Look, Options, evaluate, format};
+use ingraft_mdl::{Library, ParseOptions, RenderStyle, evaluate, format};
 use ingraft_model::Focus;
 use proptest::prelude::*;
 
@@ -110,12 +110,12 @@ const WORDS: &[&str] = &[
 /// Does everything with a text that the crate can do.
 fn all(text: &str) {
     for compat_grouping in [false, true] {
-        let mut library = Library::new(Options { compat_grouping });
+        let mut library = Library::new(ParseOptions { compat_grouping });
         let findings = library.load("t.mdl", text);
         for finding in &findings {
             assert!(finding.span.start <= finding.span.end && finding.span.end as usize <= text.len(), "{finding:?}");
         }
-        library.render(&findings, Look::Coloured);
+        library.render(&findings, RenderStyle::Coloured);
         let program = Table::server();
         for metric in library.metrics() {
             for focus in
@@ -124,12 +124,13 @@ fn all(text: &str) {
                 let focus = Focus::parse(focus).expect("focus");
                 match evaluate(&library, &metric.name, &focus, &program) {
                     Ok(done) => assert_sound(&done.instrumentation),
-                    Err(findings) => drop(library.render(&findings, Look::Plain)),
+                    Err(findings) => drop(library.render(&findings, RenderStyle::Plain)),
                 }
             }
         }
-        if let Ok(once) = format("t.mdl", text, Options { compat_grouping }) {
-            let twice = format("t.mdl", &once, Options::default()).unwrap_or_else(|f| panic!("{f:#?}\n{text}\n{once}"));
+        if let Ok(once) = format("t.mdl", text, ParseOptions { compat_grouping }) {
+            let twice =
+                format("t.mdl", &once, ParseOptions::default()).unwrap_or_else(|f| panic!("{f:#?}\n{text}\n{once}"));
             assert_eq!(once, twice, "{text}");
         }
     }
@@ -190,7 +191,7 @@ fn depth_and_length_are_bounded() {
         "x".repeat(5 << 20),
     ] {
         let begin = std::time::Instant::now();
-        let mut library = Library::new(Options::default());
+        let mut library = Library::new(ParseOptions::default());
         let findings = library.load("t.mdl", &text);
         assert!(findings.len() < 52_000, "{}", findings.len());
         let head: String = text.chars().take(30).collect();

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use ingraft_mdl::{Access, Global, Library, Location, Options, Parameter, Program, Unresolved, evaluate};
+use ingraft_mdl::{
+    IntegerPath, Library, Parameter, ParseOptions, ProgramFacts, ProgramVariable, Unresolved, VariableLocation,
+    evaluate,
+};
 use ingraft_model::{
     Avma, EdgeKind, Focus, FunctionId, LoopEdges, ModuleId, Offset, PartName, Parts, Pid, PointId, PointKind, Refusal,
     Scalar, Width,
@@ -10,7 +13,7 @@ use ingraft_model::{
 
 /// Returns a library with these texts, which must have no error.
 pub fn library(texts: &[&str]) -> Library {
-    let mut library = Library::new(Options::default());
+    let mut library = Library::new(ParseOptions::default());
     for (i, text) in texts.iter().enumerate() {
         let findings = library.load(&format!("{i}.mdl"), text);
         assert!(!findings.iter().any(ingraft_mdl::Diagnostic::is_error), "{findings:#?}");
@@ -92,7 +95,7 @@ impl Table {
     }
 }
 
-impl Program for Table {
+impl ProgramFacts for Table {
     fn machine(&self) -> &str {
         "node17"
     }
@@ -150,23 +153,23 @@ impl Program for Table {
         };
         Ok([LoopEdges { header: Offset(0x1a), enter, exit, again: [again, other].into() }].into())
     }
-    fn variable(&self, name: &str, members: &[&str]) -> Result<Global, Unresolved> {
+    fn variable(&self, name: &str, members: &[&str]) -> Result<ProgramVariable, Unresolved> {
         let at = match name {
-            "level" | "server.c:level" => Location::Lasting(Avma(0x5000)),
-            "shared" => Location::Fleeting(Avma(0x7000_0000)),
-            "mine" => Location::PerThread(-16),
+            "level" | "server.c:level" => VariableLocation::Lasting(Avma(0x5000)),
+            "shared" => VariableLocation::Fleeting(Avma(0x7000_0000)),
+            "mine" => VariableLocation::PerThread(-16),
             "own" => return Err(Unresolved::Unreadable("`own`: every thread has its own".to_owned())),
             name => {
                 let help = Some("did you mean `level`?".to_owned());
                 return Err(Unresolved::NotFound { what: format!("the program has no variable `{name}`"), help });
             }
         };
-        Ok(Global { at, access: through(members.len()), described: true })
+        Ok(ProgramVariable { at, access: through(members.len()), described: true })
     }
     fn address(&self, name: &str) -> Result<Avma, Unresolved> {
         self.variable(name, &[]).map(|global| match global.at {
-            Location::Lasting(at) | Location::Fleeting(at) => at,
-            Location::PerThread(_) | Location::PerThreadOfLibrary(_) => panic!("not asked for here"),
+            VariableLocation::Lasting(at) | VariableLocation::Fleeting(at) => at,
+            VariableLocation::PerThread(_) | VariableLocation::PerThreadOfLibrary(_) => panic!("not asked for here"),
         })
     }
     /// Only the callees of `call` are known: it calls `main`.
@@ -174,7 +177,7 @@ impl Program for Table {
         let unknown = || Unresolved::Unreadable("a call of something that is computed".to_owned());
         (self.function_name(function) == "call").then(|| self.functions_named("main")).ok_or_else(unknown)
     }
-    fn member(&self, _: FunctionId, _: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
+    fn member(&self, _: FunctionId, _: Parameter, members: &[&str]) -> Result<IntegerPath, Unresolved> {
         Ok(through(members.len()))
     }
     fn module_name(&self, module: ModuleId) -> &str {
@@ -203,9 +206,9 @@ fn edges() -> [PointId; 4] {
 }
 
 /// Path through members: each member but the last is a pointer at offset 0, and the last one is an integer at offset 8.
-fn through(members: usize) -> Access {
+fn through(members: usize) -> IntegerPath {
     let scalar = Scalar { width: Width::Two, signed: false };
-    Access { pointers: vec![0; members.saturating_sub(1)], offset: if members == 0 { 0 } else { 8 }, scalar }
+    IntegerPath { pointers: vec![0; members.saturating_sub(1)], offset: if members == 0 { 0 } else { 8 }, scalar }
 }
 
 /// A table with an index by function name, as an engine has one.
@@ -224,7 +227,7 @@ impl Indexed {
     }
 }
 
-impl Program for Indexed {
+impl ProgramFacts for Indexed {
     fn machine(&self) -> &str {
         self.table.machine()
     }

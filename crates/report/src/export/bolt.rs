@@ -6,8 +6,8 @@
 use std::fmt::Write;
 
 use super::Exporter;
-use super::branches::{Form, entered, transfers};
-use crate::program::Program;
+use super::branches::{TransferForm, entered, transfers};
+use crate::program::ProfiledProgram;
 
 /// The format.
 pub(super) const EXPORTER: Exporter = Exporter {
@@ -20,7 +20,7 @@ pub(super) const EXPORTER: Exporter = Exporter {
 };
 
 /// The profile of one module for BOLT, by addresses. `module` is the index of the module.
-fn bolt(program: &Program<'_>, module: usize) -> String {
+fn bolt(program: &ProfiledProgram<'_>, module: usize) -> String {
     let mut text = String::new();
     let base = program.base(module);
     let at = |address: ingraft_model::Svma| address.0.wrapping_sub(base);
@@ -29,8 +29,8 @@ fn bolt(program: &Program<'_>, module: usize) -> String {
             let (from, to, count) = (at(transfer.from), at(transfer.to), transfer.count);
             // Writing to a text does not fail.
             let _written = match transfer.form {
-                Form::Branch | Form::Call => writeln!(text, "B {from:x} {to:x} {count} 0"),
-                Form::FallThrough => writeln!(text, "F {from:x} {to:x} {count}"),
+                TransferForm::Branch | TransferForm::Call => writeln!(text, "B {from:x} {to:x} {count} 0"),
+                TransferForm::FallThrough => writeln!(text, "F {from:x} {to:x} {count}"),
             };
         }
     }

@@ -6,12 +6,12 @@
 use ingraft_model::{EdgeKind, Svma};
 use rustc_hash::FxHashMap;
 
-use crate::program::{Program, Routine};
-use crate::saved::{Callee, EdgeCount, EdgeEnd};
+use crate::program::{ProfiledProgram, ProfiledRoutine};
+use crate::saved::{CallTarget, EdgeCount, EdgeEnd};
 
 /// Form of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Form {
+pub(super) enum TransferForm {
     /// A branch, or a jump to another function.
     Branch,
     /// To the next instruction.
@@ -22,18 +22,18 @@ pub(super) enum Form {
 
 /// A transfer of control that was executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Transfer {
+pub(super) struct ExecutedTransfer {
     /// Address of the last instruction before it.
     pub(super) from: Svma,
     /// Address of the first instruction after it.
     pub(super) to: Svma,
-    pub(super) form: Form,
+    pub(super) form: TransferForm,
     /// Number of executions, at least 1.
     pub(super) count: u64,
 }
 
 /// The transfers from a function to places in its module, in the order of blocks.
-pub(super) fn transfers(routine: &Routine<'_>) -> Vec<Transfer> {
+pub(super) fn transfers(routine: &ProfiledRoutine<'_>) -> Vec<ExecutedTransfer> {
     let function = routine.function;
     let mut arrivals = vec![0_u64; function.blocks.len()];
     for edge in &function.edges {
@@ -57,12 +57,12 @@ pub(super) fn transfers(routine: &Routine<'_>) -> Vec<Transfer> {
             if is_next(edge) && alone && !ends_by_branch {
                 continue;
             }
-            let form = if is_next(edge) { Form::FallThrough } else { Form::Branch };
-            found.push(Transfer { from: block.last, to, form, count });
+            let form = if is_next(edge) { TransferForm::FallThrough } else { TransferForm::Branch };
+            found.push(ExecutedTransfer { from: block.last, to, form, count });
         }
         for call in routine.calls_from(number).filter(|call| call.count > 0) {
-            if let Callee::Own(to) = call.callee {
-                found.push(Transfer { from: block.last, to, form: Form::Call, count: call.count });
+            if let CallTarget::Own(to) = call.callee {
+                found.push(ExecutedTransfer { from: block.last, to, form: TransferForm::Call, count: call.count });
             }
         }
     }
@@ -78,14 +78,14 @@ fn is_next(edge: &EdgeCount) -> bool {
 }
 
 /// The functions of a module that were called from places that the profile does not know: address, and number of such calls.
-pub(super) fn entered(program: &Program<'_>, module: usize) -> Vec<(Svma, u64)> {
+pub(super) fn entered(program: &ProfiledProgram<'_>, module: usize) -> Vec<(Svma, u64)> {
     let mut known: FxHashMap<Svma, u64> = FxHashMap::default();
     let routines = || program.functions().filter(|routine| routine.function.module == module);
     for routine in routines() {
         let own = routine.function.start..Svma(routine.function.start.0.saturating_add(routine.function.size));
         for transfer in transfers(&routine) {
             // A branch of a function to its own first instruction is no call.
-            if transfer.form == Form::Call || !own.contains(&transfer.to) {
+            if transfer.form == TransferForm::Call || !own.contains(&transfer.to) {
                 let count = known.entry(transfer.to).or_default();
                 *count = count.saturating_add(transfer.count);
             }

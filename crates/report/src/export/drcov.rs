@@ -6,7 +6,7 @@
 use std::fmt::Write;
 
 use super::{Exporter, one_line};
-use crate::program::Program;
+use crate::program::ProfiledProgram;
 
 /// The format.
 pub(super) const EXPORTER: Exporter = Exporter {
@@ -20,7 +20,7 @@ pub(super) const EXPORTER: Exporter = Exporter {
 
 /// The executed blocks in the format drcov. The format cannot hold offsets of more than 32 bits, so blocks there are left out, and lengths
 /// of more than 65,535 bytes are cut.
-fn drcov(program: &Program<'_>) -> Vec<u8> {
+fn drcov(program: &ProfiledProgram<'_>) -> Vec<u8> {
     let profile = program.profile();
     let mut head = String::from("DRCOV VERSION: 2\nDRCOV FLAVOR: drcov\n");
     head += &format!("Module Table: version 2, count {}\n", profile.modules.len());

@@ -9,8 +9,8 @@ use ingraft_model::Svma;
 
 use super::Exporter;
 use super::branches::{entered, transfers};
-use crate::program::{Program, Routine};
-use crate::saved::Callee;
+use crate::program::{ProfiledProgram, ProfiledRoutine};
+use crate::saved::CallTarget;
 
 /// A place outside of the module.
 const OUTSIDE: &str = "0 [unknown] 0";
@@ -26,7 +26,7 @@ pub(super) const EXPORTER: Exporter = Exporter {
 };
 
 /// The profile of one module for BOLT, by symbols. `module` is the index of the module.
-fn fdata(program: &Program<'_>, module: usize) -> String {
+fn fdata(program: &ProfiledProgram<'_>, module: usize) -> String {
     let mut text = String::new();
     // Writing to a text does not fail.
     let mut line = |from: &str, to: &str, count: u64| {
@@ -38,9 +38,9 @@ fn fdata(program: &Program<'_>, module: usize) -> String {
         }
         for call in routine.function.call_sites.iter().filter(|call| call.count > 0) {
             let to = match &call.callee {
-                Callee::Named(name) => format!("1 {}@PLT 0", escaped(name)),
-                Callee::Indirect | Callee::Other { .. } => OUTSIDE.to_owned(),
-                Callee::Own(_) | Callee::System => continue,
+                CallTarget::Named(name) => format!("1 {}@PLT 0", escaped(name)),
+                CallTarget::Indirect | CallTarget::Other { .. } => OUTSIDE.to_owned(),
+                CallTarget::Own(_) | CallTarget::System => continue,
             };
             if let Some(block) = routine.function.blocks.get(call.block) {
                 line(&place(&routine, block.last), &to, call.count);
@@ -56,7 +56,7 @@ fn fdata(program: &Program<'_>, module: usize) -> String {
 }
 
 /// An address as a symbol of the module and an offset.
-fn place(of: &Routine<'_>, at: Svma) -> String {
+fn place(of: &ProfiledRoutine<'_>, at: Svma) -> String {
     let function = of.function;
     let is_own = at.0.wrapping_sub(function.start.0) < function.size.max(1);
     // The size of a symbol of assembly code may be missing.

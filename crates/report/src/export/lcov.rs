@@ -11,8 +11,8 @@ use std::rc::Rc;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Exporter, one_line};
-use crate::code::Frame;
-use crate::program::{Program, Routine};
+use crate::code::SourceFrame;
+use crate::program::{ProfiledProgram, ProfiledRoutine};
 use crate::saved::ProfileKind;
 
 /// The format.
@@ -28,7 +28,7 @@ pub(super) const EXPORTER: Exporter = Exporter {
 };
 
 /// Counts of the lines, branches and functions of the source files of all profiled functions. Code without a source line is left out.
-fn lcov(program: &Program<'_>) -> String {
+fn lcov(program: &ProfiledProgram<'_>) -> String {
     let mut text = String::new();
     for (path, source) in &sources(program) {
         source.write(path, &mut text);
@@ -37,25 +37,25 @@ fn lcov(program: &Program<'_>) -> String {
 }
 
 /// Number of the source lines that have run, and of all of which it is known.
-pub fn ran_lines(program: &Program<'_>) -> (u64, u64) {
+pub fn ran_lines(program: &ProfiledProgram<'_>) -> (u64, u64) {
     let counts = line_counts(program);
     let all = || counts.values().flat_map(BTreeMap::values);
     (all().filter(|count| **count > 0).count() as u64, all().count() as u64)
 }
 
 /// Counts of the lines of the source files of all profiled functions, by path and number.
-pub(super) fn line_counts(program: &Program<'_>) -> BTreeMap<Rc<str>, BTreeMap<u32, u64>> {
+pub(super) fn line_counts(program: &ProfiledProgram<'_>) -> BTreeMap<Rc<str>, BTreeMap<u32, u64>> {
     sources(program).into_iter().map(|(path, source)| (path, source.lines)).collect()
 }
 
-fn sources(program: &Program<'_>) -> BTreeMap<Rc<str>, Source> {
+fn sources(program: &ProfiledProgram<'_>) -> BTreeMap<Rc<str>, SourceCounts> {
     let mut files = BTreeMap::new();
     let kind = program.profile().kind;
     for routine in program.functions() {
         function(&routine, kind, &mut files);
     }
     for source in files.values_mut() {
-        let Source { lines, doubtful, .. } = source;
+        let SourceCounts { lines, doubtful, .. } = source;
         lines.retain(|line, count| *count > 0 || !doubtful.contains(line));
         if kind == ProfileKind::Coverage {
             lines.values_mut().for_each(|count| *count = (*count).min(1));
@@ -66,7 +66,7 @@ fn sources(program: &Program<'_>) -> BTreeMap<Rc<str>, Source> {
 
 /// Counts of a source file.
 #[derive(Default)]
-struct Source {
+struct SourceCounts {
     /// Counts of the calls of functions by line and name.
     functions: BTreeMap<(u32, String), u64>,
     /// Counts of the branches at the end of each block, by the line of the last instruction. `None`: the block was not executed,
@@ -77,7 +77,7 @@ struct Source {
     doubtful: BTreeSet<u32>,
 }
 
-impl Source {
+impl SourceCounts {
     fn write(&self, path: &str, text: &mut String) {
         // Writing to a text does not fail.
         let mut line = |arguments: std::fmt::Arguments<'_>| {
@@ -114,17 +114,17 @@ impl Source {
 }
 
 /// Line of a source file. The file is known by the address of its path, which all frames of a module share.
-type Line = (usize, u32);
+type LineKey = (usize, u32);
 
 /// A line at one of the places to which it was compiled: the calls that were inlined around it, and the line itself.
-type Instance = (Vec<Line>, Line);
+type LineInstance = (Vec<LineKey>, LineKey);
 
 /// Adds the counts of a function.
-fn function(routine: &Routine<'_>, kind: ProfileKind, files: &mut BTreeMap<Rc<str>, Source>) {
+fn function(routine: &ProfiledRoutine<'_>, kind: ProfileKind, files: &mut BTreeMap<Rc<str>, SourceCounts>) {
     let mut paths: FxHashMap<usize, Rc<str>> = FxHashMap::default();
-    let mut lines: FxHashMap<Instance, u64> = FxHashMap::default();
-    let mut around: FxHashMap<Line, u64> = FxHashMap::default();
-    let mut doubtful: FxHashSet<Line> = FxHashSet::default();
+    let mut lines: FxHashMap<LineInstance, u64> = FxHashMap::default();
+    let mut around: FxHashMap<LineKey, u64> = FxHashMap::default();
+    let mut doubtful: FxHashSet<LineKey> = FxHashSet::default();
     for (number, block) in routine.function.blocks.iter().enumerate() {
         for step in routine.steps(block) {
             let frames = routine.frames(step.at);
@@ -134,7 +134,7 @@ fn function(routine: &Routine<'_>, kind: ProfileKind, files: &mut BTreeMap<Rc<st
                 (file, frame.line)
             });
             let Some(own) = positions.next() else { continue };
-            let outer: Vec<Line> = positions.collect();
+            let outer: Vec<LineKey> = positions.collect();
             if routine.function.ran(number).is_none() {
                 doubtful.extend(outer.into_iter().chain([own]));
                 continue;
@@ -148,7 +148,7 @@ fn function(routine: &Routine<'_>, kind: ProfileKind, files: &mut BTreeMap<Rc<st
         }
         branches(routine, number, kind, files);
     }
-    let mut sums: FxHashMap<Line, u64> = FxHashMap::default();
+    let mut sums: FxHashMap<LineKey, u64> = FxHashMap::default();
     for ((_, position), count) in lines {
         let sum = sums.entry(position).or_default();
         *sum = sum.saturating_add(count);
@@ -170,7 +170,7 @@ fn function(routine: &Routine<'_>, kind: ProfileKind, files: &mut BTreeMap<Rc<st
 }
 
 /// Adds the calls of a function, unless it is not known whether it was called.
-fn calls(routine: &Routine<'_>, files: &mut BTreeMap<Rc<str>, Source>) {
+fn calls(routine: &ProfiledRoutine<'_>, files: &mut BTreeMap<Rc<str>, SourceCounts>) {
     let entry = routine.function.blocks.iter().position(|block| block.start == routine.function.start);
     if entry.is_some_and(|entry| routine.function.ran(entry).is_none()) {
         return;
@@ -184,12 +184,17 @@ fn calls(routine: &Routine<'_>, files: &mut BTreeMap<Rc<str>, Source>) {
     }
 }
 
-fn known(frame: &Frame) -> bool {
+fn known(frame: &SourceFrame) -> bool {
     frame.line > 0 && !frame.file.is_empty()
 }
 
 /// Adds the branches at the end of a block, if it has several. In a profile of counts, all of their counts must be known.
-fn branches(routine: &Routine<'_>, block: usize, kind: ProfileKind, files: &mut BTreeMap<Rc<str>, Source>) {
+fn branches(
+    routine: &ProfiledRoutine<'_>,
+    block: usize,
+    kind: ProfileKind,
+    files: &mut BTreeMap<Rc<str>, SourceCounts>,
+) {
     let edges: Vec<Option<u64>> = routine.edges_from(block).map(|edge| edge.count).collect();
     let all_known = edges.iter().all(Option::is_some);
     let Some(block) = routine.function.blocks.get(block).filter(|_| edges.len() > 1) else { return };

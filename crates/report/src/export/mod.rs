@@ -1,4 +1,4 @@
-//! The formats of other tools. Each one is a file, which makes text or bytes from a [`Program`], and a line of [`EXPORTERS`].
+//! The formats of other tools. Each one is a file, which makes text or bytes from a [`ProfiledProgram`], and a line of [`EXPORTERS`].
 
 mod bolt;
 mod branches;
@@ -9,7 +9,7 @@ mod html;
 mod lcov;
 mod sample;
 
-use crate::program::Program;
+use crate::program::ProfiledProgram;
 
 pub use lcov::ran_lines;
 
@@ -28,7 +28,7 @@ pub struct Exporter {
     pub why_empty: Option<&'static str>,
     /// Writes a profile in the format. `source` returns the text of a source file by its path, or `None` if it cannot be read. The index is that
     /// of the described module in [`SavedProfile::modules`](crate::SavedProfile::modules).
-    pub write: fn(program: &Program<'_>, module: usize, source: Sources<'_>) -> Vec<u8>,
+    pub write: fn(program: &ProfiledProgram<'_>, module: usize, source: Sources<'_>) -> Vec<u8>,
 }
 
 /// Texts of source files by their paths.

@@ -10,9 +10,9 @@ use std::fmt::Write;
 use std::rc::Rc;
 
 use super::{Exporter, one_line};
-use crate::code::Frame;
-use crate::program::{Program, Routine};
-use crate::saved::Callee;
+use crate::code::SourceFrame;
+use crate::program::{ProfiledProgram, ProfiledRoutine};
+use crate::saved::CallTarget;
 
 /// The format.
 pub(super) const EXPORTER: Exporter = Exporter {
@@ -26,7 +26,7 @@ pub(super) const EXPORTER: Exporter = Exporter {
 
 /// A profile by source lines for clang. `module` is the index of the module. Functions that
 /// were not executed, and code without a source line, are left out.
-fn llvm_sample(program: &Program<'_>, module: usize) -> String {
+fn llvm_sample(program: &ProfiledProgram<'_>, module: usize) -> String {
     let mut functions: BTreeMap<Rc<str>, Samples> = BTreeMap::new();
     let routines = program.functions().filter(|routine| routine.function.module == module);
     for routine in routines.filter(|routine| routine.function.executed() > 0) {
@@ -47,15 +47,15 @@ fn llvm_sample(program: &Program<'_>, module: usize) -> String {
 }
 
 /// Distance from the declaration of the function, and discriminator.
-type Place = (u32, u64);
+type LineLocation = (u32, u64);
 
 /// The samples of a function, or of an inlined copy of one.
 #[derive(Default)]
 struct Samples {
     calls: u64,
     /// Counts of lines, with the called functions.
-    lines: BTreeMap<Place, (u64, BTreeMap<String, u64>)>,
-    inlined: BTreeMap<(Place, Rc<str>), Samples>,
+    lines: BTreeMap<LineLocation, (u64, BTreeMap<String, u64>)>,
+    inlined: BTreeMap<(LineLocation, Rc<str>), Samples>,
 }
 
 impl Samples {
@@ -102,7 +102,7 @@ fn numbers(offset: u32, discriminator: u64) -> String {
 }
 
 /// Adds the counts of a function. Returns the name of the function in the debugging information; `None` if no instruction has lines.
-fn add(program: &Program<'_>, routine: &Routine<'_>, samples: &mut Samples) -> Option<Rc<str>> {
+fn add(program: &ProfiledProgram<'_>, routine: &ProfiledRoutine<'_>, samples: &mut Samples) -> Option<Rc<str>> {
     let mut name = None;
     for (number, block) in routine.function.blocks.iter().enumerate() {
         for step in routine.steps(block) {
@@ -115,7 +115,7 @@ fn add(program: &Program<'_>, routine: &Routine<'_>, samples: &mut Samples) -> O
             if step.at == block.last {
                 for call in routine.calls_from(number).filter(|call| call.count > 0) {
                     let callee = match &call.callee {
-                        Callee::Named(name) => Some(name.clone()),
+                        CallTarget::Named(name) => Some(name.clone()),
                         callee => program.callee(routine, callee).map(|callee| callee.function.name.clone()),
                     };
                     let sum = callee.map(|callee| line.1.entry(callee).or_default());
@@ -127,12 +127,12 @@ fn add(program: &Program<'_>, routine: &Routine<'_>, samples: &mut Samples) -> O
     name
 }
 
-fn known(frame: &Frame) -> bool {
+fn known(frame: &SourceFrame) -> bool {
     frame.line > 0 && frame.declared > 0 && !frame.function.is_empty()
 }
 
 /// The samples of the innermost function of an instruction, and the place of the instruction in it.
-fn holder<'a>(samples: &'a mut Samples, frames: &[Frame]) -> Option<(&'a mut Samples, Place)> {
+fn holder<'a>(samples: &'a mut Samples, frames: &[SourceFrame]) -> Option<(&'a mut Samples, LineLocation)> {
     let mut outer = frames.iter().rev();
     let mut frame = outer.next()?;
     let mut holder = samples;
@@ -144,7 +144,7 @@ fn holder<'a>(samples: &'a mut Samples, frames: &[Frame]) -> Option<(&'a mut Sam
 }
 
 /// Place of a frame in its function. The offset has 16 bits, as in LLVM.
-fn place(frame: &Frame) -> Place {
+fn place(frame: &SourceFrame) -> LineLocation {
     (frame.line.wrapping_sub(frame.declared) & 0xffff, base(frame.discriminator))
 }
 

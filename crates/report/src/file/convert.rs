@@ -8,8 +8,8 @@ use crate::message::{
     Profile, ProfileModule, UNKNOWN_PASSAGES, call_counts,
 };
 use crate::saved::{
-    BlockCount, CallCount, Callee, Details, EdgeCount, EdgeEnd, FunctionProfile, InclusiveTotal, ModuleInfo,
-    ProfileKind, Refused, SavedProfile,
+    BlockCount, CallCount, CallTarget, EdgeCount, EdgeEnd, FunctionProfile, InclusiveTotal, ModuleInfo, ProfileKind,
+    SavedProfile, UnprofiledFunction, UnsavedDetails,
 };
 
 /// Factor of the kind of the destination in the shape of an edge.
@@ -241,11 +241,13 @@ impl From<&CallCount> for CallCounts {
     fn from(call: &CallCount) -> Self {
         use call_counts::Callee as Message;
         let callee = match &call.callee {
-            Callee::Own(at) => Some(Message::Own(at.0)),
-            Callee::Other { module, at } => Some(Message::Other(CalleeElsewhere { module: *module as u64, at: at.0 })),
-            Callee::Named(name) => Some(Message::Named(name.clone())),
-            Callee::Indirect => None,
-            Callee::System => Some(Message::System(true)),
+            CallTarget::Own(at) => Some(Message::Own(at.0)),
+            CallTarget::Other { module, at } => {
+                Some(Message::Other(CalleeElsewhere { module: *module as u64, at: at.0 }))
+            }
+            CallTarget::Named(name) => Some(Message::Named(name.clone())),
+            CallTarget::Indirect => None,
+            CallTarget::System => Some(Message::System(true)),
         };
         CallCounts { block: call.block as u64, count: call.count, callee }
     }
@@ -254,20 +256,20 @@ impl From<&CallCount> for CallCounts {
 fn call(message: CallCounts, modules: usize, blocks: usize) -> Result<CallCount, FileError> {
     use call_counts::Callee as Message;
     let callee = match message.callee {
-        Some(Message::Own(at)) => Callee::Own(Svma(at)),
+        Some(Message::Own(at)) => CallTarget::Own(Svma(at)),
         Some(Message::Other(CalleeElsewhere { module, at })) => {
-            Callee::Other { module: index(module, modules, "a called function is in no module")?, at: Svma(at) }
+            CallTarget::Other { module: index(module, modules, "a called function is in no module")?, at: Svma(at) }
         }
-        Some(Message::Named(name)) => Callee::Named(name),
-        Some(Message::System(_)) => Callee::System,
+        Some(Message::Named(name)) => CallTarget::Named(name),
+        Some(Message::System(_)) => CallTarget::System,
         // A later version may know more kinds of callees.
-        None => Callee::Indirect,
+        None => CallTarget::Indirect,
     };
     Ok(CallCount { block: index(message.block, blocks, "a call ends no block")?, callee, count: message.count })
 }
 
-impl From<&Details> for FunctionDetails {
-    fn from(details: &Details) -> Self {
+impl From<&UnsavedDetails> for FunctionDetails {
+    fn from(details: &UnsavedDetails) -> Self {
         let list = |of: fn(&BlockEvents) -> u32| details.events.iter().map(of).collect();
         let call = |(block, total): &(usize, InclusiveTotal)| InclusiveCall {
             block: *block as u64,
@@ -285,7 +287,7 @@ impl From<&Details> for FunctionDetails {
     }
 }
 
-fn details(message: FunctionDetails, blocks: &[BlockCount]) -> Result<Details, FileError> {
+fn details(message: FunctionDetails, blocks: &[BlockCount]) -> Result<UnsavedDetails, FileError> {
     let FunctionDetails { name, block_calls, block_branches, block_reads, block_writes, inclusive, calls } = message;
     if [&block_calls, &block_branches, &block_reads, &block_writes].iter().any(|list| list.len() != blocks.len()) {
         return Err(contradiction("the lists of events have different lengths"));
@@ -303,7 +305,7 @@ fn details(message: FunctionDetails, blocks: &[BlockCount]) -> Result<Details, F
         Ok((index(block, blocks.len(), "an inclusive total is of no call")?, total.unwrap_or_default().into()))
     };
     let calls = calls.into_iter().map(call).collect::<Result<_, FileError>>()?;
-    Ok(Details { name, events: events.collect(), inclusive: inclusive.map(InclusiveTotal::from), calls })
+    Ok(UnsavedDetails { name, events: events.collect(), inclusive: inclusive.map(InclusiveTotal::from), calls })
 }
 
 impl From<&InclusiveTotal> for InclusiveEvents {
@@ -318,8 +320,8 @@ impl From<InclusiveEvents> for InclusiveTotal {
     }
 }
 
-impl From<&Refused> for FunctionNotCounted {
-    fn from(refused: &Refused) -> Self {
+impl From<&UnprofiledFunction> for FunctionNotCounted {
+    fn from(refused: &UnprofiledFunction) -> Self {
         FunctionNotCounted {
             module: refused.module as u64,
             name: refused.name.clone(),
@@ -330,8 +332,8 @@ impl From<&Refused> for FunctionNotCounted {
 }
 
 /// Converts a function without a profile from its message, in a profile with this number of modules.
-pub(crate) fn refused(message: FunctionNotCounted, modules: usize) -> Result<Refused, FileError> {
-    Ok(Refused {
+pub(crate) fn refused(message: FunctionNotCounted, modules: usize) -> Result<UnprofiledFunction, FileError> {
+    Ok(UnprofiledFunction {
         module: index(message.module, modules, "a refused function is in no module")?,
         name: message.name,
         start: Svma(message.start),

@@ -34,7 +34,7 @@ fn total() -> impl Strategy<Value = InclusiveTotal> {
 }
 
 /// Details of a function with these blocks.
-fn details(blocks: &[BlockCount]) -> impl Strategy<Value = Details> + use<> {
+fn details(blocks: &[BlockCount]) -> impl Strategy<Value = UnsavedDetails> + use<> {
     let events = |block: &BlockCount| {
         let (last, instructions) = (block.last, block.instructions);
         any::<[u32; 4]>().prop_map(move |[calls, branches, reads, writes]| BlockEvents {
@@ -48,7 +48,7 @@ fn details(blocks: &[BlockCount]) -> impl Strategy<Value = Details> + use<> {
     };
     let events: Vec<_> = blocks.iter().map(events).collect();
     (".{0,8}", events, option::of(total()), vec((0..blocks.len(), total()), 0..3))
-        .prop_map(|(name, events, inclusive, calls)| Details { name, events, inclusive, calls })
+        .prop_map(|(name, events, inclusive, calls)| UnsavedDetails { name, events, inclusive, calls })
 }
 
 fn function(modules: usize) -> impl Strategy<Value = FunctionProfile> {
@@ -70,11 +70,11 @@ fn function(modules: usize) -> impl Strategy<Value = FunctionProfile> {
         let calls = calls.into_iter().map(|(block, callee, at, count, name)| CallCount {
             block: block.index(blocks.len()),
             callee: match callee {
-                0 => Callee::Own(Svma(at)),
-                1 => Callee::Other { module: (at % modules as u64) as usize, at: Svma(at) },
-                2 => Callee::Named(name),
-                3 => Callee::Indirect,
-                _ => Callee::System,
+                0 => CallTarget::Own(Svma(at)),
+                1 => CallTarget::Other { module: (at % modules as u64) as usize, at: Svma(at) },
+                2 => CallTarget::Named(name),
+                3 => CallTarget::Indirect,
+                _ => CallTarget::System,
             },
             count,
         });
@@ -102,7 +102,8 @@ fn function(modules: usize) -> impl Strategy<Value = FunctionProfile> {
 fn profile() -> impl Strategy<Value = SavedProfile> {
     vec(module(), 1..4).prop_flat_map(|modules| {
         let refused = (0..modules.len(), ".{0,8}", any::<u64>(), ".{0,8}");
-        let refused = refused.prop_map(|(module, name, start, why)| Refused { module, name, start: Svma(start), why });
+        let refused =
+            refused.prop_map(|(module, name, start, why)| UnprofiledFunction { module, name, start: Svma(start), why });
         let facts = (".{0,8}", any::<u32>(), ".{0,8}", any::<(u64, u64, u64)>(), any::<(u64, u64)>(), ".{0,8}");
         (facts, vec(function(modules.len()), 0..4), vec(refused, 0..3)).prop_map(move |(facts, functions, refused)| {
             let (host, pid, program, (began_ns, ended_ns, held_ns), corrected, inclusive) = facts;

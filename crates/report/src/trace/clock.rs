@@ -5,7 +5,7 @@
 
 use ingraft_model::Scale;
 
-use crate::trace::Chunk;
+use crate::trace::TraceChunk;
 
 /// Shortest time in nanoseconds between two moments that are kept, except for the last one.
 const APART_NS: u64 = 1_000_000_000;
@@ -25,7 +25,7 @@ impl TraceClock {
     }
 
     /// Takes in the moment at which a chunk was read. A moment before the last one is left out.
-    pub fn note(&mut self, chunk: &Chunk) {
+    pub fn note(&mut self, chunk: &TraceChunk) {
         let new = (chunk.ticks, chunk.time_ns);
         if self.moments.last().is_some_and(|last| new.0 <= last.0 || new.1 <= last.1) || chunk.ticks == 0 {
             return;
@@ -62,7 +62,7 @@ mod tests {
     fn clock(moments: &[(u64, u64)]) -> TraceClock {
         // A tick is half a nanosecond.
         let mut clock = TraceClock::new(Scale { mult: 1, shift: 1 });
-        let chunk = |&(ticks, time_ns): &(u64, u64)| Chunk { ticks, time_ns, ..Chunk::default() };
+        let chunk = |&(ticks, time_ns): &(u64, u64)| TraceChunk { ticks, time_ns, ..TraceChunk::default() };
         moments.iter().for_each(|moment| clock.note(&chunk(moment)));
         clock
     }

@@ -14,7 +14,7 @@ use crate::trace;
 
 /// The traced program.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Program {
+pub(super) struct ProgramMessage {
     #[prost(string, tag = "1")]
     host: String,
     #[prost(uint32, tag = "2")]
@@ -32,18 +32,18 @@ pub(super) struct Program {
 
 /// Functions.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Code {
+pub(super) struct CodeMessage {
     #[prost(message, repeated, tag = "1")]
     modules: Vec<ProfileModule>,
     #[prost(message, repeated, tag = "2")]
-    functions: Vec<Routine>,
+    functions: Vec<RoutineMessage>,
     #[prost(message, repeated, tag = "3")]
     refused: Vec<FunctionNotCounted>,
 }
 
 /// A function. The lists of blocks have one element for each block, those of edges one for each edge, and so on.
 #[derive(Clone, PartialEq, Message)]
-struct Routine {
+struct RoutineMessage {
     #[prost(uint64, tag = "1")]
     module: u64,
     #[prost(string, tag = "2")]
@@ -85,7 +85,7 @@ const END: u32 = 8;
 
 /// Tokens of one thread.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Chunk {
+pub(super) struct ChunkMessage {
     #[prost(uint32, tag = "1")]
     tid: u32,
     #[prost(uint32, tag = "2")]
@@ -102,7 +102,7 @@ pub(super) struct Chunk {
 
 /// The end of a trace.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct End {
+pub(super) struct EndMessage {
     #[prost(fixed64, tag = "1")]
     ended_ns: u64,
     #[prost(uint64, tag = "2")]
@@ -111,7 +111,7 @@ pub(super) struct End {
 
 /// The newest part of a trace.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Newest {
+pub(super) struct NewestMessage {
     #[prost(fixed64, tag = "1")]
     from_ns: u64,
     #[prost(fixed64, tag = "2")]
@@ -155,9 +155,9 @@ fn reason_number(reason: WayInReason) -> u32 {
     }
 }
 
-impl From<&trace::TracedProgram> for Program {
+impl From<&trace::TracedProgram> for ProgramMessage {
     fn from(program: &trace::TracedProgram) -> Self {
-        Program {
+        ProgramMessage {
             host: program.host.clone(),
             pid: program.pid,
             program: program.program.clone(),
@@ -168,7 +168,7 @@ impl From<&trace::TracedProgram> for Program {
     }
 }
 
-impl Program {
+impl ProgramMessage {
     pub fn read(self) -> trace::TracedProgram {
         let scale = Scale { mult: self.clock_mult, shift: self.clock_shift };
         trace::TracedProgram {
@@ -181,17 +181,17 @@ impl Program {
     }
 }
 
-impl From<&trace::TracedCode> for Code {
+impl From<&trace::TracedCode> for CodeMessage {
     fn from(code: &trace::TracedCode) -> Self {
-        Code {
+        CodeMessage {
             modules: code.modules.iter().map(ProfileModule::from).collect(),
-            functions: code.functions.iter().map(Routine::from).collect(),
+            functions: code.functions.iter().map(RoutineMessage::from).collect(),
             refused: code.refused.iter().map(FunctionNotCounted::from).collect(),
         }
     }
 }
 
-impl Code {
+impl CodeMessage {
     pub fn read(self) -> Result<trace::TracedCode, FileError> {
         let modules = self.modules.len();
         let functions = self.functions.into_iter().map(|function| function.read(modules));
@@ -204,7 +204,7 @@ impl Code {
     }
 }
 
-impl From<&trace::TracedRoutine> for Routine {
+impl From<&trace::TracedRoutine> for RoutineMessage {
     fn from(function: &trace::TracedRoutine) -> Self {
         // The first byte of a function begins a block.
         let (cfg, entry) = (&function.cfg, function.cfg.entry.unwrap_or(BlockId(0)));
@@ -220,7 +220,7 @@ impl From<&trace::TracedRoutine> for Routine {
             ProbeAt::Edge(edge) => 2 * u64::from(edge.0),
             ProbeAt::Block(block) => 2 * u64::from(block.0) + 1,
         };
-        Routine {
+        RoutineMessage {
             module: function.module as u64,
             name: function.name.clone(),
             start,
@@ -239,7 +239,7 @@ impl From<&trace::TracedRoutine> for Routine {
     }
 }
 
-impl Routine {
+impl RoutineMessage {
     /// The function, in a record with this number of modules.
     fn read(self, modules: usize) -> Result<trace::TracedRoutine, FileError> {
         let blocks = self.blocks()?;
@@ -321,9 +321,9 @@ impl Routine {
     }
 }
 
-impl From<&trace::Chunk> for Chunk {
-    fn from(chunk: &trace::Chunk) -> Self {
-        Chunk {
+impl From<&trace::TraceChunk> for ChunkMessage {
+    fn from(chunk: &trace::TraceChunk) -> Self {
+        ChunkMessage {
             tid: chunk.tid,
             stream: chunk.stream,
             sequence: chunk.sequence,
@@ -334,9 +334,9 @@ impl From<&trace::Chunk> for Chunk {
     }
 }
 
-impl Chunk {
-    pub fn read(self) -> trace::Chunk {
-        trace::Chunk {
+impl ChunkMessage {
+    pub fn read(self) -> trace::TraceChunk {
+        trace::TraceChunk {
             tid: self.tid,
             stream: self.stream,
             sequence: self.sequence,
@@ -347,36 +347,36 @@ impl Chunk {
     }
 }
 
-impl From<&trace::TraceEnd> for End {
+impl From<&trace::TraceEnd> for EndMessage {
     fn from(end: &trace::TraceEnd) -> Self {
-        End { ended_ns: end.ended_ns, unbuffered: end.unbuffered }
+        EndMessage { ended_ns: end.ended_ns, unbuffered: end.unbuffered }
     }
 }
 
-impl End {
+impl EndMessage {
     pub fn read(self) -> trace::TraceEnd {
         trace::TraceEnd { ended_ns: self.ended_ns, unbuffered: self.unbuffered }
     }
 }
 
-impl From<&trace::Newest> for Newest {
-    fn from(newest: &trace::Newest) -> Self {
+impl From<&trace::NewestPart> for NewestMessage {
+    fn from(newest: &trace::NewestPart) -> Self {
         let cause = match newest.cause {
-            trace::Cause::End => 0,
-            trace::Cause::Condition => 1,
-            trace::Cause::Signal => 2,
+            trace::NewestCause::End => 0,
+            trace::NewestCause::Condition => 1,
+            trace::NewestCause::Signal => 2,
         };
-        Newest { from_ns: newest.from_ns, until_ns: newest.until_ns, cause, dropped: newest.dropped }
+        NewestMessage { from_ns: newest.from_ns, until_ns: newest.until_ns, cause, dropped: newest.dropped }
     }
 }
 
-impl Newest {
-    pub fn read(self) -> trace::Newest {
+impl NewestMessage {
+    pub fn read(self) -> trace::NewestPart {
         let cause = match self.cause {
-            1 => trace::Cause::Condition,
-            2 => trace::Cause::Signal,
-            _ => trace::Cause::End,
+            1 => trace::NewestCause::Condition,
+            2 => trace::NewestCause::Signal,
+            _ => trace::NewestCause::End,
         };
-        trace::Newest { from_ns: self.from_ns, until_ns: self.until_ns, cause, dropped: self.dropped }
+        trace::NewestPart { from_ns: self.from_ns, until_ns: self.until_ns, cause, dropped: self.dropped }
     }
 }

@@ -32,7 +32,7 @@ use ingraft_profile::{ProbeAt, TracedFunction};
 use prost::Message;
 
 use crate::FileError;
-use crate::saved::{ModuleInfo, Refused};
+use crate::saved::{ModuleInfo, UnprofiledFunction};
 pub use clock::TraceClock;
 pub use replay::{TraceReplay, functions_of};
 
@@ -68,7 +68,7 @@ pub struct TracedCode {
     /// Functions, in the order of their numbers, which begin after those of the records before.
     pub functions: Vec<TracedRoutine>,
     /// Functions that were asked for and are not traced.
-    pub refused: Vec<Refused>,
+    pub refused: Vec<UnprofiledFunction>,
 }
 
 /// A traced function.
@@ -96,7 +96,7 @@ impl TracedRoutine {
 
 /// Tokens of one thread, in the order in which it wrote them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Chunk {
+pub struct TraceChunk {
     /// Number of the thread. Another thread that gets the same number later has another `stream`.
     pub tid: u32,
     /// Number of the stream. The chunks of one stream are those of one thread.
@@ -122,7 +122,7 @@ pub struct TraceEnd {
 
 /// Reason why the newest part of a trace was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Cause {
+pub enum NewestCause {
     /// The trace ended.
     #[default]
     End,
@@ -134,13 +134,13 @@ pub enum Cause {
 
 /// The newest part of a trace, of which the rest was not kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Newest {
+pub struct NewestPart {
     /// Unix time in nanoseconds from which on all tokens were kept.
     pub from_ns: u64,
     /// Unix time in nanoseconds of the event that is the reason.
     pub until_ns: u64,
     /// Reason why the part was written.
-    pub cause: Cause,
+    pub cause: NewestCause,
     /// Number of bytes of older tokens, which were not kept.
     pub dropped: u64,
 }
@@ -153,11 +153,11 @@ pub enum TraceRecord {
     /// Functions.
     Code(TracedCode),
     /// Tokens.
-    Chunk(Chunk),
+    Chunk(TraceChunk),
     /// The end.
     End(TraceEnd),
     /// Only the newest part was kept.
-    Newest(Newest),
+    Newest(NewestPart),
 }
 
 impl TraceRecord {
@@ -174,11 +174,11 @@ impl TraceRecord {
     /// The bytes of the record. `None` if the content is longer than a record can be.
     pub fn to_bytes(&self) -> Option<Vec<u8>> {
         let content = match self {
-            TraceRecord::Program(program) => messages::Program::from(program).encode_to_vec(),
-            TraceRecord::Code(code) => messages::Code::from(code).encode_to_vec(),
-            TraceRecord::Chunk(chunk) => messages::Chunk::from(chunk).encode_to_vec(),
-            TraceRecord::End(end) => messages::End::from(end).encode_to_vec(),
-            TraceRecord::Newest(newest) => messages::Newest::from(newest).encode_to_vec(),
+            TraceRecord::Program(program) => messages::ProgramMessage::from(program).encode_to_vec(),
+            TraceRecord::Code(code) => messages::CodeMessage::from(code).encode_to_vec(),
+            TraceRecord::Chunk(chunk) => messages::ChunkMessage::from(chunk).encode_to_vec(),
+            TraceRecord::End(end) => messages::EndMessage::from(end).encode_to_vec(),
+            TraceRecord::Newest(newest) => messages::NewestMessage::from(newest).encode_to_vec(),
         };
         let length = u32::try_from(content.len()).ok().filter(|length| *length <= CONTENT_MAX)?;
         let kind = self.kind();
@@ -192,11 +192,11 @@ impl TraceRecord {
 
     fn read(kind: u32, content: &[u8]) -> Result<Option<Self>, FileError> {
         Ok(Some(match kind {
-            1 => TraceRecord::Program(messages::Program::decode(content)?.read()),
-            2 => TraceRecord::Code(messages::Code::decode(content)?.read()?),
-            3 => TraceRecord::Chunk(messages::Chunk::decode(content)?.read()),
-            4 => TraceRecord::End(messages::End::decode(content)?.read()),
-            5 => TraceRecord::Newest(messages::Newest::decode(content)?.read()),
+            1 => TraceRecord::Program(messages::ProgramMessage::decode(content)?.read()),
+            2 => TraceRecord::Code(messages::CodeMessage::decode(content)?.read()?),
+            3 => TraceRecord::Chunk(messages::ChunkMessage::decode(content)?.read()),
+            4 => TraceRecord::End(messages::EndMessage::decode(content)?.read()),
+            5 => TraceRecord::Newest(messages::NewestMessage::decode(content)?.read()),
             _ => return Ok(None),
         }))
     }

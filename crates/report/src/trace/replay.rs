@@ -6,7 +6,7 @@ use ingraft_model::token::Token;
 use ingraft_profile::{Step, ThreadReplay, TracedFunction, Unknown};
 
 use crate::FileError;
-use crate::trace::{Chunk, TraceRecord, TracedRoutine};
+use crate::trace::{TraceChunk, TraceRecord, TracedRoutine};
 
 /// All functions of a file, in the order of their numbers.
 pub fn functions_of(records: &[TraceRecord]) -> Vec<&TracedRoutine> {
@@ -19,7 +19,7 @@ pub fn functions_of(records: &[TraceRecord]) -> Vec<&TracedRoutine> {
 
 /// The replay of one stream.
 #[derive(Clone, Debug)]
-struct Stream<'a> {
+struct StreamReplay<'a> {
     tid: u32,
     /// Number of the next chunk.
     next: u64,
@@ -32,7 +32,7 @@ struct Stream<'a> {
 #[derive(Clone, Debug)]
 pub struct TraceReplay<'a> {
     functions: &'a [TracedFunction],
-    streams: BTreeMap<u32, Stream<'a>>,
+    streams: BTreeMap<u32, StreamReplay<'a>>,
     /// Whether streams may begin with any chunk.
     newest: bool,
     /// Number of bytes of all chunks.
@@ -53,9 +53,9 @@ impl<'a> TraceReplay<'a> {
     /// Regenerates the steps of a chunk and gives them to `out`, each with the stamp of the latest entry before it. If chunks of the stream
     /// are missing, a gap comes first. Fails if the chunk does not consist of whole tokens; the steps before the wrong one were given to
     /// `out`.
-    pub fn chunk(&mut self, chunk: &Chunk, out: &mut dyn FnMut(Step, Option<u64>)) -> Result<(), FileError> {
+    pub fn chunk(&mut self, chunk: &TraceChunk, out: &mut dyn FnMut(Step, Option<u64>)) -> Result<(), FileError> {
         let next = if self.newest { chunk.sequence } else { 0 };
-        let new = || Stream { tid: chunk.tid, next, replay: ThreadReplay::new(self.functions), stamp: None };
+        let new = || StreamReplay { tid: chunk.tid, next, replay: ThreadReplay::new(self.functions), stamp: None };
         let stream = self.streams.entry(chunk.stream).or_insert_with(new);
         if stream.next != chunk.sequence {
             stream.take(Token::Gap, out);
@@ -85,7 +85,7 @@ impl<'a> TraceReplay<'a> {
     }
 }
 
-impl Stream<'_> {
+impl StreamReplay<'_> {
     fn take(&mut self, token: Token, out: &mut dyn FnMut(Step, Option<u64>)) {
         match token {
             Token::Time(stamp) => self.stamp = Some(stamp),

@@ -36,7 +36,7 @@ fn routine() -> TracedRoutine {
 
 fn chunk(sequence: u64, tokens: &[Token]) -> TraceRecord {
     let tokens = tokens.iter().flat_map(|token| token.bytes().expect("small")).collect();
-    TraceRecord::Chunk(Chunk { tid: 7, stream: 1, sequence, time_ns: 5, ticks: 6, tokens })
+    TraceRecord::Chunk(TraceChunk { tid: 7, stream: 1, sequence, time_ns: 5, ticks: 6, tokens })
 }
 
 fn records() -> Vec<TraceRecord> {
@@ -57,7 +57,7 @@ fn records() -> Vec<TraceRecord> {
         TraceRecord::Code(TracedCode { modules: vec![module], functions: vec![routine()], refused: Vec::new() }),
         chunk(0, &[Token::Enter(0), place(1), place(2)]),
         chunk(1, &[place(1), place(3)]),
-        TraceRecord::Newest(Newest { from_ns: 4, until_ns: 7, cause: Cause::Condition, dropped: 9 }),
+        TraceRecord::Newest(NewestPart { from_ns: 4, until_ns: 7, cause: NewestCause::Condition, dropped: 9 }),
         TraceRecord::End(TraceEnd { ended_ns: 8, unbuffered: 0 }),
     ]
 }

@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ingraft_model::EdgeKind;
-use ingraft_report::{Exporter, Program};
+use ingraft_report::{Exporter, ProfiledProgram};
 use ingraft_testing::{have, output, skip};
 use stepped::Stepped;
 use tempfile::TempDir;
 
 /// A profile in the format with this name.
-fn exported(program: &Program<'_>, name: &str) -> String {
+fn exported(program: &ProfiledProgram<'_>, name: &str) -> String {
     let exporter = Exporter::named(name).expect("a format");
     String::from_utf8((exporter.write)(program, 0, &|_| None)).expect("text")
 }
@@ -47,7 +47,7 @@ fn callgrind_annotate_reads_costs_of_functions_and_lines() {
     if !have("callgrind_annotate") {
         skip!("callgrind_annotate is not installed");
     }
-    let text = exported(&Program::new(&stepped.profile, stepped.code()), "callgrind");
+    let text = exported(&ProfiledProgram::new(&stepped.profile, stepped.code()), "callgrind");
     let file = write(&directory, "callgrind.out", text);
     let read = output(
         Command::new("callgrind_annotate").args(["--show-percs=no", "--threshold=100", "--auto=yes"]).arg(&file),
@@ -78,7 +78,7 @@ fn genhtml_reads_the_same_lines_as_executed() {
     }
     let (directory, program) = compiled("cc", &[]);
     let stepped = Stepped::run(&program);
-    let text = exported(&Program::new(&stepped.profile, stepped.code()), "lcov");
+    let text = exported(&ProfiledProgram::new(&stepped.profile, stepped.code()), "lcov");
     let file = write(&directory, "coverage.info", &text);
     let pages = directory.path().join("pages");
     let read = output(Command::new("genhtml").arg("--branch-coverage").arg("-o").arg(&pages).arg(&file));
@@ -120,7 +120,7 @@ fn bolt_counts_the_same_branches_itself() {
     output(bolt.arg(format!("--instrumentation-file={}", counted.display())));
     output(&mut Command::new(&instrumented));
     let stepped = Stepped::run(&program);
-    let ours = exported(&Program::new(&stepped.profile, stepped.code()), "fdata");
+    let ours = exported(&ProfiledProgram::new(&stepped.profile, stepped.code()), "fdata");
     let own = std::fs::read_to_string(&counted).expect("BOLT's profile");
     assert!(known(&ours).len() > 30, "{ours}");
     assert_eq!(known(&ours), known(&own));
@@ -134,7 +134,7 @@ fn bolt_reads_both_forms_alike_and_rewrites_the_program() {
     for flags in [&["-Wl,--emit-relocs"][..], &["-Wl,--emit-relocs", "-no-pie"]] {
         let (directory, program) = compiled("cc", flags);
         let stepped = Stepped::run(&program);
-        let code = Program::new(&stepped.profile, stepped.code());
+        let code = ProfiledProgram::new(&stepped.profile, stepped.code());
         let fdata = exported(&code, "fdata");
         let addresses = write(&directory, "addresses", exported(&code, "bolt"));
         let read = directory.path().join("read.fdata");
@@ -163,7 +163,8 @@ fn llvm_reads_samples_and_clang_uses_them() {
     let flags: &[&str] = if clang.is_some() { &["-O2", "-fdebug-info-for-profiling"] } else { &[] };
     let (directory, program) = compiled(clang.unwrap_or("cc"), flags);
     let stepped = Stepped::run(&program);
-    let file = write(&directory, "samples", exported(&Program::new(&stepped.profile, stepped.code()), "llvm-sample"));
+    let file =
+        write(&directory, "samples", exported(&ProfiledProgram::new(&stepped.profile, stepped.code()), "llvm-sample"));
     let read = output(Command::new(profdata).args(["show", "--sample"]).arg(&file));
     assert!(read.contains(&format!(", {}, ", stepped.function("length").calls)), "{read}");
     let steps = stepped.function("step").calls;
@@ -183,7 +184,7 @@ fn llvm_reads_samples_and_clang_uses_them() {
 fn lines_of_programs_that_were_optimised_at_link_time_are_known() {
     let (_directory, program) = compiled("gcc", &["-flto", "-O2"]);
     let stepped = Stepped::run(&program);
-    let samples = exported(&Program::new(&stepped.profile, stepped.code()), "llvm-sample");
+    let samples = exported(&ProfiledProgram::new(&stepped.profile, stepped.code()), "llvm-sample");
     assert!(samples.contains("fibonacci:") && samples.contains("\nkind:"), "{samples}");
 }
 
@@ -194,7 +195,7 @@ fn gcov_counts_the_same_lines() {
     }
     let (_plain, program) = compiled("gcc", &["-O0"]);
     let stepped = Stepped::run(&program);
-    let ours = exported(&Program::new(&stepped.profile, stepped.code()), "lcov");
+    let ours = exported(&ProfiledProgram::new(&stepped.profile, stepped.code()), "lcov");
     let counted = tempfile::tempdir().expect("a directory");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tools/program.c");
     let mut compile = Command::new("gcc");

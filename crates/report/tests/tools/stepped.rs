@@ -6,10 +6,10 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use ingraft_analysis::{Function, FunctionKind, Image, disassemble};
+use ingraft_analysis::{AnalysedImage, Function, FunctionKind, disassemble};
 use ingraft_model::{self as model, EdgeKind, EdgeTarget, Key, Svma};
 use ingraft_report::{
-    BlockCount, CallCount, Callee, EdgeCount, EdgeEnd, FunctionProfile, ModuleCode, ModuleInfo, SavedProfile,
+    BlockCount, CallCount, CallTarget, EdgeCount, EdgeEnd, FunctionProfile, ModuleCode, ModuleInfo, SavedProfile,
 };
 use nix::sys::ptrace;
 use nix::sys::signal::Signal;
@@ -29,7 +29,7 @@ impl Stepped {
     /// Executes a program step by step and returns its profile.
     pub fn run(path: &Path) -> Stepped {
         let bytes = std::fs::read(path).expect("read the program");
-        let image = Image::parse(bytes.clone().into()).expect("analyse the program");
+        let image = AnalysedImage::parse(bytes.clone().into()).expect("analyse the program");
         let low = image.segments().iter().map(|segment| segment.svma.0).min().expect("a segment");
         let high = image.segments().iter().map(|segment| segment.svma.0 + segment.mem_size).max().expect("a segment");
         let (steps, bias) = steps(path, image.entry().0, (low, high));
@@ -116,7 +116,7 @@ fn run_to(pid: Pid, at: u64) {
     ptrace::setregs(pid, registers).expect("set the registers");
 }
 
-fn profile(image: &Image, function: &Function, steps: &Steps) -> FunctionProfile {
+fn profile(image: &AnalysedImage, function: &Function, steps: &Steps) -> FunctionProfile {
     let cfg = image.cfg(function);
     let last: Vec<Svma> = cfg.blocks.iter().map(|block| last(image, block)).collect();
     let arrivals = |at: Svma| steps.iter().filter(move |((_, to), _)| *to == at.0);
@@ -155,10 +155,10 @@ fn profile(image: &Image, function: &Function, steps: &Steps) -> FunctionProfile
         let block = last.iter().position(|last| *last == call.at)?;
         let callee = match call.callee {
             model::Callee::Direct(at) => match image.functions().iter().find(|f| f.start() == at) {
-                Some(stub) if stub.kind() == FunctionKind::Stub => Callee::Named(name(stub)),
-                _ => Callee::Own(at),
+                Some(stub) if stub.kind() == FunctionKind::Stub => CallTarget::Named(name(stub)),
+                _ => CallTarget::Own(at),
             },
-            model::Callee::Slot(_) | model::Callee::Computed => Callee::Indirect,
+            model::Callee::Slot(_) | model::Callee::Computed => CallTarget::Indirect,
         };
         Some(CallCount { block, callee, count: blocks[block].count })
     });
@@ -197,7 +197,7 @@ fn counted<'a>(
     }
 }
 
-fn last(image: &Image, block: &model::Block) -> Svma {
+fn last(image: &AnalysedImage, block: &model::Block) -> Svma {
     let (start, end) = (block.range.start, block.range.end);
     let bytes = image.bytes_at(start, (end.0 - start.0) as usize).expect("the bytes of a block");
     Svma(disassemble(start.0, bytes).last().expect("an instruction").at)

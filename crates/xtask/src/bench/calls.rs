@@ -2,13 +2,13 @@
 
 use ingraft_testing::Mutatee;
 
-use super::{Row, median, short, tool};
+use super::{BenchRow, median, short, tool};
 
 // A round takes a millisecond or two, so that other work on the machine disturbs few rounds.
 const CALLS: u64 = 1_000_000;
 const ROUNDS: usize = 301;
 
-pub fn rows() -> Vec<Row> {
+pub fn rows() -> Vec<BenchRow> {
     let mut target = Mutatee::start("bench", &[]);
     let session = tool().count(target.pid(), &["woven"]);
     let mut rows = Vec::new();
@@ -27,7 +27,7 @@ pub fn rows() -> Vec<Row> {
         if threads == 1 {
             rows.extend(super::predicted("calls", woven - plain));
         }
-        rows.push(Row::at_most(
+        rows.push(BenchRow::at_most(
             format!("a counted call of an empty function, threads: {threads}"),
             ratio,
             1.3,

@@ -6,9 +6,9 @@ use std::time::Instant;
 use ingraft_testing::server::{Nginx, Postgres, Redis};
 use ingraft_testing::{Mutatee, Tool, source_directory, target};
 
-use super::{Row, median, short, tool};
+use super::{BenchRow, median, short, tool};
 
-pub fn rows() -> Vec<Row> {
+pub fn rows() -> Vec<BenchRow> {
     let mut rows = Vec::new();
     match Postgres::start() {
         Ok(postgres) => {
@@ -17,15 +17,15 @@ pub fn rows() -> Vec<Row> {
             rows.push(countable(session.pid, "postgres"));
             rows.extend(memory(session.pid));
         }
-        Err(why) => rows.push(Row::skipped("analysis of postgres", why)),
+        Err(why) => rows.push(BenchRow::skipped("analysis of postgres", why)),
     }
     match Redis::start() {
         Ok(redis) => rows.push(countable(redis.pid(), "redis-server")),
-        Err(why) => rows.push(Row::skipped("countable functions of redis-server", why)),
+        Err(why) => rows.push(BenchRow::skipped("countable functions of redis-server", why)),
     }
     match Nginx::start() {
         Ok(nginx) => rows.push(countable(nginx.workers()[0], "nginx")),
-        Err(why) => rows.push(Row::skipped("countable functions of nginx", why)),
+        Err(why) => rows.push(BenchRow::skipped("countable functions of nginx", why)),
     }
     let python = "/usr/bin/python3.11";
     if std::path::Path::new(python).exists() {
@@ -33,7 +33,7 @@ pub fn rows() -> Vec<Row> {
         let target = Mutatee::spawn(Command::new(python).arg("-u").arg(worker));
         rows.extend(["python3.11", "libc", "libcrypto"].map(|module| countable(target.pid(), module)));
     } else {
-        rows.push(Row::skipped(
+        rows.push(BenchRow::skipped(
             "countable functions of python3.11, libc, libcrypto",
             format!("{python} is not installed"),
         ));
@@ -42,7 +42,7 @@ pub fn rows() -> Vec<Row> {
 }
 
 /// Measures the analysis: the time that a command takes longer with nothing cached than with everything cached.
-fn speed(pid: i32) -> Vec<Row> {
+fn speed(pid: i32) -> Vec<BenchRow> {
     let executable =
         target::maps(pid).into_iter().filter(|m| m.permissions.contains('x') && m.name.ends_with("/postgres"));
     let bytes: u64 = executable.map(|mapping| mapping.end - mapping.start).sum();
@@ -64,28 +64,28 @@ fn speed(pid: i32) -> Vec<Row> {
     let detail =
         format!(" (`ingraft functions` takes {} ms, {} ms with the cache)", short(cold * 1e3), short(warm * 1e3));
     vec![
-        Row::at_least("analysis of postgres, code", bytes as f64 / 1e6 / seconds, 60.0, " MB/s", &detail),
-        Row::at_least("analysis of postgres, functions", functions as f64 / seconds, 100_000.0, "/s", ""),
+        BenchRow::at_least("analysis of postgres, code", bytes as f64 / 1e6 / seconds, 60.0, " MB/s", &detail),
+        BenchRow::at_least("analysis of postgres, functions", functions as f64 / seconds, 100_000.0, "/s", ""),
     ]
 }
 
-fn countable(pid: i32, module: &str) -> Row {
+fn countable(pid: i32, module: &str) -> BenchRow {
     let outcome = tool().run(["functions", "-p", &pid.to_string(), &format!("{module}:*")]).assert_code(0);
     let all = outcome.all("function");
     let refused = all.iter().filter(|function| function["how"]["entry"] == "refused").count();
     let percent = 100.0 * (all.len() - refused) as f64 / all.len() as f64;
     let detail = format!(" ({} of {})", all.len() - refused, all.len());
-    Row::at_least(format!("countable functions of {module}"), percent, 99.0, " %", &detail)
+    BenchRow::at_least(format!("countable functions of {module}"), percent, 99.0, " %", &detail)
 }
 
-fn memory(pid: i32) -> Vec<Row> {
+fn memory(pid: i32) -> Vec<BenchRow> {
     let tool = tool();
     let session = tool.count(pid, &["postgres:*"]);
     let inserted = tool.inserted(pid);
     let outcome = session.interrupt().assert_code(0);
     let functions = outcome.all("count").len() as f64;
     let bytes = inserted[0]["bytes"].as_f64().unwrap_or(f64::NAN);
-    vec![Row::at_most(
+    vec![BenchRow::at_most(
         "code in the target, a function",
         bytes / functions,
         64.0,

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use ingraft_testing::{have, target, wait_until};
 
-use super::{Row, median, short, tool};
+use super::{BenchRow, median, short, tool};
 
 /// Number of runs of which the median is taken.
 const ROUNDS: usize = 3;
@@ -14,7 +14,7 @@ const ROUNDS: usize = 3;
 const LIMIT: f64 = 4.0 / 3.0;
 
 /// A program that begins to work when it reads its standard input.
-struct Program {
+struct BenchProgram {
     name: &'static str,
     arguments: &'static [&'static str],
     /// The timed functions.
@@ -35,17 +35,17 @@ const SQL: &str = "create table t(a integer primary key, b text, c int);
     select count(*), sum(length(b)) from t where c between 100 and 5000;
     select c, count(*) from t group by c order by 2 desc limit 3; update t set b = b || 'x' where a % 3 = 0;\n";
 
-const PROGRAMS: &[Program] = &[
-    Program { name: "perl", arguments: &["-e", PERL], functions: "perl:*", input: line },
-    Program { name: "/usr/bin/python3.11", arguments: &["-c", PYTHON], functions: "python3.11:*", input: line },
-    Program { name: "mawk", arguments: &[AWK], functions: "mawk:*", input: || words(300_000) },
-    Program { name: "sort", arguments: &["-k2n", "--parallel=1"], functions: "sort:*", input: || words(300_000) },
-    Program { name: "gzip", arguments: &["-9", "-c"], functions: "gzip:*", input: || words(500_000) },
-    Program { name: "bzip2", arguments: &["-c"], functions: "libbz2*:*", input: || words(500_000) },
-    Program { name: "xz", arguments: &["-T1", "-3", "-c"], functions: "liblzma*:*", input: || words(500_000) },
-    Program { name: "bc", arguments: &["-lq"], functions: "bc:*", input: || b"scale=1200; a(1)\n".to_vec() },
-    Program { name: "sqlite3", arguments: &[":memory:"], functions: "libsqlite3*:*", input: || SQL.into() },
-    Program { name: "sed", arguments: &["-E", SED], functions: "sed:*", input: || words(300_000) },
+const PROGRAMS: &[BenchProgram] = &[
+    BenchProgram { name: "perl", arguments: &["-e", PERL], functions: "perl:*", input: line },
+    BenchProgram { name: "/usr/bin/python3.11", arguments: &["-c", PYTHON], functions: "python3.11:*", input: line },
+    BenchProgram { name: "mawk", arguments: &[AWK], functions: "mawk:*", input: || words(300_000) },
+    BenchProgram { name: "sort", arguments: &["-k2n", "--parallel=1"], functions: "sort:*", input: || words(300_000) },
+    BenchProgram { name: "gzip", arguments: &["-9", "-c"], functions: "gzip:*", input: || words(500_000) },
+    BenchProgram { name: "bzip2", arguments: &["-c"], functions: "libbz2*:*", input: || words(500_000) },
+    BenchProgram { name: "xz", arguments: &["-T1", "-3", "-c"], functions: "liblzma*:*", input: || words(500_000) },
+    BenchProgram { name: "bc", arguments: &["-lq"], functions: "bc:*", input: || b"scale=1200; a(1)\n".to_vec() },
+    BenchProgram { name: "sqlite3", arguments: &[":memory:"], functions: "libsqlite3*:*", input: || SQL.into() },
+    BenchProgram { name: "sed", arguments: &["-E", SED], functions: "sed:*", input: || words(300_000) },
 ];
 
 fn line() -> Vec<u8> {
@@ -56,15 +56,15 @@ fn words(lines: u32) -> Vec<u8> {
     (0..lines).flat_map(|i| format!("{i} {} word{} tail\n", i * 7919 % 10007, i % 977).into_bytes()).collect()
 }
 
-pub fn rows() -> Vec<Row> {
+pub fn rows() -> Vec<BenchRow> {
     let price = super::predicted_ns("latency");
     PROGRAMS.iter().map(|program| row(program, price)).collect()
 }
 
-fn row(program: &Program, price: f64) -> Row {
+fn row(program: &BenchProgram, price: f64) -> BenchRow {
     let what = format!("predicted cost of times in {}, beside its processor time", program.name);
     if !have(program.name) {
-        return Row::skipped(what, "it is not installed");
+        return BenchRow::skipped(what, "it is not installed");
     }
     let runs: Vec<((f64, u64), f64)> = (0..ROUNDS).map(|_| (run(program, true), run(program, false).0)).collect();
     let taken = median(runs.iter().map(|((timed, _), plain)| timed - plain));
@@ -78,11 +78,11 @@ fn row(program: &Program, price: f64) -> Row {
         short(measured / calls * 1e9),
         short(price)
     );
-    Row::at_most(what, ratio, LIMIT, "x", &detail)
+    BenchRow::at_most(what, ratio, LIMIT, "x", &detail)
 }
 
 /// Runs a program. Returns its processor time in seconds from its input on, and the number of timed calls.
-fn run(program: &Program, timed: bool) -> (f64, u64) {
+fn run(program: &BenchProgram, timed: bool) -> (f64, u64) {
     let mut command = Command::new(program.name);
     command.args(program.arguments).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().expect("the program starts");

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 use ingraft_testing::server::Redis;
 use ingraft_testing::{Daemon, open_directory, sibling, target};
 
-use super::{Row, short, tool};
+use super::{BenchRow, short, tool};
 
-pub fn rows() -> Vec<Row> {
+pub fn rows() -> Vec<BenchRow> {
     let what = "a daemon with 1,000 functions sampled at 10 Hz";
     let redis = match Redis::start() {
         Ok(redis) => redis,
-        Err(why) => return vec![Row::skipped(what, why)],
+        Err(why) => return vec![BenchRow::skipped(what, why)],
     };
     let pid = redis.pid().to_string();
     let listed = tool().run(["functions", "-p", &pid, "redis-server:*"]).assert_code(0);
@@ -51,5 +51,5 @@ pub fn rows() -> Vec<Row> {
     let stops = outcome.all("changed").len();
     assert!(daemon.terminate().success());
     let detail = format!(" of one core ({} functions, {} stops)", short(names.len() as f64), stops);
-    vec![Row::at_most(what, share * 100.0, 2.0, " %", &detail)]
+    vec![BenchRow::at_most(what, share * 100.0, 2.0, " %", &detail)]
 }

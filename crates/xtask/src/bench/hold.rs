@@ -6,9 +6,9 @@ use std::process::Command;
 use ingraft_testing::server::Postgres;
 use ingraft_testing::{Mutatee, NOBODY, Tool, exposed, is_root, open_directory, program, sibling};
 
-use super::{Row, guarded, median, short, tool};
+use super::{BenchRow, guarded, median, short, tool};
 
-pub fn rows() -> Vec<Row> {
+pub fn rows() -> Vec<BenchRow> {
     let mut rows = guarded("held, 8 busy threads", || threads(8, true, true, 31, 1.0));
     rows.extend(guarded("held, 512 idle threads", || threads(512, false, false, 15, 15.0)));
     rows.extend(guarded("held, 512 busy threads", || threads(512, true, false, 15, 30.0)));
@@ -30,7 +30,7 @@ fn held(tool: &Tool, pid: i32, functions: &[&str], rounds: usize) -> (f64, f64) 
     (median(inserted), median(removed))
 }
 
-fn threads(count: usize, busy: bool, unprivileged: bool, rounds: usize, limit: f64) -> Vec<Row> {
+fn threads(count: usize, busy: bool, unprivileged: bool, rounds: usize, limit: f64) -> Vec<BenchRow> {
     let directory = open_directory();
     // The program runs in a session of its own, as servers do. Threads of one session share the processors evenly with the thread that
     // measures.
@@ -52,11 +52,11 @@ fn threads(count: usize, busy: bool, unprivileged: bool, rounds: usize, limit: f
         if busy { "busy" } else { "idle" },
         if unprivileged { ", without privilege" } else { "" }
     );
-    vec![Row::at_most(what, inserted, limit, " ms", &format!(" (to remove {} ms)", short(removed)))]
+    vec![BenchRow::at_most(what, inserted, limit, " ms", &format!(" (to remove {} ms)", short(removed)))]
 }
 
 /// Compares the reported hold time with the time that the worse of two spinning threads misses by its own clocks.
-fn told() -> Vec<Row> {
+fn told() -> Vec<BenchRow> {
     let (mut target, tool) = (Mutatee::start("gaps", &["2"]), tool());
     let (mut told, mut missed) = (Vec::new(), Vec::new());
     for _ in 0..15 {
@@ -69,7 +69,7 @@ fn told() -> Vec<Row> {
     let (told, missed) = (median(told), median(missed));
     let detail = format!(" ({} ms missed, {} ms told)", short(missed), short(told));
     let limit = (told * 1.1).max(told + 0.1) / told;
-    vec![Row::at_most(
+    vec![BenchRow::at_most(
         "time that the worst of 2 spinning threads missed, beside what is told",
         missed / told,
         limit,
@@ -79,7 +79,7 @@ fn told() -> Vec<Row> {
 }
 
 /// Measures the hold time if 200 threads have the timed function on their stacks, 30 calls deep.
-fn deep() -> Vec<Row> {
+fn deep() -> Vec<BenchRow> {
     let target = Mutatee::start("onstack", &["200", "29"]);
     let tool = tool();
     let mut inserted = Vec::new();
@@ -90,16 +90,19 @@ fn deep() -> Vec<Row> {
         inserted.push(attached["stopped_ms"].as_f64().unwrap_or(f64::NAN));
         let _ = session.interrupt().assert_code(0).assert_removed();
     }
-    vec![Row::at_most("held to catch up 200 threads 30 calls deep", median(inserted), 20.0, " ms", "")]
+    vec![BenchRow::at_most("held to catch up 200 threads 30 calls deep", median(inserted), 20.0, " ms", "")]
 }
 
-fn postgres() -> Vec<Row> {
+fn postgres() -> Vec<BenchRow> {
     let what = "held to insert all functions of a PostgreSQL backend";
     let postgres = match Postgres::start() {
         Ok(postgres) => postgres,
-        Err(why) => return vec![Row::skipped(what, why)],
+        Err(why) => return vec![BenchRow::skipped(what, why)],
     };
     let session = postgres.session();
     let (inserted, removed) = held(&tool(), session.pid, &["postgres:*"], 9);
-    vec![Row::at_most(what, inserted, 10.0, " ms", ""), Row::at_most("held to remove them", removed, 10.0, " ms", "")]
+    vec![
+        BenchRow::at_most(what, inserted, 10.0, " ms", ""),
+        BenchRow::at_most("held to remove them", removed, 10.0, " ms", ""),
+    ]
 }

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 use std::process::Command;
 
-use super::{GROUPS, Row};
+use super::{BenchRow, GROUPS};
 
 /// Beginning of the page.
 const HEAD: &str = "\
@@ -19,7 +19,7 @@ Ratios are comparable between machines; absolute numbers are not. A row that was
 const TITLE: &str = "\n## ";
 
 /// A page with the sections of `measured`, and those of an earlier page for all other groups.
-pub fn page(earlier: &str, measured: &[(&str, Vec<Row>)], machine: &str) -> String {
+pub fn page(earlier: &str, measured: &[(&str, Vec<BenchRow>)], machine: &str) -> String {
     let kept = |name: &str| {
         let section = earlier.split(TITLE).skip(1).find(|section| section.lines().next() == Some(name))?;
         Some(format!("{TITLE}{section}"))
@@ -32,7 +32,7 @@ pub fn page(earlier: &str, measured: &[(&str, Vec<Row>)], machine: &str) -> Stri
     HEAD.to_owned() + &sections.concat()
 }
 
-fn section(name: &str, rows: &[Row], machine: &str) -> String {
+fn section(name: &str, rows: &[BenchRow], machine: &str) -> String {
     let mut text =
         format!("{TITLE}{name}\n\n{machine}\n\n| what | limit | measured | kept |\n| --- | --- | --- | --- |\n");
     for row in rows {
@@ -78,7 +78,8 @@ mod tests {
 
     #[test]
     fn a_page_keeps_the_sections_of_other_groups() {
-        let rows = |what: &str| vec![Row::at_most(what, 1.0, 2.0, " ms", ""), Row::skipped("a | b", "no gcc")];
+        let rows =
+            |what: &str| vec![BenchRow::at_most(what, 1.0, 2.0, " ms", ""), BenchRow::skipped("a | b", "no gcc")];
         let first = page("", &[("calls", rows("one")), ("whole", rows("two"))], "Then.");
         let second = page(&first, &[("start", rows("three")), ("calls", rows("four"))], "Now.");
         let titles: Vec<&str> = second.lines().filter(|line| line.starts_with("## ")).collect();

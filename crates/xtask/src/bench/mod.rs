@@ -20,18 +20,18 @@ use ingraft_testing::{Tool, sibling};
 use crate::packages;
 
 /// One line of the table.
-pub struct Row {
+pub struct BenchRow {
     what: String,
     limit: String,
     measured: String,
     reached: Option<bool>,
 }
 
-impl Row {
+impl BenchRow {
     /// A value that must not exceed a limit.
-    fn at_most(what: impl Into<String>, measured: f64, limit: f64, unit: &str, detail: &str) -> Row {
+    fn at_most(what: impl Into<String>, measured: f64, limit: f64, unit: &str, detail: &str) -> BenchRow {
         let measured_text = format!("{}{unit}{detail}", short(measured));
-        Row {
+        BenchRow {
             what: what.into(),
             limit: format!("<= {}{unit}", short(limit)),
             measured: measured_text,
@@ -40,9 +40,9 @@ impl Row {
     }
 
     /// A value that must not fall below a limit.
-    fn at_least(what: impl Into<String>, measured: f64, limit: f64, unit: &str, detail: &str) -> Row {
+    fn at_least(what: impl Into<String>, measured: f64, limit: f64, unit: &str, detail: &str) -> BenchRow {
         let measured_text = format!("{}{unit}{detail}", short(measured));
-        Row {
+        BenchRow {
             what: what.into(),
             limit: format!(">= {}{unit}", short(limit)),
             measured: measured_text,
@@ -51,8 +51,13 @@ impl Row {
     }
 
     /// A value that could not be measured on this machine.
-    fn skipped(what: impl Into<String>, why: impl Into<String>) -> Row {
-        Row { what: what.into(), limit: String::new(), measured: format!("skipped: {}", why.into()), reached: None }
+    fn skipped(what: impl Into<String>, why: impl Into<String>) -> BenchRow {
+        BenchRow {
+            what: what.into(),
+            limit: String::new(),
+            measured: format!("skipped: {}", why.into()),
+            reached: None,
+        }
     }
 }
 
@@ -76,13 +81,13 @@ fn predicted_ns(metric: &str) -> f64 {
 
 /// Compares the cost model with a measurement: the predicted cost of a call, in multiples of the measured one. The limits are a factor of
 /// two either way.
-fn predicted(metric: &str, measured: f64) -> [Row; 2] {
+fn predicted(metric: &str, measured: f64) -> [BenchRow; 2] {
     let ns = predicted_ns(metric);
     let ratio = ns / measured;
     let detail = format!(" ({} ns predicted, {} ns measured)", short(ns), short(measured));
     [
-        Row::at_most(format!("predicted cost of {metric}, beside the measured one"), ratio, 2.0, "x", &detail),
-        Row::at_least(format!("predicted cost of {metric}, beside the measured one"), ratio, 0.5, "x", ""),
+        BenchRow::at_most(format!("predicted cost of {metric}, beside the measured one"), ratio, 2.0, "x", &detail),
+        BenchRow::at_least(format!("predicted cost of {metric}, beside the measured one"), ratio, 0.5, "x", ""),
     ]
 }
 
@@ -98,9 +103,9 @@ fn median(values: impl IntoIterator<Item = f64>) -> f64 {
 }
 
 /// A group of rows by its name.
-type Group = (&'static str, fn() -> Vec<Row>);
+type BenchGroup = (&'static str, fn() -> Vec<BenchRow>);
 
-const GROUPS: &[Group] = &[
+const GROUPS: &[BenchGroup] = &[
     ("calls", calls::rows),
     ("times", times::rows),
     ("hold", hold::rows),
@@ -139,7 +144,7 @@ pub fn run(arguments: &[&str]) -> Result<()> {
         let page = markdown::page(&std::fs::read_to_string(&path).unwrap_or_default(), &measured, &machine);
         std::fs::write(&path, page).with_context(|| path.display().to_string())?;
     }
-    let rows: Vec<Row> = measured.into_iter().flat_map(|(_, rows)| rows).collect();
+    let rows: Vec<BenchRow> = measured.into_iter().flat_map(|(_, rows)| rows).collect();
     print(&rows);
     let missed = rows.iter().filter(|row| row.reached == Some(false)).count();
     ensure!(missed == 0, "{missed} of {} limits are not kept on this machine", rows.len());
@@ -147,13 +152,13 @@ pub fn run(arguments: &[&str]) -> Result<()> {
 }
 
 /// Runs one group. A measurement that fails must not hide the results of others; its panic has given the reason.
-fn guarded(what: &str, measure: impl FnOnce() -> Vec<Row> + std::panic::UnwindSafe) -> Vec<Row> {
-    let failed = || vec![Row { reached: Some(false), ..Row::skipped(what, "failed, see above") }];
+fn guarded(what: &str, measure: impl FnOnce() -> Vec<BenchRow> + std::panic::UnwindSafe) -> Vec<BenchRow> {
+    let failed = || vec![BenchRow { reached: Some(false), ..BenchRow::skipped(what, "failed, see above") }];
     std::panic::catch_unwind(measure).unwrap_or_else(|_| failed())
 }
 
-fn print(rows: &[Row]) {
-    let width = |text: fn(&Row) -> &str| rows.iter().map(|row| text(row).chars().count()).max().unwrap_or(0);
+fn print(rows: &[BenchRow]) {
+    let width = |text: fn(&BenchRow) -> &str| rows.iter().map(|row| text(row).chars().count()).max().unwrap_or(0);
     let (what, limit) = (width(|row| &row.what), width(|row| &row.limit));
     for row in rows {
         let verdict = match row.reached {

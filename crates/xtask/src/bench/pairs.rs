@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use ingraft_testing::server::Postgres;
 use ingraft_testing::{Daemon, Tool, open_directory, sibling, target};
 
-use super::{Row, median, short};
+use super::{BenchRow, median, short};
 
-pub fn rows() -> Vec<Row> {
+pub fn rows() -> Vec<BenchRow> {
     let postgres = match Postgres::start() {
         Ok(postgres) => postgres,
-        Err(why) => return vec![Row::skipped("1,000 and 10,000 metric-focus pairs", why)],
+        Err(why) => return vec![BenchRow::skipped("1,000 and 10,000 metric-focus pairs", why)],
     };
     let session = postgres.session();
     let directory = open_directory();
@@ -52,7 +52,7 @@ fn pairs(metric: &str, functions: &[String]) -> Vec<String> {
     functions.iter().map(|name| format!("{metric}@/Code/postgres/{name}")).collect()
 }
 
-fn inserted(client: &Tool, pid: i32, functions: &[String]) -> Vec<Row> {
+fn inserted(client: &Tool, pid: i32, functions: &[String]) -> Vec<BenchRow> {
     // Another function is inserted first, because other benchmarks measure the costs of the first insertion in a target.
     let other = functions.last().map_or("*", String::as_str);
     let first = client.count(pid, &[&format!("postgres:{other}")]);
@@ -73,20 +73,20 @@ fn inserted(client: &Tool, pid: i32, functions: &[String]) -> Vec<Row> {
     }
     let _ = first.interrupt().assert_code(0);
     vec![
-        Row::at_most(
+        BenchRow::at_most(
             "1,000 wall timers inserted in postgres, the command's start included",
             median(took),
             50.0,
             " ms",
             "",
         ),
-        Row::at_most("held to insert them", median(held_in), 5.0, " ms", ""),
-        Row::at_most("them deleted, the command's end included", median(out), 50.0, " ms", ""),
-        Row::at_most("held to delete them", median(held_out), 5.0, " ms", ""),
+        BenchRow::at_most("held to insert them", median(held_in), 5.0, " ms", ""),
+        BenchRow::at_most("them deleted, the command's end included", median(out), 50.0, " ms", ""),
+        BenchRow::at_most("held to delete them", median(held_out), 5.0, " ms", ""),
     ]
 }
 
-fn sampled(daemon: &Daemon, client: &Tool, pid: i32, functions: &[String]) -> Row {
+fn sampled(daemon: &Daemon, client: &Tool, pid: i32, functions: &[String]) -> BenchRow {
     let mut arguments: Vec<String> =
         ["watch", "-p", &pid.to_string(), "--interval", "100ms"].map(str::to_owned).to_vec();
     // The engine reads more places in memory for a timer than for a count.
@@ -101,5 +101,11 @@ fn sampled(daemon: &Daemon, client: &Tool, pid: i32, functions: &[String]) -> Ro
     let outcome = session.interrupt().assert_code(0);
     let detail = format!(" of one core ({} pairs)", short(arguments.len() as f64 - 5.0));
     assert!(outcome.all("changed").is_empty(), "stopped meanwhile: {outcome:?}");
-    Row::at_most("a daemon with 10,000 pairs, half of them timers, sampled at 10 Hz", share * 100.0, 2.0, " %", &detail)
+    BenchRow::at_most(
+        "a daemon with 10,000 pairs, half of them timers, sampled at 10 Hz",
+        share * 100.0,
+        2.0,
+        " %",
+        &detail,
+    )
 }

@@ -4,12 +4,12 @@ use std::time::Instant;
 
 use ingraft_testing::server::Redis;
 
-use super::{Row, median, tool};
+use super::{BenchRow, median, tool};
 
-pub fn rows() -> Vec<Row> {
+pub fn rows() -> Vec<BenchRow> {
     let redis = match Redis::start() {
         Ok(redis) => redis,
-        Err(why) => return vec![Row::skipped("attach to first value of redis-server", why)],
+        Err(why) => return vec![BenchRow::skipped("attach to first value of redis-server", why)],
     };
     let pid = redis.pid().to_string();
     let first_value = |tool: &ingraft_testing::Tool| {
@@ -26,7 +26,7 @@ pub fn rows() -> Vec<Row> {
     first_value(&warm_tool);
     let warm = median((0..15).map(|_| first_value(&warm_tool)));
     vec![
-        Row::at_most("attach to first value of redis-server, cold", cold, 250.0, " ms", ""),
-        Row::at_most("attach to first value of redis-server, cached", warm, 60.0, " ms", ""),
+        BenchRow::at_most("attach to first value of redis-server, cold", cold, 250.0, " ms", ""),
+        BenchRow::at_most("attach to first value of redis-server, cached", warm, 60.0, " ms", ""),
     ]
 }

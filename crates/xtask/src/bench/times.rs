@@ -2,28 +2,28 @@
 
 use ingraft_testing::{Mutatee, open_directory};
 
-use super::{Row, median, short, tool};
+use super::{BenchRow, median, short, tool};
 
 const CALLS: u64 = 5_000_000;
 const ROUNDS: usize = 21;
 
-pub fn rows() -> Vec<Row> {
+pub fn rows() -> Vec<BenchRow> {
     let timer = measured(&["watch", "wall_time@/Code/bench/woven"]);
     let histogram = measured(&["latency", "woven"]);
     let cpu = measured(&["watch", "cpu_time@/Code/bench/woven"]);
-    let detail = |m: &Measured| {
+    let detail = |m: &TimedCalls| {
         format!(" ({} ns, by hand {} ns, unmeasured {} ns)", short(m.woven), short(m.clock), short(m.plain))
     };
     let mut rows = vec![
-        Row::at_most("a timed call of an empty function", timer.ratio, 1.3, "x", &detail(&timer)),
-        Row::at_most(
+        BenchRow::at_most("a timed call of an empty function", timer.ratio, 1.3, "x", &detail(&timer)),
+        BenchRow::at_most(
             "a call in a histogram of times, beside a timed one",
             histogram.ratio / timer.ratio,
             1.5,
             "x",
             &detail(&histogram),
         ),
-        Row::at_most(
+        BenchRow::at_most(
             "a call with a timer of processor time, beside a timed one",
             cpu.ratio / timer.ratio,
             1.5,
@@ -49,30 +49,30 @@ metric gated {
 }
 "#;
 
-fn not_met() -> [Row; 2] {
+fn not_met() -> [BenchRow; 2] {
     let directory = open_directory();
     let file = directory.path().join("gated.mdl");
     std::fs::write(&file, GATED).expect("write a definition");
     let file = file.to_str().expect("a path");
     let gated = measured(&["watch", "gated@/Code/bench/clock3", "-I", file]);
     let counted = measured(&["watch", "calls@/Code/bench/woven"]);
-    let detail = |m: &Measured| format!(" ({} ns a call, unmeasured {} ns)", short(m.woven), short(m.plain));
+    let detail = |m: &TimedCalls| format!(" ({} ns a call, unmeasured {} ns)", short(m.woven), short(m.plain));
     let [whole, count] = [&gated, &counted].map(|m| m.woven - m.plain);
     [
-        Row::at_most("a constraint that is not met, point included", whole, 1.0, " ns", &detail(&gated)),
-        Row::at_most("the same, beside a call that is counted", whole - count, 1.0, " ns", &detail(&counted)),
+        BenchRow::at_most("a constraint that is not met, point included", whole, 1.0, " ns", &detail(&gated)),
+        BenchRow::at_most("the same, beside a call that is counted", whole - count, 1.0, " ns", &detail(&counted)),
     ]
 }
 
 /// Nanoseconds a call, and the median of the ratios of woven to hand-made calls.
-struct Measured {
+struct TimedCalls {
     plain: f64,
     clock: f64,
     woven: f64,
     ratio: f64,
 }
 
-fn measured(command: &[&str]) -> Measured {
+fn measured(command: &[&str]) -> TimedCalls {
     let mut target = Mutatee::start("bench", &[]);
     let pid = target.pid_text();
     let mut session = tool().start(command.iter().chain(&["-p", &pid, "--max-overhead", "10000"]));
@@ -86,5 +86,5 @@ fn measured(command: &[&str]) -> Measured {
     };
     let (plain, clock, woven) = (of_kind("plain"), of_kind("clock"), of_kind("woven"));
     let ratio = median(woven.iter().zip(&clock).map(|(woven, clock)| woven / clock));
-    Measured { plain: median(plain), clock: median(clock), woven: median(woven), ratio }
+    TimedCalls { plain: median(plain), clock: median(clock), woven: median(woven), ratio }
 }

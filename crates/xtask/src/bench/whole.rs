@@ -7,7 +7,7 @@ use std::time::Instant;
 use ingraft_testing::server::Postgres;
 use ingraft_testing::{Mutatee, Tool, open_directory, program, target};
 
-use super::{Row, median, short, tool};
+use super::{BenchRow, median, short, tool};
 
 /// Number of commands of which the median is taken.
 const ROUNDS: usize = 5;
@@ -19,7 +19,7 @@ const PROCESSES: usize = 50;
 const LINES: f64 = 6e6;
 const RUN: &str = "90000";
 
-pub fn rows() -> Vec<Row> {
+pub fn rows() -> Vec<BenchRow> {
     let mut rows = Vec::new();
     match Postgres::start() {
         Ok(postgres) => {
@@ -34,7 +34,7 @@ pub fn rows() -> Vec<Row> {
             let warm = warm_tool(&times, 1);
             rows.push(attached(&format!("times of {what}, cached"), &times, (1, 1.0), Some(&warm)));
         }
-        Err(why) => rows.push(Row::skipped("all functions of a PostgreSQL backend", why)),
+        Err(why) => rows.push(BenchRow::skipped("all functions of a PostgreSQL backend", why)),
     }
     rows.push(processes());
     rows.push(replay());
@@ -52,7 +52,7 @@ fn warm_tool(arguments: &[&str], targets: usize) -> Tool {
 
 /// Measures the time from the start of a command until it has attached to `targets` targets, and its processor time until then. Without
 /// `warm`, nothing is cached.
-fn attached(what: &str, arguments: &[&str], (targets, limit): (usize, f64), warm: Option<&Tool>) -> Row {
+fn attached(what: &str, arguments: &[&str], (targets, limit): (usize, f64), warm: Option<&Tool>) -> BenchRow {
     let measured: Vec<(f64, f64)> = (0..ROUNDS)
         .map(|_| {
             let cold = tool();
@@ -66,10 +66,10 @@ fn attached(what: &str, arguments: &[&str], (targets, limit): (usize, f64), warm
         })
         .collect();
     let detail = format!(" ({} s of processor time)", short(median(measured.iter().map(|(_, used)| *used))));
-    Row::at_most(what, median(measured.iter().map(|(elapsed, _)| *elapsed)), limit, " s", &detail)
+    BenchRow::at_most(what, median(measured.iter().map(|(elapsed, _)| *elapsed)), limit, " s", &detail)
 }
 
-fn processes() -> Row {
+fn processes() -> BenchRow {
     let targets: Vec<Mutatee> = (0..PROCESSES).map(|_| Mutatee::start("bench", &[])).collect();
     let pids: Vec<String> = targets.iter().map(Mutatee::pid_text).collect();
     let mut arguments = vec!["count"];
@@ -81,13 +81,13 @@ fn processes() -> Row {
 }
 
 /// Measures how long `ingraft replay` takes to print the sequence of blocks of a long run.
-fn replay() -> Row {
+fn replay() -> BenchRow {
     let directory = open_directory();
     let file = directory.path().join("determ.trace").display().to_string();
     let what = "replay of 6 million lines";
     let determ = match program("determ") {
         Ok(determ) => determ.display().to_string(),
-        Err(why) => return Row::skipped(what, why),
+        Err(why) => return BenchRow::skipped(what, why),
     };
     let functions = ["hash_step", "hash_text", "fib", "even", "odd", "compare"];
     let trace =
@@ -108,5 +108,5 @@ fn replay() -> Row {
         .collect();
     let lines = median(rounds.iter().map(|(_, lines)| *lines));
     let seconds = median(rounds.iter().map(|(elapsed, lines)| elapsed * LINES / lines));
-    Row::at_most(what, seconds, 2.0, " s", &format!(" (from {} lines)", short(lines)))
+    BenchRow::at_most(what, seconds, 2.0, " s", &format!(" (from {} lines)", short(lines)))
 }

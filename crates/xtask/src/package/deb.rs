@@ -7,18 +7,18 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::programs::Programs;
-use super::tree::{Layout, Tree};
+use super::tree::{PackageLayout, PackageTree};
 use super::{VERSION, needs, output_of};
 
 /// Revision of the packaging, which follows the version.
 const REVISION: &str = "1";
-const LAYOUT: Layout =
-    Layout { prefix: "usr", zsh: "zsh/vendor-completions", programs: "/usr/bin", config: "/etc/ingraft" };
+const LAYOUT: PackageLayout =
+    PackageLayout { prefix: "usr", zsh: "zsh/vendor-completions", programs: "/usr/bin", config: "/etc/ingraft" };
 const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
 
 /// Makes the package in a directory and returns its path.
 pub fn make(programs: &Programs, output: &Path, date: u64) -> Result<PathBuf> {
-    let tree = Tree::new(output.join("deb"))?;
+    let tree = PackageTree::new(output.join("deb"))?;
     tree.fill(programs, &LAYOUT)?;
     tree.copy("crates/xtask/dist/ingraftd.toml", "etc/ingraft/ingraftd.toml", 0o644)?;
     tree.copy("crates/xtask/dist/debian/copyright", "usr/share/doc/ingraft/copyright", 0o644)?;

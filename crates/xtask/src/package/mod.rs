@@ -13,14 +13,14 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use programs::{Programs, Target};
+use programs::{Platform, Programs};
 
 /// The version that packages carry: that of the workspace.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Packages to make, and the programs to make them of.
 #[derive(Debug, Default, PartialEq)]
-struct Wanted {
+struct PackageRequest {
     deb: bool,
     tarball: bool,
     /// Directory with programs that are built already. `None`: the programs are built.
@@ -44,18 +44,18 @@ pub fn run(arguments: &[&str]) -> Result<()> {
         None => Programs::build(target, &output),
     };
     if wanted.deb {
-        let path = deb::make(&programs(Target::Gnu)?, &output, date)?;
+        let path = deb::make(&programs(Platform::Gnu)?, &output, date)?;
         println!("{}", path.display());
     }
     if wanted.tarball {
-        let path = tarball::make(&programs(Target::Musl)?, &output, date)?;
+        let path = tarball::make(&programs(Platform::Musl)?, &output, date)?;
         println!("{}", path.display());
     }
     Ok(())
 }
 
-fn parse(arguments: &[&str]) -> Result<Wanted> {
-    let mut wanted = Wanted::default();
+fn parse(arguments: &[&str]) -> Result<PackageRequest> {
+    let mut wanted = PackageRequest::default();
     let mut words = arguments.iter();
     while let Some(&word) = words.next() {
         let mut directory = || words.next().map(PathBuf::from).with_context(|| format!("{word} needs a directory"));
@@ -127,7 +127,7 @@ mod tests {
         let both = parse(&[]).unwrap();
         assert!(both.deb && both.tarball);
         let one = parse(&["deb", "--built", "a", "--output", "b"]).unwrap();
-        let expected = Wanted { deb: true, tarball: false, built: Some("a".into()), output: Some("b".into()) };
+        let expected = PackageRequest { deb: true, tarball: false, built: Some("a".into()), output: Some("b".into()) };
         assert_eq!(one, expected);
         assert!(parse(&["rpm"]).is_err() && parse(&["--built"]).is_err());
     }

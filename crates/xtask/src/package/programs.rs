@@ -13,19 +13,19 @@ const KEPT: &str = "*demo_*";
 
 /// Platform for which programs are built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum Platform {
     /// The C library of most distributions, linked dynamically.
     Gnu,
     /// musl, linked statically: programs that need nothing of the system but its kernel.
     Musl,
 }
 
-impl Target {
+impl Platform {
     /// Name of the target in rustc.
     fn triple(self) -> &'static str {
         match self {
-            Target::Gnu => "x86_64-unknown-linux-gnu",
-            Target::Musl => "x86_64-unknown-linux-musl",
+            Platform::Gnu => "x86_64-unknown-linux-gnu",
+            Platform::Musl => "x86_64-unknown-linux-musl",
         }
     }
 }
@@ -37,9 +37,9 @@ pub struct Programs {
 
 impl Programs {
     /// Builds both programs with the profile `dist`, and strips copies of them in the directory `to`.
-    pub fn build(target: Target, to: &Path) -> Result<Programs> {
+    pub fn build(target: Platform, to: &Path) -> Result<Programs> {
         let triple = target.triple();
-        if target == Target::Musl {
+        if target == Platform::Musl {
             let library = output_of(Command::new("rustc").args(["--print", "target-libdir", "--target", triple]))?;
             let library = PathBuf::from(String::from_utf8_lossy(&library).trim());
             ensure!(library.is_dir(), "the Rust library for {triple} is missing: rustup target add {triple}");

@@ -6,16 +6,20 @@ use std::process::Command;
 use anyhow::Result;
 
 use super::programs::Programs;
-use super::tree::{Layout, Tree};
+use super::tree::{PackageLayout, PackageTree};
 use super::{VERSION, succeed};
 
-const LAYOUT: Layout =
-    Layout { prefix: "", zsh: "zsh/site-functions", programs: "/usr/local/bin", config: "/usr/local/etc/ingraft" };
+const LAYOUT: PackageLayout = PackageLayout {
+    prefix: "",
+    zsh: "zsh/site-functions",
+    programs: "/usr/local/bin",
+    config: "/usr/local/etc/ingraft",
+};
 
 /// Makes the tarball in a directory and returns its path. Its one directory is laid out as below /usr/local.
 pub fn make(programs: &Programs, output: &Path, date: u64) -> Result<PathBuf> {
     let name = format!("ingraft-{VERSION}-x86_64-linux");
-    let tree = Tree::new(output.join(&name))?;
+    let tree = PackageTree::new(output.join(&name))?;
     tree.fill(programs, &LAYOUT)?;
     tree.copy("crates/xtask/dist/ingraftd.toml", "etc/ingraft/ingraftd.toml", 0o644)?;
     for file in ["CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT"] {

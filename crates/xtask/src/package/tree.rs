@@ -12,7 +12,7 @@ use super::notices;
 use super::programs::Programs;
 
 /// Paths that differ between the Debian package and the tarball.
-pub struct Layout {
+pub struct PackageLayout {
     /// Directory of programs and data below the root of the package: `usr`, or empty.
     pub prefix: &'static str,
     /// Directory of zsh's completions below `share`.
@@ -24,17 +24,17 @@ pub struct Layout {
 }
 
 /// A directory that becomes a package.
-pub struct Tree {
+pub struct PackageTree {
     root: PathBuf,
 }
 
-impl Tree {
+impl PackageTree {
     /// Makes an empty tree; removes the files of an earlier run.
-    pub fn new(root: PathBuf) -> Result<Tree> {
+    pub fn new(root: PathBuf) -> Result<PackageTree> {
         if root.exists() {
             fs::remove_dir_all(&root).with_context(|| format!("remove {}", root.display()))?;
         }
-        let tree = Tree { root };
+        let tree = PackageTree { root };
         tree.directory(&tree.root)?;
         Ok(tree)
     }
@@ -89,7 +89,7 @@ impl Tree {
     }
 
     /// Lays out what all packages have: programs, manual pages, completions, unit, definitions of metrics and documents.
-    pub fn fill(&self, programs: &Programs, layout: &Layout) -> Result<()> {
+    pub fn fill(&self, programs: &Programs, layout: &PackageLayout) -> Result<()> {
         let at = |path: &str| Path::new(layout.prefix).join(path).to_string_lossy().into_owned();
         for (name, path) in programs.each() {
             self.copy(path, &at(&format!("bin/{name}")), 0o755)?;

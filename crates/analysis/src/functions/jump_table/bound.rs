@@ -3,15 +3,15 @@
 use iced_x86::{Instruction, InstructionInfoFactory, Mnemonic, OpKind, Register};
 
 use crate::functions::jump_table::trace::writes;
-use crate::functions::jump_table::{Resolver, is_cmov};
-use crate::text::transfer::Transfer;
+use crate::functions::jump_table::{JumpResolver, is_cmov};
+use crate::text::transfer::ControlTransfer;
 
 /// Largest number of instructions over which control is followed backwards.
 const STEPS_MAX: usize = 500;
 
 /// Bound of an index, which is never negative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Bound {
+pub(super) struct IndexBound {
     /// Number of values from 0 on.
     pub count: usize,
     /// Whether a comparison or a mask gives the bound, and not the width of the value alone.
@@ -20,7 +20,7 @@ pub(super) struct Bound {
 
 /// Location of the value in question.
 #[derive(Clone, Copy, PartialEq)]
-enum Holder {
+enum ValueLocation {
     Register(Register),
     /// The memory that an instruction reads. Equal operands are equal locations as long as nothing is written.
     Memory(Instruction),
@@ -28,9 +28,9 @@ enum Holder {
 
 /// State of the backward search at one instruction: the location of the value, and facts about it.
 #[derive(Clone, Copy, PartialEq)]
-struct State {
+struct BoundSearch {
     at: usize,
-    holder: Holder,
+    holder: ValueLocation,
     /// Number of low bytes of the location that make up the value.
     need: usize,
     /// Fact about the location: a number of low bytes, and a number that their value is less than.
@@ -47,20 +47,20 @@ struct State {
 }
 
 /// Outcome of going back over one instruction.
-enum Back {
-    On(State),
+enum BackwardStep {
+    On(BoundSearch),
     /// The value comes from one of two locations, depending on a condition (`cmov`).
-    Either(State, State),
+    Either(BoundSearch, BoundSearch),
     Found(u64, bool),
     Failed,
 }
 
-impl Resolver<'_> {
+impl JumpResolver<'_> {
     /// The bound of an index register at the instruction that uses it.
-    pub(super) fn bound(&self, read_by: usize, index: Register) -> Option<Bound> {
-        let start = State {
+    pub(super) fn bound(&self, read_by: usize, index: Register) -> Option<IndexBound> {
+        let start = BoundSearch {
             at: read_by,
-            holder: Holder::Register(index),
+            holder: ValueLocation::Register(index),
             need: 8,
             known: None,
             flags: None,
@@ -70,9 +70,9 @@ impl Resolver<'_> {
         };
         let mut info = InstructionInfoFactory::new();
         let mut work = vec![start];
-        let mut seen: Vec<State> = Vec::new();
+        let mut seen: Vec<BoundSearch> = Vec::new();
         let (mut count, mut exact, mut steps) = (0u64, true, STEPS_MAX);
-        let mut finish = |state: &State, limit: u64, is_exact: bool| {
+        let mut finish = |state: &BoundSearch, limit: u64, is_exact: bool| {
             count = count.max(limit);
             exact &= is_exact;
             limit < u64::MAX && limit <= state.unsigned
@@ -83,7 +83,7 @@ impl Resolver<'_> {
             if ways.is_empty() && self.before.is_guess() {
                 continue;
             }
-            if ways.is_empty() || self.before.is_door(self.code[state.at].ip()) {
+            if ways.is_empty() || self.before.is_entry(self.code[state.at].ip()) {
                 if !finish(&state, state.limit, false) {
                     return None;
                 }
@@ -98,20 +98,20 @@ impl Resolver<'_> {
                     continue;
                 };
                 steps = left;
-                let mut go_on = |state: State| {
+                let mut go_on = |state: BoundSearch| {
                     if !seen.contains(&state) {
                         seen.push(state);
                         work.push(state);
                     }
                 };
                 let fits = match self.back(&mut info, before, jumped, state) {
-                    Back::Found(limit, is_exact) => finish(&state, limit, is_exact),
-                    Back::Failed => finish(&state, state.limit, false),
-                    Back::On(state) => {
+                    BackwardStep::Found(limit, is_exact) => finish(&state, limit, is_exact),
+                    BackwardStep::Failed => finish(&state, state.limit, false),
+                    BackwardStep::On(state) => {
                         go_on(state);
                         true
                     }
-                    Back::Either(one, other) => {
+                    BackwardStep::Either(one, other) => {
                         go_on(one);
                         go_on(other);
                         true
@@ -123,25 +123,25 @@ impl Resolver<'_> {
             }
         }
         let count = usize::try_from(count).ok().filter(|count| *count > 0)?;
-        Some(Bound { count, exact })
+        Some(IndexBound { count, exact })
     }
 
-    fn back(&self, info: &mut InstructionInfoFactory, before: usize, jumped: bool, state: State) -> Back {
+    fn back(&self, info: &mut InstructionInfoFactory, before: usize, jumped: bool, state: BoundSearch) -> BackwardStep {
         let i = &self.code[before];
-        let mut state = State { at: before, ..state };
-        match Transfer::of(i) {
-            Transfer::Branch(_) => {
+        let mut state = BoundSearch { at: before, ..state };
+        match ControlTransfer::of(i) {
+            ControlTransfer::Branch(_) => {
                 state.flags = state.flags.or(limit_of_branch(i, jumped));
-                return Back::On(state);
+                return BackwardStep::On(state);
             }
-            Transfer::Jump(_) => return Back::On(state),
-            Transfer::Next | Transfer::Indirect => {}
+            ControlTransfer::Jump(_) => return BackwardStep::On(state),
+            ControlTransfer::Next | ControlTransfer::Indirect => {}
             _ => {
                 let kept =
                     |r| matches!(r, Register::RBX | Register::RBP) || (Register::R12..=Register::R15).contains(&r);
-                let kept = matches!(state.holder, Holder::Register(r) if kept(r)) && !self.image.is_go();
-                state = State { flags: None, other: None, ..state };
-                return if kept { Back::On(state) } else { Back::Failed };
+                let kept = matches!(state.holder, ValueLocation::Register(r) if kept(r)) && !self.image.is_go();
+                state = BoundSearch { flags: None, other: None, ..state };
+                return if kept { BackwardStep::On(state) } else { BackwardStep::Failed };
             }
         }
         if let Some(bound) = compare(i, &mut state) {
@@ -151,8 +151,8 @@ impl Resolver<'_> {
             state.flags = None;
         }
         match state.holder {
-            Holder::Register(register) if writes(info, i, register) => defined(i, register, state),
-            Holder::Memory(operand) => {
+            ValueLocation::Register(register) if writes(info, i, register) => defined(i, register, state),
+            ValueLocation::Memory(operand) => {
                 let used = info.info(i);
                 let stores = used.used_memory().iter().any(|m| {
                     !matches!(
@@ -164,15 +164,15 @@ impl Resolver<'_> {
                     .into_iter()
                     .any(|r| r != Register::None && r != Register::RIP && writes(info, i, r.full_register()));
                 if moved {
-                    return Back::Failed;
+                    return BackwardStep::Failed;
                 }
                 if stores && !self.before.is_guess() {
                     stored(i, &operand, state)
                 } else {
-                    Back::On(forget(info, i, state))
+                    BackwardStep::On(forget(info, i, state))
                 }
             }
-            Holder::Register(register) => {
+            ValueLocation::Register(register) => {
                 // The compared register is a copy of the index.
                 if let Some((other, width, limit)) = state.other
                     && i.mnemonic() == Mnemonic::Mov
@@ -185,34 +185,34 @@ impl Resolver<'_> {
                     state.other = None;
                     return learn(state, width, limit);
                 }
-                Back::On(forget(info, i, state))
+                BackwardStep::On(forget(info, i, state))
             }
         }
     }
 }
 
 /// Removes the fact about another register if the instruction writes this register.
-fn forget(info: &mut InstructionInfoFactory, i: &Instruction, state: State) -> State {
+fn forget(info: &mut InstructionInfoFactory, i: &Instruction, state: BoundSearch) -> BoundSearch {
     let gone = state.other.is_some_and(|(register, ..)| writes(info, i, register));
-    State { other: state.other.filter(|_| !gone), ..state }
+    BoundSearch { other: state.other.filter(|_| !gone), ..state }
 }
 
 /// Uses a comparison which shows that the low `width` bytes of the value are less than `limit`.
-fn learn(mut state: State, width: usize, limit: u64) -> Back {
+fn learn(mut state: BoundSearch, width: usize, limit: u64) -> BackwardStep {
     if width >= state.need {
         let limit = limit.min(state.limit);
-        return if limit <= state.unsigned { Back::Found(limit, true) } else { Back::Failed };
+        return if limit <= state.unsigned { BackwardStep::Found(limit, true) } else { BackwardStep::Failed };
     }
     // Of two comparisons of the same width, the stricter one counts.
     state.known = match state.known {
         Some((other, known)) if other > width || other == width && known <= limit => Some((other, known)),
         _ => Some((width, limit)),
     };
-    Back::On(state)
+    BackwardStep::On(state)
 }
 
 /// Goes back over a comparison on which a later branch depends. `None` if the instruction says nothing about the value.
-fn compare(i: &Instruction, state: &mut State) -> Option<Back> {
+fn compare(i: &Instruction, state: &mut BoundSearch) -> Option<BackwardStep> {
     let extra = state.flags?;
     if i.mnemonic() != Mnemonic::Cmp {
         return None;
@@ -221,10 +221,10 @@ fn compare(i: &Instruction, state: &mut State) -> Option<Back> {
     let number = immediate(i)?;
     let limit = number.checked_add(extra).filter(|limit| *limit > 0)?;
     match (i.op0_kind(), state.holder) {
-        (OpKind::Register, Holder::Register(register)) if low_part(i.op0_register()) == Some(register) => {
+        (OpKind::Register, ValueLocation::Register(register)) if low_part(i.op0_register()) == Some(register) => {
             Some(learn(*state, i.op0_register().size(), limit))
         }
-        (OpKind::Memory, Holder::Memory(operand)) if same_operand(&operand, i) => {
+        (OpKind::Memory, ValueLocation::Memory(operand)) if same_operand(&operand, i) => {
             Some(learn(*state, i.memory_size().size(), limit))
         }
         (OpKind::Register, _) => {
@@ -237,9 +237,9 @@ fn compare(i: &Instruction, state: &mut State) -> Option<Back> {
 }
 
 /// Goes back over the instruction that writes the register of the value.
-fn defined(i: &Instruction, register: Register, state: State) -> Back {
+fn defined(i: &Instruction, register: Register, state: BoundSearch) -> BackwardStep {
     if i.op0_kind() != OpKind::Register || low_part(i.op0_register()) != Some(register) {
-        return Back::Failed;
+        return BackwardStep::Failed;
     }
     let size = i.op0_register().size();
     let (known_width, known_limit) = state.known.unwrap_or((0, 0));
@@ -248,14 +248,14 @@ fn defined(i: &Instruction, register: Register, state: State) -> Back {
     // A write of 32 bits clears the upper 32 bits.
     let signed = matches!(i.mnemonic(), Mnemonic::Movsx | Mnemonic::Movsxd);
     if size == 4 && known_width == 4 && !signed {
-        return Back::Found(known_limit.min(state.limit), true);
+        return BackwardStep::Found(known_limit.min(state.limit), true);
     }
     match i.mnemonic() {
         Mnemonic::Movzx | Mnemonic::Movsx | Mnemonic::Movsxd => {
             let from = if i.op1_kind() == OpKind::Memory { i.memory_size().size() } else { i.op1_register().size() };
             let signed = i.mnemonic() != Mnemonic::Movzx;
             if known_width >= from && (!signed || bit31.is_some()) {
-                return Back::Found(known_limit.min(state.limit), true);
+                return BackwardStep::Found(known_limit.min(state.limit), true);
             }
             let limit = match (signed, from) {
                 (false, 1 | 2) => state.limit.min(1 << (8 * from)),
@@ -263,83 +263,83 @@ fn defined(i: &Instruction, register: Register, state: State) -> Back {
                 (true, _) => return signed_copy(i, state, from),
                 _ => state.limit,
             };
-            copy(i, State { need: from.min(state.need), limit, ..state })
+            copy(i, BoundSearch { need: from.min(state.need), limit, ..state })
         }
         Mnemonic::Mov if i.op1_kind() == OpKind::Register || i.op1_kind() == OpKind::Memory => {
             let limit = if size == 4 { state.limit.min(1 << 32) } else { state.limit };
             if !whole && size < state.need {
-                return Back::Failed;
+                return BackwardStep::Failed;
             }
-            copy(i, State { need: state.need.min(size), limit, ..state })
+            copy(i, BoundSearch { need: state.need.min(size), limit, ..state })
         }
         _ if is_cmov(i) && whole && i.op1_kind() == OpKind::Register => {
-            let kept = State { need: state.need.min(size), ..state };
+            let kept = BoundSearch { need: state.need.min(size), ..state };
             match copy(i, kept) {
-                Back::On(moved) => Back::Either(kept, moved),
-                _ => Back::Failed,
+                BackwardStep::On(moved) => BackwardStep::Either(kept, moved),
+                _ => BackwardStep::Failed,
             }
         }
         Mnemonic::And if whole => match immediate(i) {
-            Some(mask) => Back::Found((mask + 1).min(state.limit), (mask + 1).is_power_of_two()),
+            Some(mask) => BackwardStep::Found((mask + 1).min(state.limit), (mask + 1).is_power_of_two()),
             None => width_alone(state, size),
         },
         Mnemonic::Shr if whole && i.op1_kind() == OpKind::Immediate8 => {
             let bits = (8 * size as u32).saturating_sub(u32::from(i.immediate8()));
-            if bits < 64 { Back::Found((1u64 << bits).min(state.limit), false) } else { Back::Failed }
+            if bits < 64 { BackwardStep::Found((1u64 << bits).min(state.limit), false) } else { BackwardStep::Failed }
         }
         Mnemonic::Bsf | Mnemonic::Tzcnt | Mnemonic::Bsr | Mnemonic::Lzcnt | Mnemonic::Popcnt if whole => {
-            Back::Found(state.limit.min(if i.mnemonic() == Mnemonic::Bsf { 64 } else { 65 }), false)
+            BackwardStep::Found(state.limit.min(if i.mnemonic() == Mnemonic::Bsf { 64 } else { 65 }), false)
         }
         _ => width_alone(state, size),
     }
 }
 
 /// Returns the bound that the width of the written register gives: a write of 32 bits clears the upper 32 bits.
-fn width_alone(state: State, size: usize) -> Back {
-    if size == 4 { Back::Found(state.limit.min(1 << 32), false) } else { Back::Failed }
+fn width_alone(state: BoundSearch, size: usize) -> BackwardStep {
+    if size == 4 { BackwardStep::Found(state.limit.min(1 << 32), false) } else { BackwardStep::Failed }
 }
 
 /// Continues with the source of a sign-extending copy. The bound of the source must show that its sign is clear.
-fn signed_copy(i: &Instruction, state: State, from: usize) -> Back {
+fn signed_copy(i: &Instruction, state: BoundSearch, from: usize) -> BackwardStep {
     if state.need < from || i.op0_register().size() < 8 && state.need == 8 && from == 4 {
-        return Back::Failed;
+        return BackwardStep::Failed;
     }
     let unsigned = state.unsigned.min(1 << (8 * from - 1));
-    copy(i, State { need: from, unsigned, ..state })
+    copy(i, BoundSearch { need: from, unsigned, ..state })
 }
 
 /// Continues with the source of a copy.
-fn copy(i: &Instruction, state: State) -> Back {
-    let state = State { known: state.known.filter(|known| known.0 <= state.need), ..state };
+fn copy(i: &Instruction, state: BoundSearch) -> BackwardStep {
+    let state = BoundSearch { known: state.known.filter(|known| known.0 <= state.need), ..state };
     if i.op1_kind() == OpKind::Memory {
-        return Back::On(State { holder: Holder::Memory(*i), ..state });
+        return BackwardStep::On(BoundSearch { holder: ValueLocation::Memory(*i), ..state });
     }
-    let Some(register) = low_part(i.op1_register()) else { return Back::Failed };
-    let state = State { holder: Holder::Register(register), ..state };
+    let Some(register) = low_part(i.op1_register()) else { return BackwardStep::Failed };
+    let state = BoundSearch { holder: ValueLocation::Register(register), ..state };
     match state.other {
-        Some((other, width, limit)) if other == register => learn(State { other: None, ..state }, width, limit),
-        _ => Back::On(state),
+        Some((other, width, limit)) if other == register => learn(BoundSearch { other: None, ..state }, width, limit),
+        _ => BackwardStep::On(state),
     }
 }
 
 /// Goes back over an instruction that writes memory, for a value in memory.
-fn stored(i: &Instruction, operand: &Instruction, state: State) -> Back {
+fn stored(i: &Instruction, operand: &Instruction, state: BoundSearch) -> BackwardStep {
     let frame = |r| matches!(r, Register::RSP | Register::RBP);
     let plain = |i: &Instruction| frame(i.memory_base()) && i.memory_index() == Register::None;
     if i.op0_kind() != OpKind::Memory || !plain(i) || !plain(operand) || i.memory_base() != operand.memory_base() {
-        return Back::Failed;
+        return BackwardStep::Failed;
     }
     let size = i.memory_size().size();
     let (start, own) = (i.memory_displacement64(), operand.memory_displacement64());
     if start == own && i.mnemonic() == Mnemonic::Mov && i.op1_kind() == OpKind::Register && size >= state.need {
         return match low_part(i.op1_register()) {
-            Some(register) => Back::On(State { holder: Holder::Register(register), ..state }),
-            None => Back::Failed,
+            Some(register) => BackwardStep::On(BoundSearch { holder: ValueLocation::Register(register), ..state }),
+            None => BackwardStep::Failed,
         };
     }
     let apart = |a: u64, b: u64, len: usize| b.wrapping_sub(a) < 1 << 31 && b.wrapping_sub(a) >= len as u64;
     let apart = apart(start, own, size) || apart(own, start, operand.memory_size().size());
-    if apart { Back::On(state) } else { Back::Failed }
+    if apart { BackwardStep::On(state) } else { BackwardStep::Failed }
 }
 
 /// Returns the number of which a branch, taken or not, shows this: the first operand of the comparison before it is less than the second

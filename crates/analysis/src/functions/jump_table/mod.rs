@@ -15,9 +15,9 @@ use std::ops::Range;
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
 
 use crate::file::elf::Elf;
-use crate::file::relocs::Pointers;
-use crate::functions::jump_table::bound::Bound;
-use crate::functions::jump_table::trace::{Definition, Trace};
+use crate::file::relocs::CodePointerWords;
+use crate::functions::jump_table::bound::IndexBound;
+use crate::functions::jump_table::trace::{BackwardTrace, ReachingDefinition};
 
 pub(crate) use self::trace::Predecessors;
 
@@ -28,9 +28,9 @@ const DEPTH: usize = 4;
 
 /// The answer for one indirect jump.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Resolved {
+pub(crate) enum ResolvedJump {
     /// The jump goes through a table.
-    Table(Targets),
+    Table(TableTargets),
     /// The jump goes through a pointer that was loaded or passed. It is a tail call, or a computed jump between places whose absolute
     /// addresses the file holds.
     Pointer,
@@ -41,7 +41,7 @@ pub(crate) enum Resolved {
 
 /// Content of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Targets {
+pub(crate) struct TableTargets {
     /// Addresses to which the entries lead, sorted.
     pub places: Vec<u64>,
     /// Whether the table leads to no other address.
@@ -55,9 +55,9 @@ pub(crate) struct Targets {
 }
 
 /// Resolves indirect jumps by the instructions of one function, which are sorted by address.
-pub(crate) struct Resolver<'a> {
+pub(crate) struct JumpResolver<'a> {
     pub image: &'a Elf,
-    pub pointers: &'a Pointers,
+    pub pointers: &'a CodePointerWords,
     pub code: &'a [Instruction],
     /// The function, as far as it is known: its head, and its parts.
     pub inside: &'a [Range<u64>],
@@ -66,30 +66,30 @@ pub(crate) struct Resolver<'a> {
     /// Addresses of tables in the image, sorted, as far as they are known.
     pub tables: &'a [u64],
     /// Remaining steps for the whole function, and the tables that were read.
-    pub memory: &'a Memory,
+    pub memory: &'a TableMemo,
 }
 
 /// A table that has been read, the bound of its index, and its targets.
-type Read = (Table, Option<Bound>, Option<Targets>);
+type ReadTable = (JumpTable, Option<IndexBound>, Option<TableTargets>);
 
 /// Remaining steps for the jump tables of one function, and the tables that were read.
-pub(crate) struct Memory {
+pub(crate) struct TableMemo {
     /// Remaining number of steps back over instructions.
     fuel: Cell<usize>,
     /// Tables that have been read, each with its bound.
-    read: RefCell<Vec<Read>>,
+    read: RefCell<Vec<ReadTable>>,
 }
 
-impl Memory {
+impl TableMemo {
     /// Returns the state before the first table, for a function with this number of instructions.
     pub fn new(instructions: usize) -> Self {
-        Memory { fuel: Cell::new(256 * instructions + 65_536), read: RefCell::default() }
+        TableMemo { fuel: Cell::new(256 * instructions + 65_536), read: RefCell::default() }
     }
 }
 
 /// Width and meaning of the entries of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Entries {
+enum EntryEncoding {
     /// Addresses of eight bytes.
     Addresses,
     /// Addresses of four bytes, zero-extended.
@@ -100,88 +100,96 @@ enum Entries {
 
 /// A table.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Table {
+struct JumpTable {
     at: u64,
-    entries: Entries,
+    entries: EntryEncoding,
 }
 
-impl Resolver<'_> {
+impl JumpResolver<'_> {
     /// Resolves the indirect jump at an index, reading at most `budget` entries.
-    pub fn resolve(&self, jump: usize, budget: &mut usize) -> Resolved {
+    pub fn resolve(&self, jump: usize, budget: &mut usize) -> ResolvedJump {
         let i = &self.code[jump];
         match i.op0_kind() {
-            OpKind::Memory => self.loaded(jump, Entries::Addresses, DEPTH, budget),
+            OpKind::Memory => self.loaded(jump, EntryEncoding::Addresses, DEPTH, budget),
             OpKind::Register => self.register(jump, i.op0_register().full_register(), DEPTH, budget),
-            _ => Resolved::Pointer,
+            _ => ResolvedJump::Pointer,
         }
     }
 
     /// Resolves a jump to the address in a register, by all definitions of the register that reach the jump.
-    fn register(&self, at: usize, register: Register, depth: usize, budget: &mut usize) -> Resolved {
+    fn register(&self, at: usize, register: Register, depth: usize, budget: &mut usize) -> ResolvedJump {
         let Some(definitions) = self.trace().definitions(at, register) else { return self.unknown() };
         self.any_of(definitions, depth, budget)
     }
 
     /// Resolves a jump to a value that has several definitions.
-    fn any_of(&self, definitions: Vec<Definition>, depth: usize, budget: &mut usize) -> Resolved {
-        let mut found: Option<Resolved> = None;
+    fn any_of(&self, definitions: Vec<ReachingDefinition>, depth: usize, budget: &mut usize) -> ResolvedJump {
+        let mut found: Option<ResolvedJump> = None;
         for definition in definitions {
             let one = match definition {
-                Definition::Outside => Resolved::Pointer,
-                Definition::At(at, register) => self.defined(at, register, depth, budget),
+                ReachingDefinition::Outside => ResolvedJump::Pointer,
+                ReachingDefinition::At(at, register) => self.defined(at, register, depth, budget),
             };
             found = Some(match found {
                 Some(other) => self.either(other, one),
                 None => one,
             });
         }
-        found.unwrap_or(Resolved::Pointer)
+        found.unwrap_or(ResolvedJump::Pointer)
     }
 
     /// Combines two answers, each of which is possible.
-    fn either(&self, a: Resolved, b: Resolved) -> Resolved {
+    fn either(&self, a: ResolvedJump, b: ResolvedJump) -> ResolvedJump {
         match (a, b) {
-            (Resolved::Table(a), Resolved::Table(b)) => Resolved::Table(a.and(b)),
-            (Resolved::Pointer, Resolved::Pointer) => Resolved::Pointer,
-            (Resolved::Pointer, Resolved::Table(t)) | (Resolved::Table(t), Resolved::Pointer) if t.absolute => {
-                Resolved::Pointer
+            (ResolvedJump::Table(a), ResolvedJump::Table(b)) => ResolvedJump::Table(a.and(b)),
+            (ResolvedJump::Pointer, ResolvedJump::Pointer) => ResolvedJump::Pointer,
+            (ResolvedJump::Pointer, ResolvedJump::Table(t)) | (ResolvedJump::Table(t), ResolvedJump::Pointer)
+                if t.absolute =>
+            {
+                ResolvedJump::Pointer
             }
             _ => self.unknown(),
         }
     }
 
     /// Resolves a jump to the address that an instruction writes to a register.
-    fn defined(&self, at: usize, register: Register, depth: usize, budget: &mut usize) -> Resolved {
+    fn defined(&self, at: usize, register: Register, depth: usize, budget: &mut usize) -> ResolvedJump {
         let i = &self.code[at];
         let Some(depth) = depth.checked_sub(1) else { return self.unknown() };
         if i.op0_kind() != OpKind::Register || i.op0_register().full_register() != register {
-            return if i.mnemonic() == Mnemonic::Xchg { Resolved::Pointer } else { self.unknown() };
+            return if i.mnemonic() == Mnemonic::Xchg { ResolvedJump::Pointer } else { self.unknown() };
         }
-        let places = |at| Targets { places: vec![at], bounded: true, exact: true, absolute: true, tables: Vec::new() };
+        let places =
+            |at| TableTargets { places: vec![at], bounded: true, exact: true, absolute: true, tables: Vec::new() };
         match i.mnemonic() {
             Mnemonic::Add if i.op1_kind() == OpKind::Register => {
                 self.sum(at, register, i.op1_register().full_register(), budget)
             }
-            Mnemonic::Lea if let Some(place) = constant_address(i) => Resolved::Table(places(place)),
-            Mnemonic::Mov if let Some(place) = constant_number(i) => Resolved::Table(places(place)),
+            Mnemonic::Lea if let Some(place) = constant_address(i) => ResolvedJump::Table(places(place)),
+            Mnemonic::Mov if let Some(place) = constant_number(i) => ResolvedJump::Table(places(place)),
             Mnemonic::Lea if i.memory_index_scale() == 1 && i.memory_displacement64() == 0 => {
                 let (a, b) = (i.memory_base(), i.memory_index());
                 if a == Register::None || b == Register::None { self.unknown() } else { self.sum(at, a, b, budget) }
             }
             Mnemonic::Mov if i.op1_kind() == OpKind::Memory => {
                 let short = i.op0_register().size() == 4;
-                self.loaded(at, if short { Entries::ShortAddresses } else { Entries::Addresses }, depth, budget)
+                self.loaded(
+                    at,
+                    if short { EntryEncoding::ShortAddresses } else { EntryEncoding::Addresses },
+                    depth,
+                    budget,
+                )
             }
             // A masked or scrambled pointer (glibc keeps some rotated and xored) is a pointer.
             Mnemonic::And | Mnemonic::Or | Mnemonic::Xchg | Mnemonic::Ror | Mnemonic::Rol | Mnemonic::Xor => {
-                Resolved::Pointer
+                ResolvedJump::Pointer
             }
-            Mnemonic::Pop => Resolved::Pointer,
+            Mnemonic::Pop => ResolvedJump::Pointer,
             _ if is_cmov(i) => {
                 let kept = self.register(at, register, depth, budget);
                 let moved = match i.op1_kind() {
                     OpKind::Register => self.register(at, i.op1_register().full_register(), depth, budget),
-                    _ => Resolved::Pointer,
+                    _ => ResolvedJump::Pointer,
                 };
                 self.either(kept, moved)
             }
@@ -190,27 +198,27 @@ impl Resolver<'_> {
     }
 
     /// Resolves a jump to an address that an instruction loads.
-    fn loaded(&self, at: usize, entries: Entries, depth: usize, budget: &mut usize) -> Resolved {
+    fn loaded(&self, at: usize, entries: EntryEncoding, depth: usize, budget: &mut usize) -> ResolvedJump {
         let i = &self.code[at];
         if let Some(definitions) = self.trace().definitions_of_slot(at) {
             let Some(depth) = depth.checked_sub(1) else { return self.unknown() };
             return self.any_of(definitions, depth, budget);
         }
-        let scale = if entries == Entries::ShortAddresses { 4 } else { 8 };
+        let scale = if entries == EntryEncoding::ShortAddresses { 4 } else { 8 };
         if i.memory_index() == Register::None || i.memory_index_scale() != scale || i.has_segment_prefix() {
-            return Resolved::Pointer;
+            return ResolvedJump::Pointer;
         }
-        let Some(table) = self.table_address(at) else { return Resolved::Pointer };
-        let table = Table { at: table, entries };
-        self.read_at(at, table, budget).map_or(Resolved::Pointer, Resolved::Table)
+        let Some(table) = self.table_address(at) else { return ResolvedJump::Pointer };
+        let table = JumpTable { at: table, entries };
+        self.read_at(at, table, budget).map_or(ResolvedJump::Pointer, ResolvedJump::Table)
     }
 
     /// Resolves a jump to the sum of two registers: a distance from a table, and the address to which the distance is added.
-    fn sum(&self, at: usize, a: Register, b: Register, budget: &mut usize) -> Resolved {
+    fn sum(&self, at: usize, a: Register, b: Register, budget: &mut usize) -> ResolvedJump {
         for (distance, base) in [(a, b), (b, a)] {
             let Some(base) = self.trace().constant(at, base) else { continue };
             let Some(definitions) = self.trace().definitions(at, distance) else { continue };
-            let mut all: Option<Targets> = None;
+            let mut all: Option<TableTargets> = None;
             for definition in definitions {
                 let Some(table) = self.distances(definition, base, budget) else {
                     return self.unknown();
@@ -221,27 +229,27 @@ impl Resolver<'_> {
                 });
             }
             if let Some(all) = all {
-                return Resolved::Table(all);
+                return ResolvedJump::Table(all);
             }
         }
         self.unknown()
     }
 
     /// Targets of the table from which an instruction loads a distance.
-    fn distances(&self, definition: Definition, base: u64, budget: &mut usize) -> Option<Targets> {
-        let Definition::At(at, _) = definition else { return None };
+    fn distances(&self, definition: ReachingDefinition, base: u64, budget: &mut usize) -> Option<TableTargets> {
+        let ReachingDefinition::At(at, _) = definition else { return None };
         let i = &self.code[at];
         let signed = i.code() == Code::Movsxd_r64_rm32 && i.op1_kind() == OpKind::Memory;
         if !signed || i.memory_index() == Register::None || i.memory_index_scale() != 4 || i.has_segment_prefix() {
             return None;
         }
-        self.read_at(at, Table { at: self.table_address(at)?, entries: Entries::Distances(base) }, budget)
+        self.read_at(at, JumpTable { at: self.table_address(at)?, entries: EntryEncoding::Distances(base) }, budget)
     }
 
     /// Targets of the table that an instruction reads.
-    fn read_at(&self, at: usize, table: Table, budget: &mut usize) -> Option<Targets> {
+    fn read_at(&self, at: usize, table: JumpTable, budget: &mut usize) -> Option<TableTargets> {
         let bound = self.bound(at, self.code[at].memory_index().full_register());
-        let known = |read: &&Read| read.0 == table && read.1 == bound;
+        let known = |read: &&ReadTable| read.0 == table && read.1 == bound;
         if let Some(read) = self.memory.read.borrow().iter().find(known) {
             return read.2.clone();
         }
@@ -259,8 +267,8 @@ impl Resolver<'_> {
         }
     }
 
-    fn trace(&self) -> Trace<'_> {
-        Trace { code: self.code, before: self.before, go: self.image.is_go(), fuel: &self.memory.fuel }
+    fn trace(&self) -> BackwardTrace<'_> {
+        BackwardTrace { code: self.code, before: self.before, go: self.image.is_go(), fuel: &self.memory.fuel }
     }
 
     /// Subtracts steps from the remaining ones; `None` if too few remain.
@@ -270,8 +278,8 @@ impl Resolver<'_> {
         Some(())
     }
 
-    fn unknown(&self) -> Resolved {
-        Resolved::Distances(self.table_candidates())
+    fn unknown(&self) -> ResolvedJump {
+        ResolvedJump::Distances(self.table_candidates())
     }
 
     /// Addresses of data that the function computes: one of them may be a table that was spilled.
@@ -290,9 +298,9 @@ impl Resolver<'_> {
     }
 }
 
-impl Targets {
+impl TableTargets {
     /// The targets of two tables.
-    fn and(mut self, other: Targets) -> Targets {
+    fn and(mut self, other: TableTargets) -> TableTargets {
         self.places.extend(other.places);
         self.places.sort_unstable();
         self.places.dedup();
@@ -300,7 +308,7 @@ impl Targets {
         self.tables.sort_unstable();
         self.tables.dedup();
         let (bounded, exact) = (self.bounded && other.bounded, self.exact && other.exact);
-        Targets { bounded, exact, absolute: self.absolute && other.absolute, ..self }
+        TableTargets { bounded, exact, absolute: self.absolute && other.absolute, ..self }
     }
 }
 

@@ -1,14 +1,14 @@
 //! Entries of a table, and the proof of its end.
 
 use crate::file::elf::{u32_at, u64_at};
-use crate::functions::jump_table::bound::Bound;
-use crate::functions::jump_table::{Entries, Resolver, Table, Targets};
+use crate::functions::jump_table::bound::IndexBound;
+use crate::functions::jump_table::{EntryEncoding, JumpResolver, JumpTable, TableTargets};
 
 /// Largest number of entries that are read. Compilers make no table with more.
 const ENTRIES_MAX: usize = 65_536;
 
 /// An entry of a table.
-enum Entry {
+enum TableEntry {
     /// The entry leads to an instruction of the function.
     Inside(u64),
     /// The entry leads to the end of the function or of a part of it: a case that never occurs.
@@ -19,12 +19,17 @@ enum Entry {
     Nowhere,
 }
 
-impl Resolver<'_> {
+impl JumpResolver<'_> {
     /// Returns the targets of a table. `None` if no entry leads to code, or if an entry within an exact bound does not.
-    pub(super) fn read(&self, table: &Table, bound: Option<Bound>, budget: &mut usize) -> Option<Targets> {
+    pub(super) fn read(
+        &self,
+        table: &JumpTable,
+        bound: Option<IndexBound>,
+        budget: &mut usize,
+    ) -> Option<TableTargets> {
         let exact = bound.filter(|bound| bound.exact).map(|bound| bound.count);
         let limit = bound.map_or(4096, |bound| bound.count).min(ENTRIES_MAX).min(*budget);
-        let absolute = !matches!(table.entries, Entries::Distances(_));
+        let absolute = !matches!(table.entries, EntryEncoding::Distances(_));
         let (mut places, mut proven, mut count) = (Vec::new(), false, 0);
         // Number of targets before the first entry that leads to other code. That entry may belong to another table.
         let mut own = None;
@@ -35,16 +40,16 @@ impl Resolver<'_> {
                 break;
             }
             match self.entry(table, count) {
-                Entry::Inside(place) => places.push(place),
-                Entry::End => {}
+                TableEntry::Inside(place) => places.push(place),
+                TableEntry::End => {}
                 // If the index has an exact bound, the entry belongs to the table: its target may be the cold part of the function.
-                Entry::Elsewhere(place) if exact.is_some() => places.push(place),
-                Entry::Elsewhere(_) if bound.is_none() || !absolute => break,
-                Entry::Elsewhere(place) => {
+                TableEntry::Elsewhere(place) if exact.is_some() => places.push(place),
+                TableEntry::Elsewhere(_) if bound.is_none() || !absolute => break,
+                TableEntry::Elsewhere(place) => {
                     own = own.or(Some(places.len()));
                     places.push(place);
                 }
-                Entry::Nowhere => {
+                TableEntry::Nowhere => {
                     proven = bound.is_some() && exact.is_none();
                     break;
                 }
@@ -63,33 +68,39 @@ impl Resolver<'_> {
         }
         places.sort_unstable();
         places.dedup();
-        Some(Targets { places, bounded: proven || complete, exact: exact.is_some(), absolute, tables: vec![table.at] })
+        Some(TableTargets {
+            places,
+            bounded: proven || complete,
+            exact: exact.is_some(),
+            absolute,
+            tables: vec![table.at],
+        })
     }
 
-    fn place(&self, table: &Table, entry: usize) -> u64 {
-        let size = if table.entries == Entries::Addresses { 8 } else { 4 };
+    fn place(&self, table: &JumpTable, entry: usize) -> u64 {
+        let size = if table.entries == EntryEncoding::Addresses { 8 } else { 4 };
         table.at.wrapping_add(entry as u64 * size)
     }
 
-    fn entry(&self, table: &Table, entry: usize) -> Entry {
+    fn entry(&self, table: &JumpTable, entry: usize) -> TableEntry {
         let place = self.place(table, entry);
         let word = || self.image.data_at(place, 4).and_then(|bytes| u32_at(bytes, 0));
         let target = match table.entries {
-            Entries::Addresses => {
+            EntryEncoding::Addresses => {
                 self.pointers.get(place).or_else(|| self.image.data_at(place, 8).and_then(|bytes| u64_at(bytes, 0)))
             }
-            Entries::ShortAddresses => word().map(u64::from),
-            Entries::Distances(base) => word().map(|d| base.wrapping_add(i64::from(d as i32) as u64)),
+            EntryEncoding::ShortAddresses => word().map(u64::from),
+            EntryEncoding::Distances(base) => word().map(|d| base.wrapping_add(i64::from(d as i32) as u64)),
         };
-        let Some(target) = target else { return Entry::Nowhere };
+        let Some(target) = target else { return TableEntry::Nowhere };
         if self.contains(target) && self.code.binary_search_by_key(&target, |i| i.ip()).is_ok() {
-            Entry::Inside(target)
+            TableEntry::Inside(target)
         } else if self.inside.iter().any(|range| range.end == target) {
-            Entry::End
+            TableEntry::End
         } else if self.image.text_index(target).is_some() {
-            Entry::Elsewhere(target)
+            TableEntry::Elsewhere(target)
         } else {
-            Entry::Nowhere
+            TableEntry::Nowhere
         }
     }
 

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use iced_x86::{Code, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
 
 use crate::functions::jump_table::{STEPS_MAX, constant_address, constant_number};
-use crate::text::transfer::Transfer;
+use crate::text::transfer::ControlTransfer;
 
 /// The ways by which control arrives at the instructions of one function.
 #[derive(Debug, Default)]
@@ -13,7 +13,7 @@ pub(crate) struct Predecessors {
     /// Branches and table jumps: (target, index of the jump), sorted.
     jumps: Vec<(u64, usize)>,
     /// Addresses at which control arrives from outside, so that no register is known there. Sorted.
-    doors: Vec<u64>,
+    entries: Vec<u64>,
     /// For each instruction, whether control reaches it. Empty if that is not known; then all count as reached.
     reached: Vec<bool>,
     /// Indices of the calls that never return, sorted.
@@ -22,13 +22,13 @@ pub(crate) struct Predecessors {
 
 impl Predecessors {
     /// The predecessors along direct branches, from all instructions or from those that control reaches.
-    pub fn new(code: &[Instruction], mut doors: Vec<u64>, reached: Vec<bool>) -> Self {
+    pub fn new(code: &[Instruction], mut entries: Vec<u64>, reached: Vec<bool>) -> Self {
         let counts = |index: &usize| reached.get(*index).is_none_or(|reached| *reached);
-        let target = |index: usize| Some((Transfer::of(code.get(index)?).branch_target()?, index));
+        let target = |index: usize| Some((ControlTransfer::of(code.get(index)?).branch_target()?, index));
         let mut jumps: Vec<_> = (0..code.len()).filter(counts).filter_map(target).collect();
         jumps.sort_unstable();
-        doors.sort_unstable();
-        Predecessors { jumps, doors, reached, last_calls: Vec::new() }
+        entries.sort_unstable();
+        Predecessors { jumps, entries, reached, last_calls: Vec::new() }
     }
 
     /// Adds the edges of indirect jumps: (target, index of the jump).
@@ -44,8 +44,8 @@ impl Predecessors {
     }
 
     /// Whether control may arrive at an address with unknown registers.
-    pub(super) fn is_door(&self, at: u64) -> bool {
-        self.doors.binary_search(&at).is_ok()
+    pub(super) fn is_entry(&self, at: u64) -> bool {
+        self.entries.binary_search(&at).is_ok()
     }
 
     /// Calls `found` with the index of each predecessor of an instruction, and whether control arrives from there by a jump.
@@ -54,7 +54,7 @@ impl Predecessors {
         // Predecessors by falling through end at this address. If instructions overlap, there may be several.
         let near = (index.saturating_sub(15)..index).rev().take_while(|before| code[*before].ip() + 15 >= at);
         for before in near.filter(|before| code[*before].next_ip() == at) {
-            let transfer = Transfer::of(&code[before]);
+            let transfer = ControlTransfer::of(&code[before]);
             let counts = self.reached.get(before).is_none_or(|reached| *reached);
             let returns = transfer.comes_back() && self.last_calls.binary_search(&before).is_err();
             if counts && (transfer.runs_on() || returns) {
@@ -68,7 +68,7 @@ impl Predecessors {
 
 /// A definition that reaches a use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Definition {
+pub(super) enum ReachingDefinition {
     /// The instruction of this index writes the register.
     At(usize, Register),
     /// The value comes from the caller, from a callee, or from memory.
@@ -77,13 +77,13 @@ pub(super) enum Definition {
 
 /// A place that holds a value: a register, or eight bytes of the stack at a distance from `rsp` or `rbp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Holder {
+enum RegisterOrSlot {
     Register(Register),
     Slot(Register, i64),
 }
 
 /// Follows control backwards.
-pub(super) struct Trace<'a> {
+pub(super) struct BackwardTrace<'a> {
     pub code: &'a [Instruction],
     pub before: &'a Predecessors,
     /// Whether calls preserve no register, as in Go.
@@ -92,29 +92,29 @@ pub(super) struct Trace<'a> {
     pub fuel: &'a Cell<usize>,
 }
 
-impl Trace<'_> {
+impl BackwardTrace<'_> {
     /// All definitions of a register that may reach an instruction, given by its index. Copies are followed to their sources. `None` if the
     /// search takes too many steps.
-    pub fn definitions(&self, index: usize, register: Register) -> Option<Vec<Definition>> {
-        self.definitions_of(index, Holder::Register(register.full_register()))
+    pub fn definitions(&self, index: usize, register: Register) -> Option<Vec<ReachingDefinition>> {
+        self.definitions_of(index, RegisterOrSlot::Register(register.full_register()))
     }
 
-    /// All definitions of the value that an instruction loads from the stack, as [`Trace::definitions`] finds them. Also `None` if the
-    /// instruction loads from elsewhere.
-    pub fn definitions_of_slot(&self, index: usize) -> Option<Vec<Definition>> {
+    /// All definitions of the value that an instruction loads from the stack, as [`BackwardTrace::definitions`] finds them. Also `None` if
+    /// the instruction loads from elsewhere.
+    pub fn definitions_of_slot(&self, index: usize) -> Option<Vec<ReachingDefinition>> {
         let (base, distance) = slot(&self.code[index])?;
-        self.definitions_of(index, Holder::Slot(base, distance))
+        self.definitions_of(index, RegisterOrSlot::Slot(base, distance))
     }
 
-    fn definitions_of(&self, index: usize, holder: Holder) -> Option<Vec<Definition>> {
+    fn definitions_of(&self, index: usize, holder: RegisterOrSlot) -> Option<Vec<ReachingDefinition>> {
         let mut found = Vec::new();
         let mut seen = rustc_hash::FxHashSet::default();
         let mut work = vec![(index, holder)];
         let mut info = InstructionInfoFactory::new();
         let mut steps = STEPS_MAX;
         while let Some((at, holder)) = work.pop() {
-            if self.before.is_door(self.code[at].ip()) {
-                found.push(Definition::Outside);
+            if self.before.is_entry(self.code[at].ip()) {
+                found.push(ReachingDefinition::Outside);
             }
             let mut ways = Vec::new();
             self.before.each(self.code, at, |before, _| ways.push(before));
@@ -122,18 +122,18 @@ impl Trace<'_> {
                 steps = steps.checked_sub(1)?;
                 self.fuel.set(self.fuel.get().checked_sub(1)?);
                 match self.step(&mut info, before, holder) {
-                    Step::Through(holder) => {
+                    DefinitionStep::Through(holder) => {
                         if seen.insert((before, holder)) {
                             work.push((before, holder));
                         }
                     }
-                    Step::Defined(definition) => found.push(definition),
+                    DefinitionStep::Defined(definition) => found.push(definition),
                 }
             }
         }
         found.sort_unstable_by_key(|definition| match definition {
-            Definition::At(at, _) => *at,
-            Definition::Outside => usize::MAX,
+            ReachingDefinition::At(at, _) => *at,
+            ReachingDefinition::Outside => usize::MAX,
         });
         found.dedup();
         Some(found)
@@ -143,7 +143,7 @@ impl Trace<'_> {
     pub fn constant(&self, index: usize, register: Register) -> Option<u64> {
         let mut constant = None;
         for definition in self.definitions(index, register)? {
-            let Definition::At(at, _) = definition else { return None };
+            let ReachingDefinition::At(at, _) = definition else { return None };
             let i = &self.code[at];
             let value = match i.code() {
                 Code::Lea_r64_m => constant_address(i)?,
@@ -159,44 +159,54 @@ impl Trace<'_> {
 
     /// Goes back over one instruction. Returns the place that holds, before the instruction, the value that `holder` has after it; or the
     /// definition, if the instruction computes the value.
-    fn step(&self, info: &mut InstructionInfoFactory, at: usize, holder: Holder) -> Step {
+    fn step(&self, info: &mut InstructionInfoFactory, at: usize, holder: RegisterOrSlot) -> DefinitionStep {
         let i = &self.code[at];
         match holder {
-            Holder::Register(register) => self.register_step(info, i, at, register),
-            Holder::Slot(base, distance) => slot_step(info, i, base, distance),
+            RegisterOrSlot::Register(register) => self.register_step(info, i, at, register),
+            RegisterOrSlot::Slot(base, distance) => slot_step(info, i, base, distance),
         }
     }
 
-    fn register_step(&self, info: &mut InstructionInfoFactory, i: &Instruction, at: usize, register: Register) -> Step {
+    fn register_step(
+        &self,
+        info: &mut InstructionInfoFactory,
+        i: &Instruction,
+        at: usize,
+        register: Register,
+    ) -> DefinitionStep {
         if is_call(i) {
             // A guess is allowed to assume that code which uses a register after a call knows that the callee preserves it.
             let kept = !self.go && is_callee_saved(register) || self.before.is_guess() && register != Register::RAX;
-            return if kept { Step::Through(Holder::Register(register)) } else { Step::Defined(Definition::Outside) };
+            return if kept {
+                DefinitionStep::Through(RegisterOrSlot::Register(register))
+            } else {
+                DefinitionStep::Defined(ReachingDefinition::Outside)
+            };
         }
         if !writes(info, i, register) {
-            return Step::Through(Holder::Register(register));
+            return DefinitionStep::Through(RegisterOrSlot::Register(register));
         }
         if i.code() == Code::Mov_r64_rm64 || i.code() == Code::Mov_rm64_r64 {
             if i.op1_kind() == OpKind::Register {
-                return Step::Through(Holder::Register(i.op1_register()));
+                return DefinitionStep::Through(RegisterOrSlot::Register(i.op1_register()));
             }
             if let Some((base, distance)) = slot(i) {
-                return Step::Through(Holder::Slot(base, distance));
+                return DefinitionStep::Through(RegisterOrSlot::Slot(base, distance));
             }
         }
-        Step::Defined(Definition::At(at, register))
+        DefinitionStep::Defined(ReachingDefinition::At(at, register))
     }
 }
 
-enum Step {
-    Through(Holder),
-    Defined(Definition),
+enum DefinitionStep {
+    Through(RegisterOrSlot),
+    Defined(ReachingDefinition),
 }
 
 /// Goes back over one instruction, for a value in a slot of the stack.
-fn slot_step(info: &mut InstructionInfoFactory, i: &Instruction, base: Register, distance: i64) -> Step {
-    const OUTSIDE: Step = Step::Defined(Definition::Outside);
-    let same = Step::Through(Holder::Slot(base, distance));
+fn slot_step(info: &mut InstructionInfoFactory, i: &Instruction, base: Register, distance: i64) -> DefinitionStep {
+    const OUTSIDE: DefinitionStep = DefinitionStep::Defined(ReachingDefinition::Outside);
+    let same = DefinitionStep::Through(RegisterOrSlot::Slot(base, distance));
     if is_call(i) {
         // A callee does not change the slots that its caller uses for spilled registers. It may change its arguments on the stack, but
         // compilers do not read these again.
@@ -216,7 +226,7 @@ fn slot_step(info: &mut InstructionInfoFactory, i: &Instruction, base: Register,
     }
     if i.mnemonic() == Mnemonic::Push && base == Register::RSP && distance < 8 {
         let whole = distance == 0 && i.op0_kind() == OpKind::Register;
-        return if whole { Step::Through(Holder::Register(i.op0_register())) } else { OUTSIDE };
+        return if whole { DefinitionStep::Through(RegisterOrSlot::Register(i.op0_register())) } else { OUTSIDE };
     }
     if i.op0_kind() == OpKind::Memory
         && i.memory_base() == base
@@ -226,13 +236,13 @@ fn slot_step(info: &mut InstructionInfoFactory, i: &Instruction, base: Register,
         let start = i.memory_displacement64().cast_signed();
         let size = i.memory_size().size().max(1) as i64;
         if start == distance && i.code() == Code::Mov_rm64_r64 {
-            return Step::Through(Holder::Register(i.op1_register()));
+            return DefinitionStep::Through(RegisterOrSlot::Register(i.op1_register()));
         }
         if start < distance + 8 && distance < start + size {
             return OUTSIDE;
         }
     }
-    Step::Through(Holder::Slot(base, distance.wrapping_add(moved)))
+    DefinitionStep::Through(RegisterOrSlot::Slot(base, distance.wrapping_add(moved)))
 }
 
 /// Returns the slot of the stack that an instruction loads, as base register and distance.
@@ -243,7 +253,7 @@ fn slot(i: &Instruction) -> Option<(Register, i64)> {
 }
 
 fn is_call(i: &Instruction) -> bool {
-    Transfer::of(i).comes_back()
+    ControlTransfer::of(i).comes_back()
 }
 
 fn is_callee_saved(register: Register) -> bool {

@@ -7,12 +7,12 @@ use ingraft_api::{EnableRequest, Enabled, PairInfo, Reading, Terms};
 use ingraft_model::{PartName, Pid};
 
 use crate::args::{Format, InspectArgs};
-use crate::conn::{Client, Request, Target};
+use crate::conn::{Client, InsertionRequest, RequestTarget};
 use crate::exit::{Failure, Stop};
-use crate::measure::{Context, announcement};
+use crate::measure::{CommandContext, announcement};
 use crate::objects::code::Inspected;
 use crate::objects::refused::unmeasured;
-use crate::objects::{Object, Removed};
+use crate::objects::{Object, RemovedObject};
 use crate::output::progress::Progress;
 use crate::output::{self, Output, words};
 use crate::signals::Signals;
@@ -26,9 +26,9 @@ const LOOK: Duration = Duration::from_millis(200);
 /// The process and the command that a measurement is for.
 pub(super) struct About<'a> {
     pub(super) client: &'a Client,
-    pub(super) target: &'a Target,
+    pub(super) target: &'a RequestTarget,
     pub(super) args: &'a InspectArgs,
-    pub(super) context: &'a Context<'a>,
+    pub(super) context: &'a CommandContext<'a>,
 }
 
 impl About<'_> {
@@ -75,7 +75,7 @@ impl About<'_> {
         let (answer, _) = client.remove(enabled.id, enabled.pairs.len()).await?;
         let reading = waited?;
         annotate(&mut functions, &enabled.pairs, answer.last.as_ref().unwrap_or(&reading));
-        let removed = Removed::new(&answer, client.host());
+        let removed = RemovedObject::new(&answer, client.host());
         removed.warnings.iter().for_each(|what| output::warn(&words::disturbed(pid, &removed.host, what), format));
         if !is_picture {
             out.object(&Object::Removed(removed))?;
@@ -85,14 +85,14 @@ impl About<'_> {
 }
 
 /// The request to count all blocks of functions.
-fn request(pid: i32, functions: &[Inspected]) -> Request {
+fn request(pid: i32, functions: &[Inspected]) -> InsertionRequest {
     let pattern = |function: &Inspected| format!("{}+{:#x}#*", function.graph.id.module, function.start);
     let measure = EnableRequest {
         functions: functions.iter().map(pattern).collect(),
         function_metrics: vec!["calls".to_owned()],
         ..EnableRequest::default()
     };
-    Request { target: Target::Pid(pid), measure, terms: Terms::default() }
+    InsertionRequest { target: RequestTarget::Pid(pid), measure, terms: Terms::default() }
 }
 
 /// Waits for the end of the time, a signal, or the end of the target. Returns the last values.

@@ -5,19 +5,19 @@ use std::collections::BTreeMap;
 use crate::objects;
 use crate::objects::code::Inspected;
 use crate::output::number::plural;
-use crate::picture::{Block, Edge, Graph, Kind};
+use crate::picture::{DrawnBlock, DrawnEdge, DrawnEdgeKind, DrawnGraph};
 
 /// The graph of a function.
-pub(super) fn graph(function: &Inspected) -> Graph {
+pub(super) fn graph(function: &Inspected) -> DrawnGraph {
     let numbers: BTreeMap<&str, usize> =
         function.blocks.iter().enumerate().map(|(number, block)| (block.block.as_str(), number)).collect();
-    let mut graph = Graph { title: title(function), ..Graph::default() };
+    let mut graph = DrawnGraph { title: title(function), ..DrawnGraph::default() };
     for block in &function.blocks {
-        graph.blocks.push(Block {
+        graph.blocks.push(DrawnBlock {
             name: format!("#{}", block.block),
             depth: block.depth.unwrap_or_default(),
             count: block.count.map(|count| u64::try_from(count).unwrap_or(0)),
-            ..Block::default()
+            ..DrawnBlock::default()
         });
     }
     // Blocks and instructions are in the order of addresses.
@@ -47,7 +47,7 @@ pub(super) fn graph(function: &Inspected) -> Graph {
         let Some(from) = numbers.get(edge.from.as_str()).copied() else { continue };
         match edge.to.as_ref().and_then(|to| numbers.get(to.as_str())) {
             Some(to) => {
-                graph.edges.push(Edge { from, to: *to, kind: kind(function, edge), back: edge.back == Some(true) })
+                graph.edges.push(DrawnEdge { from, to: *to, kind: kind(function, edge), back: edge.back == Some(true) })
             }
             None => graph.blocks[from].ways_out.push(match &edge.outside {
                 Some(outside) => format!("{} {outside}", edge.kind.unwrap_or_default()),
@@ -58,17 +58,17 @@ pub(super) fn graph(function: &Inspected) -> Graph {
     graph
 }
 
-fn kind(function: &Inspected, edge: &objects::Edge) -> Kind {
+fn kind(function: &Inspected, edge: &objects::EdgeObject) -> DrawnEdgeKind {
     let branches = || {
         let mut others = function.edges.iter().filter(|other| other.from == edge.from);
         others.any(|other| other.kind != edge.kind || other.to != edge.to)
     };
     match edge.kind.unwrap_or_default() {
-        "call-return" => Kind::Return,
-        "jump-table" => Kind::Table,
-        "taken" | "tail-jump" if branches() => Kind::Taken,
-        "fall-through" if branches() => Kind::NotTaken,
-        _ => Kind::Only,
+        "call-return" => DrawnEdgeKind::Return,
+        "jump-table" => DrawnEdgeKind::Table,
+        "taken" | "tail-jump" if branches() => DrawnEdgeKind::Taken,
+        "fall-through" if branches() => DrawnEdgeKind::NotTaken,
+        _ => DrawnEdgeKind::Only,
     }
 }
 

@@ -9,7 +9,7 @@ use ingraft_api::Inspection;
 use crate::args::InspectArgs;
 use crate::conn::Client;
 use crate::exit::{Failure, Stop};
-use crate::measure::{self, Context};
+use crate::measure::{self, CommandContext};
 use crate::objects::Object;
 use crate::objects::code::Inspected;
 use crate::output::Output;
@@ -17,7 +17,7 @@ use crate::output::progress::Progress;
 use crate::picture;
 
 /// Runs the command.
-pub(crate) async fn run(args: InspectArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
+pub(crate) async fn run(args: InspectArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
     let mut found = Vec::new();
     for client in context.engines.clients() {
         for target in measure::running(&args.target) {
@@ -51,7 +51,7 @@ fn records(Inspection { pid, functions }: Inspection, client: &Client) -> Vec<In
 
 /// Prints the control-flow graphs of functions for Graphviz, or as one picture.
 fn picture(found: &[Inspected], dot: bool, out: &mut Output) -> Result<(), Stop> {
-    let graphs: Vec<picture::Graph> = found.iter().map(drawn::graph).collect();
+    let graphs: Vec<picture::DrawnGraph> = found.iter().map(drawn::graph).collect();
     let text = if dot {
         graphs.iter().map(picture::dot).collect()
     } else {

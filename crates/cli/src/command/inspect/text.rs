@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use super::number;
 use crate::args::InspectArgs;
-use crate::objects::Edge;
-use crate::objects::code::{Block, CodeLine, Inspected, Point, WovenLine};
+use crate::objects::EdgeObject;
+use crate::objects::code::{BlockObject, Inspected, InstructionObject, PointObject, WovenObject};
 use crate::output::number::{grouped, grouped_u64, plural};
-use crate::output::table::{Cell, Table};
+use crate::output::table::{Cell, TextTable};
 use crate::output::{BAD, DIM, GOOD, HEADING, WARN};
 
 /// Width to which instructions are padded before their source line.
@@ -53,7 +53,7 @@ fn head(function: &Inspected, several: bool) -> String {
 }
 
 /// The method of a point in words.
-fn how(point: &Point) -> Cell {
+fn how(point: &PointObject) -> Cell {
     match (point.springboard, point.how) {
         (Some("island"), _) => Cell::styled("in-place, by an island", GOOD),
         (Some("call"), _) => Cell::styled("in-place, by the call itself", GOOD),
@@ -65,7 +65,7 @@ fn how(point: &Point) -> Cell {
 
 /// The points at the entry, the exits and the calls.
 fn points(function: &Inspected, width: Option<usize>) -> String {
-    let mut table = Table::new().left("POINT").right("AT").left("HOW").left("WOVEN").shrinking("WHY NOT");
+    let mut table = TextTable::new().left("POINT").right("AT").left("HOW").left("WOVEN").shrinking("WHY NOT");
     for point in function.points.iter().filter(|point| point.kind != "block") {
         table.row(vec![
             point.kind.into(),
@@ -79,7 +79,7 @@ fn points(function: &Inspected, width: Option<usize>) -> String {
 }
 
 /// An edge in words: its kind and its destination.
-fn edge(edge: &Edge) -> String {
+fn edge(edge: &EdgeObject) -> String {
     let back = if edge.back == Some(true) { "back " } else { "" };
     let kind = edge.kind.unwrap_or_default();
     match (&edge.to, &edge.outside) {
@@ -90,7 +90,7 @@ fn edge(edge: &Edge) -> String {
 }
 
 fn blocks(function: &Inspected, width: Option<usize>) -> String {
-    let mut table = Table::new()
+    let mut table = TextTable::new()
         .left("BLOCK")
         .right("SIZE")
         .right("INSTR")
@@ -103,7 +103,7 @@ fn blocks(function: &Inspected, width: Option<usize>) -> String {
     for one in &function.edges {
         edges.entry(&one.from).or_default().push(edge(one));
     }
-    let points: BTreeMap<&str, &Point> =
+    let points: BTreeMap<&str, &PointObject> =
         function.points.iter().filter(|point| point.kind == "block").map(|point| (point.at.as_str(), point)).collect();
     for block in &function.blocks {
         let point = points.get(block.block.as_str());
@@ -122,7 +122,7 @@ fn blocks(function: &Inspected, width: Option<usize>) -> String {
 }
 
 /// The innermost loop of a block: the header, and the number of loops around the block.
-fn nesting(block: &Block) -> String {
+fn nesting(block: &BlockObject) -> String {
     match &block.header {
         Some(header) if *header == block.block => format!("{} header", block.depth.unwrap_or_default()),
         Some(header) => format!("{} of #{header}", block.depth.unwrap_or_default()),
@@ -135,7 +135,7 @@ fn loops(function: &Inspected, width: Option<usize>) -> String {
         return String::new();
     }
     let mut table =
-        Table::new().left("LOOP").right("DEPTH").left("IN").right("BLOCKS").left("BACK FROM").left("ENTERED AT");
+        TextTable::new().left("LOOP").right("DEPTH").left("IN").right("BLOCKS").left("BACK FROM").left("ENTERED AT");
     let names = |all: &[String]| all.iter().map(|at| format!("#{at}")).collect::<Vec<_>>().join(" ");
     for one in &function.loops {
         let entered =
@@ -184,7 +184,7 @@ fn ways(function: &Inspected) -> String {
 }
 
 /// An instruction with its source line; `last` is the source line of the instruction before it, which is not repeated.
-fn code_line(line: &CodeLine, last: &mut Option<(String, u64)>) -> String {
+fn code_line(line: &InstructionObject, last: &mut Option<(String, u64)>) -> String {
     let bytes: String = line.bytes.chars().take(BYTES_SHOWN).collect();
     let text = format!("  {:>8}  {DIM}{bytes:<BYTES_SHOWN$}{DIM:#}  {}", line.at, plain(&line.text));
     let source = line.file.clone().zip(line.line);
@@ -216,7 +216,7 @@ fn disassembly(function: &Inspected) -> String {
         }
         let edges = function.edges.iter().filter(|edge| edge.from == block.block).map(edge);
         text += &format!("  {DIM}{:>8}  {}{DIM:#}\n", "", plain(&edges.collect::<Vec<_>>().join(", ")));
-        let woven: Vec<&WovenLine> =
+        let woven: Vec<&WovenObject> =
             function.woven.iter().filter(|line| range.contains(&number(&line.point))).collect();
         text += &woven_text(&woven);
     }
@@ -224,7 +224,7 @@ fn disassembly(function: &Inspected) -> String {
 }
 
 /// Woven code, with a heading for each point and each part.
-fn woven_text(lines: &[&WovenLine]) -> String {
+fn woven_text(lines: &[&WovenObject]) -> String {
     let mut text = String::new();
     let (mut point, mut part) = (None, None);
     for line in lines {

@@ -4,11 +4,11 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use ingraft_model::Svma;
-use ingraft_report::{Callee, Details, InclusiveTotal, SavedProfile};
+use ingraft_report::{CallTarget, InclusiveTotal, SavedProfile, UnsavedDetails};
 
-use crate::objects::CallSite;
+use crate::objects::CallSiteObject;
 use crate::output::number::plural;
-use crate::output::table::Table;
+use crate::output::table::TextTable;
 
 use super::{Counts, ROWS, known};
 
@@ -25,29 +25,29 @@ pub(super) fn title(profile: &SavedProfile) -> Option<&'static str> {
 }
 
 /// Names of the functions of a profile, by module and first byte.
-pub(super) struct Names<'p>(HashMap<(usize, Svma), &'p str>);
+pub(super) struct FunctionNames<'p>(HashMap<(usize, Svma), &'p str>);
 
-impl<'p> Names<'p> {
+impl<'p> FunctionNames<'p> {
     /// The names that the calls of a profile need: none if it has no inclusive totals.
     pub(super) fn of(profile: &'p SavedProfile) -> Self {
         let named = Counts::named(profile).map(|(of, details)| ((of.module, of.start), details.name.as_str()));
         // Of functions with the same first byte, the first one names the callee.
-        Names(if title(profile).is_some() { named.rev().collect() } else { HashMap::new() })
+        FunctionNames(if title(profile).is_some() { named.rev().collect() } else { HashMap::new() })
     }
 }
 
 /// The calls that a function has made, with their inclusive totals.
-pub(super) fn calls(counts: &Counts<'_>, profile: &SavedProfile, names: &Names<'_>) -> Vec<CallSite> {
+pub(super) fn calls(counts: &Counts<'_>, profile: &SavedProfile, names: &FunctionNames<'_>) -> Vec<CallSiteObject> {
     let totals: HashMap<usize, &InclusiveTotal> =
         counts.details.calls.iter().rev().map(|(block, total)| (*block, total)).collect();
-    let name = |callee: &Callee| match callee {
-        Callee::Own(at) => names.0.get(&(counts.counts.module, *at)).map(|name| (*name).to_owned()),
-        Callee::Named(name) => Some(name.clone()),
-        Callee::Other { .. } | Callee::Indirect | Callee::System => None,
+    let name = |callee: &CallTarget| match callee {
+        CallTarget::Own(at) => names.0.get(&(counts.counts.module, *at)).map(|name| (*name).to_owned()),
+        CallTarget::Named(name) => Some(name.clone()),
+        CallTarget::Other { .. } | CallTarget::Indirect | CallTarget::System => None,
     };
     let one = |site: &ingraft_report::CallCount| {
         let InclusiveTotal { events, inexact } = totals.get(&site.block).copied()?.clone();
-        Some(CallSite {
+        Some(CallSiteObject {
             id: counts.id.clone(),
             call_site: counts.offset(counts.counts.blocks.get(site.block)?.last),
             callee: name(&site.callee),
@@ -62,11 +62,11 @@ pub(super) fn calls(counts: &Counts<'_>, profile: &SavedProfile, names: &Names<'
 
 /// The calls with the largest inclusive totals; empty if the profile has none.
 pub(super) fn table(all: &[Counts<'_>], profile: &SavedProfile, width: Option<usize>) -> String {
-    let names = Names::of(profile);
-    let mut calls: Vec<CallSite> = all.iter().flat_map(|counts| calls(counts, profile, &names)).collect();
+    let names = FunctionNames::of(profile);
+    let mut calls: Vec<CallSiteObject> = all.iter().flat_map(|counts| calls(counts, profile, &names)).collect();
     let Some(title) = title(profile).filter(|_| !calls.is_empty()) else { return String::new() };
     calls.sort_by_key(|call| Reverse(call.inclusive));
-    let mut table = Table::new().shrinking("CALL").shrinking("CALLEE").right("CALLS").right(title);
+    let mut table = TextTable::new().shrinking("CALL").shrinking("CALLEE").right("CALLS").right(title);
     for call in calls.into_iter().take(ROWS) {
         table.row(vec![
             format!("{}+{}", call.id.function, call.call_site).into(),
@@ -80,7 +80,7 @@ pub(super) fn table(all: &[Counts<'_>], profile: &SavedProfile, width: Option<us
 
 /// The warning that inclusive totals are not exact, if some are not.
 pub(super) fn warning(profile: &SavedProfile) -> Option<String> {
-    let of = |(_, details): (_, &Details)| {
+    let of = |(_, details): (_, &UnsavedDetails)| {
         let own = details.inclusive.iter().chain(details.calls.iter().map(|(_, total)| total));
         own.filter_map(|total| total.inexact.clone()).map(|why| (details.name.clone(), why)).collect::<Vec<_>>()
     };

@@ -11,27 +11,27 @@ use std::time::Duration;
 use ingraft_api::{CountsOptions, CoverageOptions, EnableRequest, Inclusive, Kind, TotalsReading};
 use ingraft_model::{EVENT_NAMES, Offset, Svma};
 use ingraft_report::{
-    Covered, Details, EarlierProfile, EdgeEnd, FunctionProfile, InclusiveTotal, ProfileKind as SavedKind, SavedProfile,
+    Covered, EarlierProfile, EdgeEnd, FunctionProfile, InclusiveTotal, ProfileKind, SavedProfile, UnsavedDetails,
 };
 
-use crate::args::{ProfileArgs, ProfileKind};
+use crate::args::{ProfileArgs, ProfileMode};
 use crate::command::report::{self, records};
-use crate::conn::Target;
+use crate::conn::RequestTarget;
 use crate::exit::{Failure, Stop};
-use crate::measure::{self, Context, Plan, Query, Site, View};
-use crate::objects::totals::ProfileHead;
-use crate::objects::{Events, FunctionId, Object, hex, millis};
+use crate::measure::{self, CommandContext, MeasurementPlan, MeasurementView, Query, TargetMeasurement};
+use crate::objects::totals::ProfileObject;
+use crate::objects::{EventsObject, FunctionId, Object, hex, millis};
 use crate::output::number::{grouped, plural};
-use crate::output::table::{Cell, Table};
+use crate::output::table::{Cell, TextTable};
 use crate::output::{self, DIM, Destination, HEADING, Output};
 
 /// Number of rows of a table for people.
 const ROWS: usize = 20;
 
 /// Runs the command.
-pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
+pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
     let ProfileArgs { kind, check, query, inclusive, sites, branches, weights, measure, functions, target } = args;
-    let coverage = kind == ProfileKind::Coverage;
+    let coverage = kind == ProfileMode::Coverage;
     if branches && !coverage {
         let hint = "use `ingraft profile coverage --branches`";
         return Err(Failure::usage("--branches belongs to a coverage", hint).into());
@@ -42,10 +42,10 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
     if weights.is_some() && coverage {
         return Err(Failure::usage("a coverage has no counters to place", "leave out --weights").into());
     }
-    if query && kind != ProfileKind::Events {
+    if query && kind != ProfileMode::Events {
         return Err(Failure::usage("--query belongs to events", "use `ingraft profile events --query`").into());
     }
-    if inclusive.is_some() && kind != ProfileKind::Events {
+    if inclusive.is_some() && kind != ProfileMode::Events {
         return Err(Failure::usage("--inclusive belongs to events", "use `ingraft profile events --inclusive`").into());
     }
     if sites && inclusive.is_none() {
@@ -69,8 +69,8 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
         }
     };
     let own = EnableRequest { functions, kind: measured, ..EnableRequest::default() };
-    let request = |target: Target| measure::request(target, &measure, own.clone());
-    let plan = Plan::new(&measure, &target, request, out).queried(query);
+    let request = |target: RequestTarget| measure::request(target, &measure, own.clone());
+    let plan = MeasurementPlan::new(&measure, &target, request, out).queried(query);
     let format = context.common.format;
     // A file that cannot be written is refused before the target is touched.
     let save = context.common.output.as_deref().map(Destination::prepare).transpose()?;
@@ -82,13 +82,13 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
 fn weights_of(path: &Path) -> Result<EarlierProfile, Failure> {
     let saved = report::read(path)?;
     match saved.kind {
-        SavedKind::Counts if saved.modules.iter().all(|module| module.build_id.is_empty()) => {
+        ProfileKind::Counts if saved.modules.iter().all(|module| module.build_id.is_empty()) => {
             let what =
                 format!("{} has counts of no file with a build-id, by which files are recognised", path.display());
             Err(Failure::usage(what, "leave out --weights, or build the program with a build-id"))
         }
-        SavedKind::Counts => Ok(saved.earlier()),
-        SavedKind::Coverage => {
+        ProfileKind::Counts => Ok(saved.earlier()),
+        ProfileKind::Coverage => {
             let what = format!("{} is a coverage, and has no counts", path.display());
             Err(Failure::usage(what, "use a profile of edges, blocks or events"))
         }
@@ -96,7 +96,7 @@ fn weights_of(path: &Path) -> Result<EarlierProfile, Failure> {
 }
 
 struct Profiles {
-    kind: ProfileKind,
+    kind: ProfileMode,
     format: crate::args::Format,
     /// The file to save the counts in.
     save: Option<Destination>,
@@ -106,12 +106,12 @@ struct Profiles {
     told: bool,
 }
 
-impl View for Profiles {
-    fn reading(&mut self, _: &[Site], _: usize, _: &mut Output) -> Result<(), Stop> {
+impl MeasurementView for Profiles {
+    fn reading(&mut self, _: &[TargetMeasurement], _: usize, _: &mut Output) -> Result<(), Stop> {
         Ok(())
     }
 
-    fn queried(&mut self, sites: &[Site], at: usize, out: &mut Output) -> Result<(), Stop> {
+    fn queried(&mut self, sites: &[TargetMeasurement], at: usize, out: &mut Output) -> Result<(), Stop> {
         let Some(site) = sites.get(at) else { return Ok(()) };
         if let Some(totals) = &site.totals {
             return self.totals(site, totals, out);
@@ -125,7 +125,7 @@ impl View for Profiles {
         self.counts(site, profile, out)
     }
 
-    fn last(&mut self, sites: &[Site], out: &mut Output) -> Result<(), Stop> {
+    fn last(&mut self, sites: &[TargetMeasurement], out: &mut Output) -> Result<(), Stop> {
         for site in sites {
             if let Some(totals) = &site.totals {
                 self.totals(site, totals, out)?;
@@ -140,9 +140,9 @@ impl View for Profiles {
 
 impl Profiles {
     /// Prints the counts of a process.
-    fn counts(&self, site: &Site, profile: &SavedProfile, out: &mut Output) -> Result<(), Stop> {
+    fn counts(&self, site: &TargetMeasurement, profile: &SavedProfile, out: &mut Output) -> Result<(), Stop> {
         if self.query == Some(Query::Counts) {
-            out.object(&Object::Profile(ProfileHead {
+            out.object(&Object::Profile(ProfileObject {
                 host: site.host(),
                 pid: site.pid(),
                 time_ns: profile.ended_ns,
@@ -150,7 +150,7 @@ impl Profiles {
                 stopped_ms: millis(Duration::from_nanos(profile.held_ns)),
             }))?;
         }
-        let names = out.json().then(|| inclusive::Names::of(profile));
+        let names = out.json().then(|| inclusive::FunctionNames::of(profile));
         for counts in Counts::all(site, profile) {
             counts.objects(self.kind, out)?;
             let calls = names.as_ref().map(|names| inclusive::calls(&counts, profile, names));
@@ -160,13 +160,13 @@ impl Profiles {
             return Ok(());
         }
         out.text(&match self.kind {
-            ProfileKind::Coverage => coverage_table(site, profile, out.width()),
-            ProfileKind::Edges | ProfileKind::Blocks | ProfileKind::Events => self.tables(site, profile, out.width()),
+            ProfileMode::Coverage => coverage_table(site, profile, out.width()),
+            ProfileMode::Edges | ProfileMode::Blocks | ProfileMode::Events => self.tables(site, profile, out.width()),
         })
     }
 
     /// Prints the event totals of a process, and warns once if they are not exact.
-    fn totals(&mut self, site: &Site, totals: &TotalsReading, out: &mut Output) -> Result<(), Stop> {
+    fn totals(&mut self, site: &TargetMeasurement, totals: &TotalsReading, out: &mut Output) -> Result<(), Stop> {
         totals::records(site, totals).iter().try_for_each(|record| out.object(record))?;
         if !out.json() {
             out.text(&totals::table(site, totals, out.width()))?;
@@ -179,7 +179,7 @@ impl Profiles {
     }
 
     /// Saves the counts, added up over all processes.
-    fn save(&mut self, sites: &[Site]) -> Result<(), Stop> {
+    fn save(&mut self, sites: &[TargetMeasurement]) -> Result<(), Stop> {
         let Some(to) = &self.save else { return Ok(()) };
         let mut profiles = sites.iter().filter_map(|site| Some((site, site.profile.as_ref()?)));
         let Some((site, first)) = profiles.next() else { return Ok(()) };
@@ -209,15 +209,15 @@ impl Profiles {
             n => format!(", and those of {}", plural(n as u64, "other function", "other functions")),
         };
         let what = match self.kind {
-            ProfileKind::Coverage => format!("the coverage of `{name}`{more} is not complete: {why}"),
-            ProfileKind::Edges | ProfileKind::Blocks | ProfileKind::Events => {
+            ProfileMode::Coverage => format!("the coverage of `{name}`{more} is not complete: {why}"),
+            ProfileMode::Edges | ProfileMode::Blocks | ProfileMode::Events => {
                 format!("the counts of `{name}`{more} are not exact: {why}")
             }
         };
         output::warn(&what, self.format);
     }
 
-    fn tables(&self, site: &Site, profile: &SavedProfile, width: Option<usize>) -> String {
+    fn tables(&self, site: &TargetMeasurement, profile: &SavedProfile, width: Option<usize>) -> String {
         let mut all: Vec<Counts<'_>> = Counts::all(site, profile).collect();
         let functions = all.len();
         all.retain(|counts| counts.instructions() > 0 || !counts.is_whole());
@@ -225,10 +225,10 @@ impl Profiles {
         let whole: u64 = all.iter().map(Counts::instructions).fold(0, u64::saturating_add);
         let mut text = functions_table(&all, (whole, inclusive::title(profile)), width);
         match self.kind {
-            ProfileKind::Edges => text += &edges_table(&all, width),
-            ProfileKind::Blocks => text += &blocks_table(&all, whole, width),
-            ProfileKind::Events => text += &inclusive::table(&all, profile, width),
-            ProfileKind::Coverage => {}
+            ProfileMode::Edges => text += &edges_table(&all, width),
+            ProfileMode::Blocks => text += &blocks_table(&all, whole, width),
+            ProfileMode::Events => text += &inclusive::table(&all, profile, width),
+            ProfileMode::Coverage => {}
         }
         let idle = functions - all.len();
         if idle > 0 {
@@ -240,14 +240,14 @@ impl Profiles {
 }
 
 /// A line before what was read while a profile runs: the time since the beginning, and how long the threads were held.
-fn heading(site: &Site, (time_ns, held): (u64, Duration), functions: u64) -> String {
+fn heading(site: &TargetMeasurement, (time_ns, held): (u64, Duration), functions: u64) -> String {
     let seconds = time_ns.saturating_sub(site.first_ns.unwrap_or(time_ns)) as f64 / 1e9;
     let (functions, held) = (plural(functions, "function", "functions"), millis(held));
     format!("{HEADING}after {seconds:.1} s{HEADING:#}  {DIM}{functions}, threads held for {held:.1} ms{DIM:#}\n")
 }
 
 /// The functions with most blocks that have not run.
-fn coverage_table(site: &Site, profile: &SavedProfile, width: Option<usize>) -> String {
+fn coverage_table(site: &TargetMeasurement, profile: &SavedProfile, width: Option<usize>) -> String {
     let mut all: Vec<(Counts<'_>, Covered)> = Counts::all(site, profile)
         .map(|counts| {
             let covered = counts.counts.covered();
@@ -256,7 +256,7 @@ fn coverage_table(site: &Site, profile: &SavedProfile, width: Option<usize>) -> 
         .collect();
     let whole = all.iter().fold(Covered::default(), |sum, (_, covered)| sum + *covered);
     all.sort_by_key(|(_, covered)| Reverse(covered.blocks - covered.blocks_ran));
-    let mut table = Table::new()
+    let mut table = TextTable::new()
         .shrinking("FUNCTION")
         .left("MODULE")
         .right("BLOCKS")
@@ -309,7 +309,7 @@ fn functions_table(
     width: Option<usize>,
 ) -> String {
     let mut table =
-        Table::new().shrinking("FUNCTION").left("MODULE").right("CALLS").right("INSTRUCTIONS").right("SHARE");
+        TextTable::new().shrinking("FUNCTION").left("MODULE").right("CALLS").right("INSTRUCTIONS").right("SHARE");
     if let Some(title) = inclusive {
         table = table.right(title);
     }
@@ -344,7 +344,7 @@ fn blocks_table(all: &[Counts<'_>], whole: u64, width: Option<usize>) -> String 
     // Blocks whose counts are not known come after all others.
     let mut hottest: Vec<_> = all.iter().flat_map(blocks).filter(|(_, count, _)| *count != Some(0)).collect();
     hottest.sort_by_key(|(_, _, instructions)| Reverse(*instructions));
-    let mut table = Table::new().shrinking("BLOCK").right("COUNT").right("INSTRUCTIONS").right("SHARE");
+    let mut table = TextTable::new().shrinking("BLOCK").right("COUNT").right("INSTRUCTIONS").right("SHARE");
     for (name, count, instructions) in hottest.into_iter().take(ROWS) {
         let cells = vec![
             name.into(),
@@ -368,7 +368,7 @@ fn edges_table(all: &[Counts<'_>], width: Option<usize>) -> String {
     };
     let mut hottest: Vec<_> = all.iter().flat_map(edges).filter(|(.., count)| *count > 0).collect();
     hottest.sort_by_key(|(.., count)| Reverse(*count));
-    let mut table = Table::new().shrinking("EDGE").left("KIND").right("COUNT");
+    let mut table = TextTable::new().shrinking("EDGE").left("KIND").right("COUNT");
     for (name, kind, count) in hottest.into_iter().take(ROWS) {
         table.row(vec![name.into(), kind.into(), number(count).into()]);
     }
@@ -399,18 +399,18 @@ fn block_of(end: EdgeEnd) -> Option<usize> {
 struct Counts<'a> {
     id: FunctionId,
     counts: &'a FunctionProfile,
-    details: &'a Details,
+    details: &'a UnsavedDetails,
     /// Event of the inclusive totals; empty if there are none.
     event: &'a str,
 }
 
 impl<'a> Counts<'a> {
     /// All functions of a profile, each with its details.
-    fn named(profile: &'a SavedProfile) -> impl DoubleEndedIterator<Item = (&'a FunctionProfile, &'a Details)> {
+    fn named(profile: &'a SavedProfile) -> impl DoubleEndedIterator<Item = (&'a FunctionProfile, &'a UnsavedDetails)> {
         profile.functions.iter().filter_map(|counts| Some((counts, counts.details.as_ref()?)))
     }
 
-    fn all(site: &Site, profile: &'a SavedProfile) -> impl Iterator<Item = Counts<'a>> {
+    fn all(site: &TargetMeasurement, profile: &'a SavedProfile) -> impl Iterator<Item = Counts<'a>> {
         let (host, pid) = (site.host(), site.pid());
         Counts::named(profile).map(move |(counts, details)| Counts {
             id: FunctionId {
@@ -464,20 +464,20 @@ impl<'a> Counts<'a> {
     }
 
     /// Prints the records of the function.
-    fn objects(&self, kind: ProfileKind, out: &mut Output) -> Result<(), Stop> {
+    fn objects(&self, kind: ProfileMode, out: &mut Output) -> Result<(), Stop> {
         match kind {
-            ProfileKind::Edges => records::edges(self.counts, &self.id).iter().try_for_each(|edge| out.object(edge)),
-            ProfileKind::Blocks => {
+            ProfileMode::Edges => records::edges(self.counts, &self.id).iter().try_for_each(|edge| out.object(edge)),
+            ProfileMode::Blocks => {
                 records::blocks(self.counts, &self.id).iter().try_for_each(|block| out.object(block))
             }
-            ProfileKind::Coverage => {
+            ProfileMode::Coverage => {
                 out.object(&Object::Coverage(records::coverage(self.counts, &self.id)))?;
                 records::ran_blocks(self.counts, &self.id).iter().try_for_each(|block| out.object(block))?;
                 records::ran_edges(self.counts, &self.id).iter().try_for_each(|edge| out.object(edge))
             }
-            ProfileKind::Events => EVENT_NAMES.into_iter().zip(self.events()).try_for_each(|(event, own)| {
+            ProfileMode::Events => EVENT_NAMES.into_iter().zip(self.events()).try_for_each(|(event, own)| {
                 let inclusive = if self.event == event { self.inclusive() } else { InclusiveTotal::default() };
-                out.object(&Object::Events(Events {
+                out.object(&Object::Events(EventsObject {
                     id: self.id.clone(),
                     event,
                     own: Some(own).filter(|_| self.is_whole()),

@@ -6,18 +6,18 @@ use ingraft_api::{ThreadTotals, TotalsReading};
 use ingraft_model::EVENT_NAMES;
 
 use super::{ROWS, heading, number};
-use crate::measure::Site;
-use crate::objects::totals::{EventTotals, ThreadTotal};
+use crate::measure::TargetMeasurement;
+use crate::objects::totals::{EventTotalsObject, ThreadTotal};
 use crate::objects::{Object, millis};
 use crate::output::DIM;
 use crate::output::number::plural;
-use crate::output::table::{Cell, Table};
+use crate::output::table::{Cell, TextTable};
 
 /// The records of a reading: one for each kind of event.
-pub(super) fn records(site: &Site, totals: &TotalsReading) -> Vec<Object> {
+pub(super) fn records(site: &TargetMeasurement, totals: &TotalsReading) -> Vec<Object> {
     let record = |(kind, event): (usize, &'static str)| {
         let of = |thread: &ThreadTotals| thread.events.get(kind).copied().unwrap_or_default();
-        Object::EventTotals(EventTotals {
+        Object::EventTotals(EventTotalsObject {
             host: site.host(),
             pid: site.pid(),
             time_ns: totals.time_ns,
@@ -42,8 +42,8 @@ pub(super) fn records(site: &Site, totals: &TotalsReading) -> Vec<Object> {
 }
 
 /// A line about the reading, the threads with the most instructions, and all threads together.
-pub(super) fn table(site: &Site, totals: &TotalsReading, width: Option<usize>) -> String {
-    let mut table = Table::new()
+pub(super) fn table(site: &TargetMeasurement, totals: &TotalsReading, width: Option<usize>) -> String {
+    let mut table = TextTable::new()
         .left("THREAD")
         .shrinking("NAME")
         .right("INSTRUCTIONS")

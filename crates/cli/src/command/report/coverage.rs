@@ -1,17 +1,17 @@
 //! A coverage as a table for people.
 
-use ingraft_report::{Covered, Program, Routine};
+use ingraft_report::{Covered, ProfiledProgram, ProfiledRoutine};
 
 use super::tables::{clean, position, share, shown};
 use crate::command::profile::covered_line;
 use crate::output::number::{grouped_u64, percent};
-use crate::output::table::Table;
+use crate::output::table::TextTable;
 use crate::output::{DIM, HEADING};
 
 /// The functions with most blocks that have not run.
-pub(super) fn table(program: &Program<'_>, top: usize, width: Option<usize>) -> String {
+pub(super) fn table(program: &ProfiledProgram<'_>, top: usize, width: Option<usize>) -> String {
     let profile = program.profile();
-    let mut all: Vec<(Routine<'_>, Covered)> =
+    let mut all: Vec<(ProfiledRoutine<'_>, Covered)> =
         program.functions().map(|routine| (routine, routine.function.covered())).collect();
     let whole = all.iter().fold(Covered::default(), |sum, (_, covered)| sum + *covered);
     let heading = format!("{HEADING}{}{HEADING:#}, process {}", clean(&profile.program), profile.pid);
@@ -34,7 +34,8 @@ pub(super) fn table(program: &Program<'_>, top: usize, width: Option<usize>) -> 
     }
     text.push('\n');
     all.sort_by_key(|(routine, covered)| (std::cmp::Reverse(covered.blocks - covered.blocks_ran), routine.key()));
-    let table = Table::new().right("not run").right("blocks").right("share run").shrinking("function").left("module");
+    let table =
+        TextTable::new().right("not run").right("blocks").right("share run").shrinking("function").left("module");
     let mut table = table.shrinking("source").optional(&["source", "module"]);
     for (routine, covered) in all.iter().take(top) {
         let source = routine.line().map(|(file, line)| position(file, line)).unwrap_or_default();

@@ -7,7 +7,7 @@ pub(crate) mod tables;
 
 use std::path::Path;
 
-use ingraft_report::{ProfileKind, Program, SavedProfile};
+use ingraft_report::{ProfileKind, ProfiledProgram, SavedProfile};
 
 use crate::args::{Export, Format, ReportArgs, names};
 use crate::exit::{Exit, Failure, Stop};
@@ -33,7 +33,7 @@ pub(crate) fn run(args: &ReportArgs, format: Format, out: &mut Output) -> Result
         (None, Format::Json) => Export::Json,
         (None, Format::Table) => {
             let code = modules::code(&profile, &args.binary, format)?;
-            let program = Program::new(&profile, code);
+            let program = ProfiledProgram::new(&profile, code);
             return out.text(&match profile.kind {
                 ProfileKind::Counts => tables::profile(&program, args.top, out.width()),
                 ProfileKind::Coverage => coverage::table(&program, args.top, out.width()),
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &ReportArgs, format: Format, out: &mut Output) -> Result
         return Err(Failure::usage("the format needs counts, and a coverage has none", hint).into());
     }
     let code = modules::code(&profile, &args.binary, format)?;
-    let program = Program::new(&profile, code);
+    let program = ProfiledProgram::new(&profile, code);
     let bytes = (exporter.write)(&program, program.main_module(), &|path| std::fs::read_to_string(path).ok());
     if let Some(why) = exporter.why_empty.filter(|_| bytes.is_empty()) {
         output::warn(&format!("the result is empty: {why}"), format);

@@ -5,8 +5,8 @@ use ingraft_model::{BlockId, IndexVec, Key, Loops, Svma};
 use ingraft_report::{Covered, EdgeEnd, FunctionChange, FunctionProfile, ProfileKind, SavedProfile};
 
 use crate::exit::Stop;
-use crate::objects::code::Block;
-use crate::objects::{self, Coverage, Edge, FunctionId, Object};
+use crate::objects::code::BlockObject;
+use crate::objects::{self, CoverageObject, EdgeObject, FunctionId, Object};
 use crate::output::{Output, json_line};
 
 /// Writes the blocks and edges of a profile.
@@ -31,7 +31,7 @@ pub(super) fn profile(profile: &SavedProfile, out: &mut Output) -> Result<(), St
 pub(super) fn changes(pid: u32, changes: &[FunctionChange], out: &mut Output) -> Result<(), Stop> {
     for change in changes {
         let id = id(pid, &change.module, &change.name, change.start);
-        let function = objects::changes::FunctionChange {
+        let function = objects::changes::FunctionChangeObject {
             id: id.clone(),
             old_instructions: change.instructions.old,
             new_instructions: change.instructions.new,
@@ -40,7 +40,7 @@ pub(super) fn changes(pid: u32, changes: &[FunctionChange], out: &mut Output) ->
         };
         out.verbatim(json_line(&Object::FunctionChange(function)).as_bytes())?;
         for block in &change.blocks {
-            let block = objects::changes::BlockChange {
+            let block = objects::changes::BlockChangeObject {
                 id: id.clone(),
                 block: offset(block.start, change.start),
                 old: block.count.old,
@@ -84,7 +84,7 @@ pub(crate) fn blocks(function: &FunctionProfile, id: &FunctionId) -> Vec<Object>
     let of = |number: usize| loops.innermost(BlockId::at(number)).and_then(|at| loops.all().get(at));
     let header =
         |number: usize| function.blocks.get(of(number)?.header.index()).map(|b| offset(b.start, function.start));
-    let records = function.blocks.iter().enumerate().map(|(number, block)| Block {
+    let records = function.blocks.iter().enumerate().map(|(number, block)| BlockObject {
         id: id.clone(),
         block: offset(block.start, function.start),
         size: block.size.into(),
@@ -99,9 +99,9 @@ pub(crate) fn blocks(function: &FunctionProfile, id: &FunctionId) -> Vec<Object>
 }
 
 /// The coverage of a function.
-pub(crate) fn coverage(function: &FunctionProfile, id: &FunctionId) -> Coverage {
+pub(crate) fn coverage(function: &FunctionProfile, id: &FunctionId) -> CoverageObject {
     let Covered { blocks, blocks_ran, blocks_unknown, branches, branches_ran, branches_unknown } = function.covered();
-    Coverage {
+    CoverageObject {
         id: id.clone(),
         blocks,
         blocks_ran,
@@ -147,7 +147,7 @@ pub(crate) fn ran_edges(function: &FunctionProfile, id: &FunctionId) -> Vec<Obje
 /// The edges of a function.
 pub(crate) fn edges(function: &FunctionProfile, id: &FunctionId) -> Vec<Object> {
     let start = |block: usize| function.blocks.get(block).map(|block| offset(block.start, function.start));
-    let records = function.edges.iter().map(|edge| Edge {
+    let records = function.edges.iter().map(|edge| EdgeObject {
         id: id.clone(),
         from: start(edge.from).unwrap_or_default(),
         to: match edge.to {

@@ -1,11 +1,11 @@
 //! Saved profiles as tables for people.
 
 use ingraft_model::Svma;
-use ingraft_report::{Change, FunctionChange, Program, Routine};
+use ingraft_report::{CountChange, FunctionChange, ProfiledProgram, ProfiledRoutine};
 
 use super::records::offset;
 use crate::output::number::{grouped_u64, percent, plural};
-use crate::output::table::Table;
+use crate::output::table::TextTable;
 use crate::output::{DIM, HEADING};
 
 /// Cell of a number that is not known.
@@ -22,7 +22,7 @@ pub(crate) fn shown(name: &str, start: Svma) -> String {
 }
 
 /// The functions and blocks with the most executed instructions.
-pub(crate) fn profile(program: &Program<'_>, top: usize, width: Option<usize>) -> String {
+pub(crate) fn profile(program: &ProfiledProgram<'_>, top: usize, width: Option<usize>) -> String {
     let profile = program.profile();
     let hottest = program.hottest();
     let total = hottest.iter().fold(0, |sum: u64, routine| sum.saturating_add(routine.function.executed()));
@@ -51,8 +51,9 @@ pub(crate) fn profile(program: &Program<'_>, top: usize, width: Option<usize>) -
     text + &blocks(&hottest, total, top).render(width)
 }
 
-fn functions(hottest: &[Routine<'_>], total: u64, top: usize) -> Table {
-    let table = Table::new().right("instructions").right("share").right("calls").shrinking("function").left("module");
+fn functions(hottest: &[ProfiledRoutine<'_>], total: u64, top: usize) -> TextTable {
+    let table =
+        TextTable::new().right("instructions").right("share").right("calls").shrinking("function").left("module");
     let mut table = table.shrinking("source").optional(&["source", "module"]);
     for routine in hottest.iter().take(top) {
         let executed = routine.function.executed();
@@ -71,8 +72,8 @@ fn functions(hottest: &[Routine<'_>], total: u64, top: usize) -> Table {
     table
 }
 
-fn blocks(hottest: &[Routine<'_>], total: u64, top: usize) -> Table {
-    let table = Table::new().right("instructions").right("share").right("executions").shrinking("block");
+fn blocks(hottest: &[ProfiledRoutine<'_>], total: u64, top: usize) -> TextTable {
+    let table = TextTable::new().right("instructions").right("share").right("executions").shrinking("block");
     let mut table = table.shrinking("source").optional(&["source"]);
     let all = hottest.iter().flat_map(|routine| routine.function.blocks.iter().map(move |block| (routine, block)));
     let mut all: Vec<_> = all.filter(|(_, block)| block.count > 0).collect();
@@ -100,11 +101,11 @@ pub(super) fn changes(changes: &[FunctionChange], top: usize, width: Option<usiz
     if changes.is_empty() {
         return "no count differs\n".to_owned();
     }
-    let table = Table::new().right("change").right("old").right("new").left("of");
+    let table = TextTable::new().right("change").right("old").right("new").left("of");
     let mut table = table.shrinking("function or block").left("module").optional(&["module"]);
     for change in changes.iter().take(top) {
         let name = shown(&change.name, change.start);
-        let mut row = |numbers: Change, of: &str, name: &str| {
+        let mut row = |numbers: CountChange, of: &str, name: &str| {
             let (old, new) = (grouped_u64(numbers.old), grouped_u64(numbers.new));
             let cells = [signed(numbers), old, new, of.to_owned(), name.to_owned(), change.module.clone()];
             table.row(cells.into_iter().map(Into::into).collect());
@@ -120,7 +121,7 @@ pub(super) fn changes(changes: &[FunctionChange], top: usize, width: Option<usiz
     table.render(width) + &more
 }
 
-fn signed(change: Change) -> String {
+fn signed(change: CountChange) -> String {
     let sign = match change.old.cmp(&change.new) {
         std::cmp::Ordering::Less => "+",
         std::cmp::Ordering::Equal => "",

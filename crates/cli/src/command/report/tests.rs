@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use clap::Parser;
 use ingraft_model::{EdgeKind, Svma};
-use ingraft_report::{BlockCount, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, Refused};
+use ingraft_report::{BlockCount, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, UnprofiledFunction};
 
 use super::*;
 use crate::args::{Cli, Command};
@@ -58,7 +58,8 @@ fn profile(iterations: u64) -> SavedProfile {
         bias: 0x5000,
         mapped: (0, 0x4000),
     };
-    let refused = Refused { module: 0, name: "tiny".to_owned(), start: Svma(0x2000), why: "too short".to_owned() };
+    let refused =
+        UnprofiledFunction { module: 0, name: "tiny".to_owned(), start: Svma(0x2000), why: "too short".to_owned() };
     SavedProfile {
         pid: 7,
         program: module.path.clone(),

@@ -2,7 +2,7 @@
 
 use ingraft_model::{BlockId, Callee as Called, Key, Svma};
 use ingraft_profile::{Defect, Partial, RunCounts};
-use ingraft_report::{CallCount, Callee, FunctionProfile};
+use ingraft_report::{CallCount, CallTarget, FunctionProfile};
 use rustc_hash::FxHashMap;
 
 use crate::kinds::graph::FunctionGraph;
@@ -77,19 +77,19 @@ fn call_sites(module: &Module, graph: &FunctionGraph, counts: &RunCounts) -> Vec
     let known: FxHashMap<Svma, _> = sites.into_iter().map(|site| (site.at, site)).collect();
     let callee = |at: Svma| match known.get(&at) {
         Some(site) => match named(module, graph.function, site) {
-            Some(Some(function)) => module.function(function.function).map(|f| Callee::Own(f.start())),
+            Some(Some(function)) => module.function(function.function).map(|f| CallTarget::Own(f.start())),
             Some(None) | None => match site.callee {
                 Called::Direct(at) => module.image.stub_slot(at).and_then(|slot| module.image.import_at(slot)),
                 Called::Slot(slot) => module.image.import_at(slot),
                 Called::Computed => None,
             }
-            .map(|name| Callee::Named(name.to_owned())),
+            .map(|name| CallTarget::Named(name.to_owned())),
         },
         None => None,
     };
     let call = |(block, at, count): (BlockId, Svma, u64)| CallCount {
         block: block.index(),
-        callee: callee(at).unwrap_or(Callee::Indirect),
+        callee: callee(at).unwrap_or(CallTarget::Indirect),
         count,
     };
     calls.into_iter().map(call).collect()

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ingraft_model::{Focus, FunctionId, Instrumentation, MetricInfo, ModuleId, Refusal, ResourcePath};
 use ingraft_profile::ProbeAt;
-use ingraft_report::{FunctionProfile, ModuleInfo, Refused, SavedProfile};
+use ingraft_report::{FunctionProfile, ModuleInfo, SavedProfile, UnprofiledFunction};
 use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -260,8 +260,8 @@ impl<P: Plan> Functions<P> {
 }
 
 /// A function without a profile. `module` is the index of its module.
-fn not_profiled(module: usize, RefusedFunction { function, reason }: RefusedFunction) -> Refused {
-    Refused { module, name: function.function, start: function.offset, why: reason.to_string() }
+fn not_profiled(module: usize, RefusedFunction { function, reason }: RefusedFunction) -> UnprofiledFunction {
+    UnprofiledFunction { module, name: function.function, start: function.offset, why: reason.to_string() }
 }
 
 /// Adds the last counts of a profile to the answer to its removal.

@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn the_definition_is_right() {
         for expression in ["", "$arg[0] > 3", "($return == 0) && ($arg[1] != 5)"] {
-            let mut library = Library::new(ingraft_mdl::Options::default());
+            let mut library = Library::new(ingraft_mdl::ParseOptions::default());
             assert_eq!(library.load("--when", &text(expression)), []);
             assert!(library.metric(METRIC).is_some());
         }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use ingraft_model::token::Token;
 use ingraft_model::{Focus, FunctionId, Insertion, ModuleId, PointKind, Refusal};
 use ingraft_process::TickClock;
-use ingraft_report::{Chunk, Refused, TraceEnd, TracedCode, TracedProgram, TracedRoutine};
+use ingraft_report::{TraceChunk, TraceEnd, TracedCode, TracedProgram, TracedRoutine, UnprofiledFunction};
 use rayon::prelude::*;
 use rustc_hash::FxHashSet;
 
@@ -180,7 +180,7 @@ impl Running for TraceKind {
 }
 
 /// The tokens that the threads of a trace have written since the last call. Does not stop the target.
-pub fn take(session: &Session, id: MeasurementId) -> Result<Vec<Chunk>, Error> {
+pub fn take(session: &Session, id: MeasurementId) -> Result<Vec<TraceChunk>, Error> {
     session.drain::<TraceKind>(id).map(chunks).ok_or_else(|| no_trace(id))
 }
 
@@ -203,14 +203,14 @@ fn key(measurement: MeasurementId) -> PairKey {
 }
 
 /// The chunks of a trace from the records of its buffers.
-fn chunks(drained: Vec<Drained>) -> Vec<Chunk> {
+fn chunks(drained: Vec<Drained>) -> Vec<TraceChunk> {
     let gap = Token::Gap.bytes().unwrap_or_default();
     let chunk = |of: Drained| {
         let Drained { tid, stream, sequence, time_ns, ticks, mut bytes, gap: has_gap } = of;
         if has_gap {
             bytes.extend(&gap);
         }
-        Chunk { tid, stream, sequence, time_ns, ticks, tokens: bytes }
+        TraceChunk { tid, stream, sequence, time_ns, ticks, tokens: bytes }
     };
     drained.into_iter().map(chunk).collect()
 }
@@ -229,7 +229,7 @@ fn code_of(modules: &Modules, refusals: &[(FunctionId, RefusedFunction)], plans:
         cfg: graph.cfg,
         places,
     };
-    let refused = refusals.iter().map(|(f, refused)| Refused {
+    let refused = refusals.iter().map(|(f, refused)| UnprofiledFunction {
         module: index(f.module),
         name: refused.function.function.clone(),
         start: refused.function.offset,
@@ -264,7 +264,7 @@ mod tests {
         let drained = Drained { tid: 7, stream: 1, sequence: 2, time_ns: 3, ticks: 4, bytes: vec![1, 2], gap: true };
         let whole = Drained { gap: false, sequence: 3, ..drained.clone() };
         let [gap, whole] = chunks(vec![drained, whole]).try_into().expect("two chunks");
-        assert_eq!(gap, Chunk { tid: 7, stream: 1, sequence: 2, time_ns: 3, ticks: 4, tokens: vec![1, 2, 0xff] });
-        assert_eq!(whole, Chunk { sequence: 3, tokens: vec![1, 2], ..gap });
+        assert_eq!(gap, TraceChunk { tid: 7, stream: 1, sequence: 2, time_ns: 3, ticks: 4, tokens: vec![1, 2, 0xff] });
+        assert_eq!(whole, TraceChunk { sequence: 3, tokens: vec![1, 2], ..gap });
     }
 }

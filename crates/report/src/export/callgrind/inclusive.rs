@@ -7,19 +7,19 @@
 use ingraft_model::Svma;
 use rustc_hash::FxHashMap;
 
-use crate::program::{Program, Routine};
+use crate::program::{ProfiledProgram, ProfiledRoutine};
 
 /// Mark of a function that the search has not reached.
 const UNSEEN: usize = usize::MAX;
 
 /// Inclusive cost of each function.
-pub(super) struct Inclusive {
-    functions: FxHashMap<(usize, Svma), Cost>,
+pub(super) struct InclusiveCosts {
+    functions: FxHashMap<(usize, Svma), InclusiveCost>,
 }
 
 /// Inclusive cost of a function.
 #[derive(Clone, Copy, Debug, Default)]
-struct Cost {
+struct InclusiveCost {
     /// Executed instructions per call.
     per_call: f64,
     /// Number of the cycle of functions that call each other; a function outside of cycles has a number of its own.
@@ -28,7 +28,7 @@ struct Cost {
 
 /// A function of the call graph.
 #[derive(Default)]
-struct Node {
+struct CallGraphNode {
     /// Instructions executed by the function itself.
     own: f64,
     /// Calls of the function.
@@ -40,16 +40,16 @@ struct Node {
     /// Lowest order of a function that is on the search's stack and can be reached from here.
     low: usize,
     on_stack: bool,
-    cost: Cost,
+    cost: InclusiveCost,
 }
 
 /// The call graph of the profiled functions.
 struct CallGraph {
-    nodes: Vec<Node>,
+    nodes: Vec<CallGraphNode>,
 }
 
 impl CallGraph {
-    fn of(program: &Program<'_>, routines: &[Routine<'_>]) -> Self {
+    fn of(program: &ProfiledProgram<'_>, routines: &[ProfiledRoutine<'_>]) -> Self {
         let numbers: FxHashMap<_, _> = routines.iter().enumerate().map(|(number, r)| (r.key(), number)).collect();
         let nodes = routines.iter().map(|routine| {
             let calls = routine.function.call_sites.iter();
@@ -58,12 +58,12 @@ impl CallGraph {
             let jumps = blocks.flat_map(|block| routine.tail_jumps(block));
             let jumps = jumps.map(|(at, count)| ((routine.function.module, at), count));
             let known = |(key, count)| Some((*numbers.get(&key)?, count));
-            Node {
+            CallGraphNode {
                 own: routine.function.executed() as f64,
                 calls: routine.function.calls as f64,
                 callees: calls.chain(jumps).filter_map(known).collect(),
                 order: UNSEEN,
-                ..Node::default()
+                ..CallGraphNode::default()
             }
         });
         CallGraph { nodes: nodes.collect() }
@@ -135,17 +135,19 @@ impl CallGraph {
     }
 }
 
-impl Inclusive {
-    pub(super) fn of(program: &Program<'_>) -> Self {
+impl InclusiveCosts {
+    pub(super) fn of(program: &ProfiledProgram<'_>) -> Self {
         let routines: Vec<_> = program.functions().collect();
         let mut graph = CallGraph::of(program, &routines);
         graph.compute();
-        Inclusive { functions: routines.iter().map(Routine::key).zip(graph.nodes.iter().map(|n| n.cost)).collect() }
+        InclusiveCosts {
+            functions: routines.iter().map(ProfiledRoutine::key).zip(graph.nodes.iter().map(|n| n.cost)).collect(),
+        }
     }
 
     /// Inclusive cost of a number of calls from one function to another, in executed instructions.
-    pub(super) fn of_calls(&self, caller: &Routine<'_>, callee: &Routine<'_>, count: u64) -> u64 {
-        let cost = |routine: &Routine<'_>| self.functions.get(&routine.key()).copied().unwrap_or_default();
+    pub(super) fn of_calls(&self, caller: &ProfiledRoutine<'_>, callee: &ProfiledRoutine<'_>, count: u64) -> u64 {
+        let cost = |routine: &ProfiledRoutine<'_>| self.functions.get(&routine.key()).copied().unwrap_or_default();
         let (caller, callee) = (cost(caller), cost(callee));
         // A conversion to an integer saturates.
         if caller.cycle == callee.cycle { 0 } else { (callee.per_call * count as f64).round() as u64 }

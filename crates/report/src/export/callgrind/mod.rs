@@ -11,8 +11,8 @@ use ingraft_model::Svma;
 use rustc_hash::FxHashMap;
 
 use super::{Exporter, one_line};
-use crate::program::{Program, Routine};
-use inclusive::Inclusive;
+use crate::program::{ProfiledProgram, ProfiledRoutine};
+use inclusive::InclusiveCosts;
 
 /// Name of what is not known, as Callgrind writes it.
 const UNKNOWN: &str = "???";
@@ -28,7 +28,7 @@ pub(super) const EXPORTER: Exporter = Exporter {
 };
 
 /// The profile as Callgrind writes it, with a position for each instruction and the event `Ir` (executed instructions).
-fn callgrind(program: &Program<'_>) -> String {
+fn callgrind(program: &ProfiledProgram<'_>) -> String {
     let profile = program.profile();
     let mut text = String::from("# callgrind format\nversion: 1\n");
     text += &format!("creator: ingraft-{}\n", env!("CARGO_PKG_VERSION"));
@@ -36,8 +36,13 @@ fn callgrind(program: &Program<'_>) -> String {
     text += "positions: instr line\nevents: Ir\n";
     let total = profile.functions.iter().fold(0, |sum: u64, function| sum.saturating_add(function.executed()));
     text += &format!("summary: {total}\n\n");
-    let inclusive = Inclusive::of(program);
-    let mut writer = Writer { text, objects: Names::default(), files: Names::default(), functions: Names::default() };
+    let inclusive = InclusiveCosts::of(program);
+    let mut writer = CallgrindWriter {
+        text,
+        objects: NumberedNames::default(),
+        files: NumberedNames::default(),
+        functions: NumberedNames::default(),
+    };
     for routine in program.hottest() {
         writer.function(program, &routine, &inclusive);
     }
@@ -47,9 +52,9 @@ fn callgrind(program: &Program<'_>) -> String {
 
 /// Names that have a number: only the first mention has the name.
 #[derive(Default)]
-struct Names(FxHashMap<String, usize>);
+struct NumberedNames(FxHashMap<String, usize>);
 
-impl Names {
+impl NumberedNames {
     fn mention(&mut self, name: &str) -> String {
         let next = self.0.len() + 1;
         match self.0.get(name) {
@@ -63,9 +68,9 @@ impl Names {
 }
 
 /// The calls of one function by another one, from one place.
-struct Call<'a> {
-    caller: &'a Routine<'a>,
-    callee: &'a Routine<'a>,
+struct CallsFromSite<'a> {
+    caller: &'a ProfiledRoutine<'a>,
+    callee: &'a ProfiledRoutine<'a>,
     count: u64,
     /// Address of the instruction.
     at: Svma,
@@ -73,21 +78,21 @@ struct Call<'a> {
     line: u32,
 }
 
-struct Writer {
+struct CallgrindWriter {
     text: String,
-    objects: Names,
-    files: Names,
-    functions: Names,
+    objects: NumberedNames,
+    files: NumberedNames,
+    functions: NumberedNames,
 }
 
-impl Writer {
+impl CallgrindWriter {
     fn line(&mut self, line: std::fmt::Arguments<'_>) {
         // Writing to a text does not fail.
         let _written = self.text.write_fmt(line);
         self.text.push('\n');
     }
 
-    fn function(&mut self, program: &Program<'_>, routine: &Routine<'_>, inclusive: &Inclusive) {
+    fn function(&mut self, program: &ProfiledProgram<'_>, routine: &ProfiledRoutine<'_>, inclusive: &InclusiveCosts) {
         let own = routine.line().map_or(UNKNOWN, |(file, _)| file);
         let (object, file) = (self.objects.mention(&routine.module.path), self.files.mention(own));
         let function = self.functions.mention(&name(routine));
@@ -111,22 +116,31 @@ impl Writer {
     }
 
     /// Writes the calls at the end of a block.
-    fn calls(&mut self, program: &Program<'_>, routine: &Routine<'_>, block: usize, inclusive: &Inclusive) {
+    fn calls(
+        &mut self,
+        program: &ProfiledProgram<'_>,
+        routine: &ProfiledRoutine<'_>,
+        block: usize,
+        inclusive: &InclusiveCosts,
+    ) {
         let Some(last) = routine.function.blocks.get(block).map(|block| block.last) else { return };
         let line = routine.code().line(last).map_or(0, |(_, line)| line);
         for call in routine.calls_from(block).filter(|call| call.count > 0) {
             let Some(callee) = program.callee(routine, &call.callee) else { continue };
-            self.call(&Call { caller: routine, callee: &callee, count: call.count, at: last, line }, inclusive);
+            self.call(
+                &CallsFromSite { caller: routine, callee: &callee, count: call.count, at: last, line },
+                inclusive,
+            );
         }
         for (at, count) in routine.tail_jumps(block) {
             if let Some(callee) = program.at(routine.function.module, at) {
-                self.call(&Call { caller: routine, callee: &callee, count, at: last, line }, inclusive);
+                self.call(&CallsFromSite { caller: routine, callee: &callee, count, at: last, line }, inclusive);
             }
         }
     }
 
-    fn call(&mut self, call: &Call<'_>, inclusive: &Inclusive) {
-        let Call { caller, callee, count, at, line } = call;
+    fn call(&mut self, call: &CallsFromSite<'_>, inclusive: &InclusiveCosts) {
+        let CallsFromSite { caller, callee, count, at, line } = call;
         let (file, target) = callee.line().unwrap_or((UNKNOWN, 0));
         let (object, file) = (self.objects.mention(&callee.module.path), self.files.mention(file));
         let function = self.functions.mention(&name(callee));
@@ -137,7 +151,7 @@ impl Writer {
     }
 }
 
-fn name(routine: &Routine<'_>) -> String {
+fn name(routine: &ProfiledRoutine<'_>) -> String {
     let name = &routine.function.name;
     if name.is_empty() { format!("0x{:x}", routine.function.start.0) } else { name.clone() }
 }

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use ingraft_model::{EdgeKind, Svma};
 
 use super::{Exporter, Sources, lcov};
-use crate::program::{Program, Routine};
+use crate::program::{ProfiledProgram, ProfiledRoutine};
 use crate::saved::{BlockCount, EdgeEnd};
 
 /// Largest number of functions with instructions on the page.
@@ -33,13 +33,13 @@ pub(super) const EXPORTER: Exporter = Exporter {
 };
 
 /// The profile as a page of HTML. `source` returns the text of a source file by its path, or `None` if it cannot be read.
-fn html(program: &Program<'_>, source: Sources<'_>) -> String {
+fn html(program: &ProfiledProgram<'_>, source: Sources<'_>) -> String {
     let hottest = program.hottest();
     let total = hottest.iter().fold(0, |sum: u64, routine| sum.saturating_add(routine.function.executed()));
     let detailed = hottest.get(..detailed(&hottest)).unwrap_or_default();
     let blocks = hottest.iter().flat_map(|routine| &routine.function.blocks);
     let most = blocks.map(|block| block.count).max().unwrap_or(0);
-    let mut page = Page { text: String::new(), most, sources: BTreeMap::new() };
+    let mut page = HtmlPage { text: String::new(), most, sources: BTreeMap::new() };
     page.read_sources(program, detailed, source);
     page.head(program, total, hottest.len());
     page.list(&hottest, total, detailed.len());
@@ -56,9 +56,9 @@ fn html(program: &Program<'_>, source: Sources<'_>) -> String {
 }
 
 /// Number of functions, from the hottest one on, whose instructions are on the page.
-fn detailed(hottest: &[Routine<'_>]) -> usize {
+fn detailed(hottest: &[ProfiledRoutine<'_>]) -> usize {
     let mut left = INSTRUCTIONS_MAX;
-    let fits = |routine: &&Routine<'_>| {
+    let fits = |routine: &&ProfiledRoutine<'_>| {
         let instructions = routine.function.blocks.iter().map(|block| u64::from(block.instructions)).sum();
         let fits = instructions <= left;
         left = left.saturating_sub(instructions);
@@ -68,7 +68,7 @@ fn detailed(hottest: &[Routine<'_>]) -> usize {
     number.max(1).min(hottest.len())
 }
 
-struct Page {
+struct HtmlPage {
     text: String,
     /// Largest count of a block, to which the heat of all counts relates.
     most: u64,
@@ -128,7 +128,7 @@ fn heat(count: u64, most: u64) -> String {
     format!("h{}", (share * STEPS).round().clamp(1.0, STEPS))
 }
 
-fn shown(routine: &Routine<'_>) -> String {
+fn shown(routine: &ProfiledRoutine<'_>) -> String {
     let name = &routine.function.name;
     if name.is_empty() {
         return format!("0x{:x}", routine.function.start.0);
@@ -136,7 +136,7 @@ fn shown(routine: &Routine<'_>) -> String {
     crate::demangle(name).map_or_else(|| name.clone(), String::from)
 }
 
-impl Page {
+impl HtmlPage {
     fn raw(&mut self, line: std::fmt::Arguments<'_>) {
         // Writing to a text does not fail.
         let _written = self.text.write_fmt(line);
@@ -146,8 +146,8 @@ impl Page {
     /// Reads the source files of the functions on the page.
     fn read_sources(
         &mut self,
-        program: &Program<'_>,
-        detailed: &[Routine<'_>],
+        program: &ProfiledProgram<'_>,
+        detailed: &[ProfiledRoutine<'_>],
         source: &dyn Fn(&str) -> Option<String>,
     ) {
         let mut left = LINES_MAX;
@@ -164,7 +164,7 @@ impl Page {
         }
     }
 
-    fn head(&mut self, program: &Program<'_>, total: u64, functions: usize) {
+    fn head(&mut self, program: &ProfiledProgram<'_>, total: u64, functions: usize) {
         let profile = program.profile();
         let title = profile.program.rsplit('/').next().unwrap_or_default();
         self.raw(format_args!("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">"));
@@ -190,7 +190,7 @@ impl Page {
     }
 
     /// Writes the table of functions.
-    fn list(&mut self, hottest: &[Routine<'_>], total: u64, detailed: usize) {
+    fn list(&mut self, hottest: &[ProfiledRoutine<'_>], total: u64, detailed: usize) {
         self.raw(format_args!(
             "<h2>Functions</h2>\n<input id=\"filter\" placeholder=\"filter\" aria-label=\"filter\">"
         ));
@@ -218,7 +218,7 @@ impl Page {
     }
 
     /// Writes the instructions of a function.
-    fn function(&mut self, number: usize, routine: &Routine<'_>) {
+    fn function(&mut self, number: usize, routine: &ProfiledRoutine<'_>) {
         let function = routine.function;
         let name = shown(routine);
         let open = if number == 0 { " open" } else { "" };
@@ -253,7 +253,7 @@ impl Page {
     }
 
     /// Writes the heading of a block: its offset, and the edges that leave it.
-    fn block(&mut self, routine: &Routine<'_>, number: usize, block: &BlockCount) {
+    fn block(&mut self, routine: &ProfiledRoutine<'_>, number: usize, block: &BlockCount) {
         let start = routine.function.start.0;
         let offset = |at: u64| format!("{}{:#x}", if at < start { "-" } else { "+" }, at.abs_diff(start));
         let mut edges = Vec::new();
