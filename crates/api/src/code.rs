@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ingraft_model::{Avma, BlockId, Cfg, EdgeKind, EdgeTarget, Loop, Loops, Offset, Pid, PointKind, Svma, WayInReason};
 
-use crate::{FunctionRef, TargetSpec, WhyNot};
+use crate::{NamedFunction, TargetSpec, WhyNot};
 
 /// Largest number of functions that one request describes in detail.
 pub const INSPECTED_MAX: usize = 20;
@@ -33,7 +33,7 @@ pub struct Inspection {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct InspectedFunction {
     /// Module, name and offset.
-    pub function: FunctionRef,
+    pub function: NamedFunction,
     /// Size in bytes, parts included.
     pub size: u64,
     /// Address of the first byte in the process.
@@ -121,7 +121,7 @@ pub struct WayIntoCode {
 impl InspectedFunction {
     /// A function with its control flow, without points and instructions. `outside` names the places outside of the function to which edges
     /// lead.
-    pub fn new(function: FunctionRef, cfg: &Cfg, outside: impl Fn(Svma) -> String) -> Self {
+    pub fn new(function: NamedFunction, cfg: &Cfg, outside: impl Fn(Svma) -> String) -> Self {
         let first = function.offset;
         let offset = |at: Svma| Offset::between(first.0, at.0);
         let start = |block: BlockId| cfg.blocks.get(block).map(|block| offset(block.range.start));
@@ -331,7 +331,7 @@ pub struct ModulePlace {
     /// Address in the file.
     pub at: Svma,
     /// Function that contains the address.
-    pub function: Option<FunctionRef>,
+    pub function: Option<NamedFunction>,
     /// Offset of the basic block in the function.
     pub block: Option<Offset>,
     /// Path of the source file and number of the line; `None` if they are not known.
@@ -380,7 +380,7 @@ mod tests {
             ways_in_proven: Ok(()),
             ways_out_proven: Err(Refusal::StraddlesPages),
         };
-        let function = FunctionRef { module: "m".to_owned(), function: "f".to_owned(), offset: Svma(0x100) };
+        let function = NamedFunction { module: "m".to_owned(), function: "f".to_owned(), offset: Svma(0x100) };
         let function = InspectedFunction::new(function, &cfg, |at| format!("g at {at}"));
         assert_eq!((function.entry, &function.unresolved[..]), (Some(Offset(0)), &[Offset(12)][..]));
         assert!(function.ways_in_unproven.is_none() && function.ways_out_unproven.is_some());

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 /// A function by module, name, and offset.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct FunctionRef {
+pub struct NamedFunction {
     /// Base name of the mapped file.
     pub module: String,
     /// Preferred name.
@@ -20,7 +20,7 @@ pub struct FunctionRef {
 #[derive(Clone, Debug, PartialEq)]
 pub struct FunctionEntry {
     /// Module, name and offset.
-    pub function: FunctionRef,
+    pub function: NamedFunction,
     /// Size in bytes, parts included.
     pub size: u64,
     /// Summary of each kind of point.
@@ -85,7 +85,7 @@ pub struct PointSummary {
 #[derive(Clone, Debug, PartialEq)]
 pub struct RefusedFunction {
     /// The function that is not measured.
-    pub function: FunctionRef,
+    pub function: NamedFunction,
     /// Reason why the function is not measured.
     pub reason: WhyNot,
 }

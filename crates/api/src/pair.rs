@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ingraft_model::{EdgeKind, MetricInfo};
 use serde::Serialize;
 
-use crate::{FunctionRef, MetricFocus, RefusedFunction};
+use crate::{MetricFocus, NamedFunction, RefusedFunction};
 
 /// A pair of a measurement.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,7 +15,7 @@ pub struct PairInfo {
     /// Unit and aggregate of the metric.
     pub metric: Arc<MetricInfo>,
     /// The function that the focus names (module, name, offset); `None` if the focus does not name exactly one.
-    pub function: Option<FunctionRef>,
+    pub function: Option<NamedFunction>,
     /// Kinds of the edges that the focus names, each once; empty if it names no edge, or if a dead engine has woven the pair.
     pub edge_kinds: Vec<EdgeKind>,
     /// Number of points that are woven for the pair.

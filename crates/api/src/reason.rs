@@ -65,7 +65,7 @@ pub enum Exit {
 
 /// A row of the table.
 #[derive(Clone, Copy)]
-struct Row {
+struct ReasonRow {
     word: &'static str,
     class: ErrorClass,
     unchanged: bool,
@@ -73,24 +73,24 @@ struct Row {
     after_ms: Option<u32>,
 }
 
-const fn row(word: &'static str, class: ErrorClass) -> Row {
-    Row { word, class, unchanged: false, again: false, after_ms: None }
+const fn row(word: &'static str, class: ErrorClass) -> ReasonRow {
+    ReasonRow { word, class, unchanged: false, again: false, after_ms: None }
 }
 
-impl Row {
+impl ReasonRow {
     /// The error says that the target is as it was before.
-    const fn unchanged(self) -> Row {
-        Row { unchanged: true, ..self }
+    const fn unchanged(self) -> ReasonRow {
+        ReasonRow { unchanged: true, ..self }
     }
 
     /// An insertion that failed for this reason is attempted again as long as the request permits.
-    const fn again(self) -> Row {
-        Row { again: true, ..self }
+    const fn again(self) -> ReasonRow {
+        ReasonRow { again: true, ..self }
     }
 
     /// Waiting helps: another attempt makes sense after this time in milliseconds.
-    const fn after(self, ms: u32) -> Row {
-        Row { after_ms: Some(ms), ..self }
+    const fn after(self, ms: u32) -> ReasonRow {
+        ReasonRow { after_ms: Some(ms), ..self }
     }
 }
 
@@ -106,7 +106,7 @@ macro_rules! reasons {
             /// All reasons, in the order of docs/protocol.md.
             pub const ALL: &[Reason] = &[$(Reason::$name),*];
 
-            const fn row(self) -> Row {
+            const fn row(self) -> ReasonRow {
                 use ErrorClass::*;
                 match self {
                     $(Reason::$name => $row,)*

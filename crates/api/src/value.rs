@@ -1,6 +1,6 @@
 //! Values of a measurement.
 
-use ingraft_model::{Activations, Distribution, Fold, ObjectState, Pid, Table, Tid};
+use ingraft_model::{Activations, Distribution, Fold, KeyTable, ObjectState, Pid, Tid};
 
 /// The values of a measurement at one time, in the order of [`Enabled::pairs`](crate::Enabled::pairs).
 #[derive(Clone, Debug, PartialEq)]
@@ -67,7 +67,7 @@ impl Value {
 
     /// Share of the time in which the event was counted; `None` if it was counted all the time.
     pub fn counted_share(&self) -> Option<f64> {
-        let Counted { enabled_ns, running_ns } = self.details().counted?;
+        let CountedTime { enabled_ns, running_ns } = self.details().counted?;
         Some(if enabled_ns == 0 { 0.0 } else { running_ns as f64 / enabled_ns as f64 })
     }
 
@@ -75,7 +75,7 @@ impl Value {
     /// its value.
     pub fn scale(&mut self) {
         let Some(details) = self.details.as_deref_mut() else { return };
-        let Some(Counted { enabled_ns, running_ns }) = details.counted.filter(|c| c.running_ns > 0) else { return };
+        let Some(CountedTime { enabled_ns, running_ns }) = details.counted.filter(|c| c.running_ns > 0) else { return };
         let all = |value: i64| {
             let scaled = i128::from(value) * i128::from(enabled_ns) / i128::from(running_ns);
             i64::try_from(scaled).unwrap_or(i64::MAX)
@@ -113,7 +113,7 @@ pub struct Details {
     /// Set if the code of the pair was taken out; the value has not changed since.
     pub taken_out: Option<TakenOut>,
     /// Set if the event was counted for a part of the time only.
-    pub counted: Option<Counted>,
+    pub counted: Option<CountedTime>,
     /// Time in nanoseconds that the machine has slept while the time stamp counter timed the value. The counter may have counted that time
     /// or restarted.
     pub slept_ns: u64,
@@ -165,8 +165,8 @@ impl Keys {
     pub const MAX: usize = 1000;
 }
 
-impl From<&Table> for Keys {
-    fn from(table: &Table) -> Self {
+impl From<&KeyTable> for Keys {
+    fn from(table: &KeyTable) -> Self {
         let (mut values, others, unlisted): (Vec<KeyValue>, i64, u64) = match table.fold {
             Fold::Sum => {
                 let each = |(&key, &value): (&u64, &i64)| KeyValue { key, value, ..KeyValue::default() };
@@ -203,7 +203,7 @@ pub struct KeyValue {
 
 /// Time for which an event was counted. Events that share the processor's counters are counted in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counted {
+pub struct CountedTime {
     /// Time in nanoseconds in which threads ran while the event was to be counted.
     pub enabled_ns: u64,
     /// Part of that time, in nanoseconds, in which the event was counted.
@@ -244,7 +244,7 @@ mod tests {
     fn what_was_counted_in_a_part_of_the_time_is_scaled() {
         let thread = ThreadValue { value: 5, ..ThreadValue::default() };
         let value = |counted| Value::new(10, Details { threads: vec![thread.clone()], counted, ..Details::default() });
-        let counted = |enabled_ns, running_ns| value(Some(Counted { enabled_ns, running_ns }));
+        let counted = |enabled_ns, running_ns| value(Some(CountedTime { enabled_ns, running_ns }));
         let scaled = |mut value: Value| {
             value.scale();
             (value.value, value.details().threads[0].value, value.counted_share())

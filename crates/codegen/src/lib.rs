@@ -40,7 +40,7 @@ pub use code::cost::{Cost, SLOTS_PER_CYCLE};
 pub use code::environment::{CodegenError, Environment, Readable};
 pub use code::reach::counters_in_reach;
 pub use code::spread::{OneThread, Spread};
-pub use code::woven::{Inner, MiniCode, RemovalRecord, StackView, WovenMini, WovenPoint};
+pub use code::woven::{DisplacedCopy, MiniCode, RemovalRecord, StackView, WovenMini, WovenPoint};
 pub use patch::bodies::{weave_bodies_on, weave_body};
 pub use patch::body::{BodyPoint, BodyRequest, BodyWeave};
 pub use patch::chain::{Chain, Linked};

@@ -8,8 +8,8 @@ use ingraft_codegen::{Arena, Environment, MiniRequest, OneThread, PointRequest, 
 use ingraft_codegen::{add_mini, add_mini_from, weave_points};
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
-    Avma, Bias, Clock, Expr, Gpr, Kept, PatchPlan, Record, Resolution, Restore, Site, Snippet, Stmt, ThreadIdentity,
-    VariableId,
+    Avma, Bias, CallRecord, Clock, Expr, Gpr, KeptValue, PatchPlan, Resolution, Restore, Site, Snippet, Stmt,
+    ThreadIdentity, VariableId,
 };
 use support::*;
 
@@ -17,10 +17,10 @@ const V: [VariableId; 3] = [VariableId(0), VariableId(1), VariableId(2)];
 
 /// A snippet that opens a record and starts a timer, and one that counts in a histogram.
 fn timer() -> [Snippet; 2] {
-    let record = Record {
+    let record = CallRecord {
         activations: V[0],
         restore: Some(Restore::Timer(V[1], Clock::Wall)),
-        kept: vec![Kept::Time(Clock::Wall)],
+        kept: vec![KeptValue::Time(Clock::Wall)],
     };
     let observe = Stmt::Observe(V[2], Resolution::Coarse, Expr::Arg(0), None);
     [

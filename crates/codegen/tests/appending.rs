@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ingraft_codegen::verify::{Flaw, verify_weave};
 use ingraft_codegen::{CodegenError, Environment, MiniRequest, PointRequest, TextSpace, weave_points};
-use ingraft_model::buffer::{CLOSED, Capacity, LOST, POSITION, Reader, SLACK, TAKEN, Taken, Words};
+use ingraft_model::buffer::{BufferReader, CLOSED, Capacity, LOST, POSITION, SLACK, TAKEN, TakenBytes, Words};
 use ingraft_model::layout::{ROOM_WAIT_NS, header};
 use ingraft_model::snippet::Appended;
 use ingraft_model::token::Token;
@@ -86,9 +86,9 @@ impl Words for Memory {
     }
 }
 
-fn taken(out: &Outcome) -> (Taken, Memory) {
+fn taken(out: &Outcome) -> (TakenBytes, Memory) {
     let memory = Memory(RefCell::new(out.shards[2].clone()));
-    (Reader::new(capacity()).take(&memory), memory)
+    (BufferReader::new(capacity()).take(&memory), memory)
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn bytes_are_appended_and_nothing_else_changes() {
             let (plain, out) = run(identity, &[append(false, &bytes)], calls(9));
             assert_eq!(plain.calls, out.calls);
             assert_eq!(plain.scratch, out.scratch);
-            assert_eq!(taken(&out).0, Taken { bytes: bytes.repeat(9), gap: false });
+            assert_eq!(taken(&out).0, TakenBytes { bytes: bytes.repeat(9), gap: false });
         }
     }
 }

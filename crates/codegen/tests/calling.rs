@@ -7,7 +7,8 @@ use iced_x86::code_asm::*;
 use ingraft_codegen::verify::{Flaw, verify_weave};
 use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, TextSpace, Weave, weave_points};
 use ingraft_model::{
-    Avma, Bias, BinaryOp, Call, Called, Expr, PointKind, Site, Snippet, Stmt, ThreadIdentity, VariableId, VectorState,
+    Avma, Bias, BinaryOp, Called, Expr, PointKind, ProgramCall, Site, Snippet, Stmt, ThreadIdentity, VariableId,
+    VectorState,
 };
 use support::image::{self, Outcome, Program, SCRATCH, Step, TEXT, TID, TLS};
 use support::*;
@@ -25,8 +26,8 @@ fn v(n: u32) -> VariableId {
     VariableId(n)
 }
 
-fn call(args: Vec<Expr>) -> Call {
-    Call { callee: Called::At(Avma(CALLEE)), args }
+fn call(args: Vec<Expr>) -> ProgramCall {
+    ProgramCall { callee: Called::At(Avma(CALLEE)), args }
 }
 
 fn value(args: Vec<Expr>) -> Expr {
@@ -447,7 +448,7 @@ fn wrong_routines_and_calls_of_others_are_refused() {
         });
         assert_eq!(found.map_err(|e| e.flaw), Err(Flaw::Forbidden), "{vectors:?}");
     }
-    let other = |name| Call { callee: name, args: vec![] };
+    let other = |name| ProgramCall { callee: name, args: vec![] };
     let asked = [snippet(vec![Stmt::Call(other(Called::At(Avma(CALLEE + 1))))]), count()];
     for snippets in asked.map(|s| vec![s]) {
         let found = ask(&field.sites, &snippets, |requests| {
@@ -460,13 +461,13 @@ fn wrong_routines_and_calls_of_others_are_refused() {
 #[test]
 fn what_cannot_be_called_is_an_error() {
     let site = entry(&text(&[(TEXT, &empty)]), TEXT);
-    let refused = |env: &Environment, call: Call| {
+    let refused = |env: &Environment, call: ProgramCall| {
         let snippets = [snippet(vec![Stmt::Call(call)])];
         let weave = |requests: &[PointRequest<'_>]| weave_points(env, &mut arena(), &mut TextSpace::new(), requests);
         ask(std::slice::from_ref(&site), &snippets, weave).expect_err("refused").to_string()
     };
     let ready = Environment { vectors: Some(VECTORS), ..environment(GLIBC) };
-    let named = Call { callee: Called::Named("f".to_owned()), args: vec![] };
+    let named = ProgramCall { callee: Called::Named("f".to_owned()), args: vec![] };
     let locked = Environment { identity: ThreadIdentity::Locked, ..ready };
     let unsound = Environment { vectors: Some(VectorState { bytes: 1 << 20, ..VECTORS }), ..ready };
     let mut deep = call(vec![]);

@@ -5,8 +5,8 @@ mod support;
 use ingraft_codegen::verify::{verify_added, verify_removal, verify_removed, verify_weave};
 use ingraft_codegen::{MiniRequest, PointRequest, TextSpace, add_mini, remove_mini, remove_points, weave_points};
 use ingraft_model::{
-    Avma, Bias, Clock, Expr, Kept, PatchPlan, PointKind, Record, Restore, Site, Snippet, Stmt, Svma, ThreadIdentity,
-    TimeUnit, VariableId,
+    Avma, Bias, CallRecord, Clock, Expr, KeptValue, PatchPlan, PointKind, Restore, Site, Snippet, Stmt, Svma,
+    ThreadIdentity, TimeUnit, VariableId,
 };
 use support::image::{self, HELPER, HELPER_POINTER, Outcome, Program, Step, TEXT};
 use support::*;
@@ -208,9 +208,9 @@ fn a_record_opened_before_a_call_is_closed_behind_it() {
     for shape in &shapes() {
         let env = environment(GLIBC);
         let (mut arena, mut text) = (arena(), TextSpace::new());
-        let record = Record {
+        let record = CallRecord {
             activations: v(0),
-            kept: vec![Kept::Time(Clock::Wall), Kept::Argument(0)],
+            kept: vec![KeptValue::Time(Clock::Wall), KeptValue::Argument(0)],
             restore: Some(Restore::Timer(v(1), Clock::Wall)),
         };
         let prune = snippet(vec![Stmt::Prune]);
@@ -218,7 +218,7 @@ fn a_record_opened_before_a_call_is_closed_behind_it() {
         let elapsed = Stmt::Add(v(3), Expr::Elapsed(Clock::Wall, TimeUnit::Ticks));
         let close = snippet(vec![Stmt::Close(
             record,
-            vec![Stmt::Stop(v(1), Clock::Wall), Stmt::Set(v(2), Expr::Saved(Kept::Argument(0))), elapsed],
+            vec![Stmt::Stop(v(1), Clock::Wall), Stmt::Set(v(2), Expr::Saved(KeptValue::Argument(0))), elapsed],
         )]);
         const PLACES: [u32; 4] = [4, 8, 10, 11];
         let mini = |id, snippet| MiniRequest { id, snippet, counters: &PLACES };

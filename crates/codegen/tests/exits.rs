@@ -8,7 +8,7 @@ use ingraft_codegen::{
 };
 use ingraft_model::layout::{COUNTERS, TOP, header, record};
 use ingraft_model::{
-    Avma, Bias, BinaryOp, Clock, CpuClock, Expr, Float, FloatFormat, Fold, Kept, PatchPlan, PointKind, Record,
+    Avma, Bias, BinaryOp, CallRecord, Clock, CpuClock, Expr, Float, FloatFormat, Fold, KeptValue, PatchPlan, PointKind,
     Resolution, Restore, Shape, Site, Snippet, Stmt, ThreadIdentity, TimeUnit, VariableId, WallClock, Whose,
 };
 use support::image::{self, HELPER, Outcome, Program, SCRATCH, Step, TEXT};
@@ -254,8 +254,8 @@ impl Nest {
     }
 }
 
-fn record(activations: u32) -> Record {
-    Record { activations: v(activations), kept: vec![], restore: None }
+fn record(activations: u32) -> CallRecord {
+    CallRecord { activations: v(activations), kept: vec![], restore: None }
 }
 
 /// Clocks of wall time.
@@ -271,7 +271,7 @@ fn a_histogram_of_times_is_exact() {
 fn times_are_exact(env: &Environment) {
     let nest = nest();
     // Counters: activations of `middle`, activations of `inner`, a counter, the histogram.
-    let timed = |n| Record { kept: vec![Kept::Time(Clock::Wall)], ..record(n) };
+    let timed = |n| CallRecord { kept: vec![KeptValue::Time(Clock::Wall)], ..record(n) };
     let open = |n| snippet(vec![Stmt::Open(timed(n), vec![])]);
     let close = |n| {
         snippet(vec![Stmt::Close(
@@ -298,7 +298,7 @@ fn own_times_add_up_to_the_time_of_the_outermost_calls() {
     let env = environment(GLIBC);
     let nest = nest();
     // Both functions have the histogram 3; `middle` calls `inner`.
-    let timed = |n| Record { kept: vec![Kept::Time(Clock::Wall), Kept::Spent(Clock::Wall)], ..record(n) };
+    let timed = |n| CallRecord { kept: vec![KeptValue::Time(Clock::Wall), KeptValue::Spent(Clock::Wall)], ..record(n) };
     let elapsed = || Expr::Elapsed(Clock::Wall, TimeUnit::Ticks);
     let open = |n| snippet(vec![Stmt::Open(timed(n), vec![])]);
     let close = |n, more: Vec<Stmt>| {
@@ -325,7 +325,7 @@ const RENEWALS: usize = 4;
 #[test]
 fn processor_time_is_renewed_when_the_kernel_has_switched_the_thread() {
     let nest = nest();
-    let timed = |n| Record { kept: vec![Kept::Time(Clock::Cpu)], ..record(n) };
+    let timed = |n| CallRecord { kept: vec![KeptValue::Time(Clock::Cpu)], ..record(n) };
     let open = |n| snippet(vec![Stmt::Open(timed(n), vec![])]);
     let close = |n| {
         snippet(vec![Stmt::Close(
@@ -383,7 +383,7 @@ fn values_fall_into_their_buckets() {
 
 #[test]
 fn values_of_keys_add_up_until_no_place_is_in_reach() {
-    use ingraft_model::table::{MULTIPLIER, PLACE_BITS, PROBES, Table};
+    use ingraft_model::table::{KeyTable, MULTIPLIER, PLACE_BITS, PROBES};
     let nest = nest();
     let add = |key: Expr, amount: Expr| Stmt::AddAt(v(3), key, amount);
     let c = |n: u64| Expr::Const(n.cast_signed());
@@ -408,7 +408,7 @@ fn values_of_keys_add_up_until_no_place_is_in_reach() {
     let (keyed, nothing) = (snippet(stmts), snippet(vec![]));
     let calls = 3;
     let out = nest.run(GLIBC, [&nothing, &nothing], [&nothing, &keyed], &vec![0; calls as usize]);
-    let table = Table::from_slots(Fold::Sum, |n| out.shards[2][20 + n as usize]);
+    let table = KeyTable::from_slots(Fold::Sum, |n| out.shards[2][20 + n as usize]);
     let returned = out.calls[0].registers[0].cast_signed();
     let mut expected: Vec<(u64, i64)> =
         same.iter().take(PROBES as usize).map(|key| (*key, calls * (key + 1).cast_signed())).collect();
@@ -471,7 +471,7 @@ fn values_by_index_fall_into_their_granules() {
 
 #[test]
 fn the_last_mark_of_an_object_tells_its_state() {
-    use ingraft_model::{ObjectKind, ObjectState, Table};
+    use ingraft_model::{KeyTable, ObjectKind, ObjectState};
     let nest = nest();
     let state = |kind, retired| ObjectState { kind, retired };
     let mark = |key: i64, kind, retired| Stmt::Mark(v(3), Expr::Const(key), state(kind, retired));
@@ -487,7 +487,7 @@ fn the_last_mark_of_an_object_tells_its_state() {
     ]);
     let nothing = snippet(vec![]);
     let out = nest.run(GLIBC, [&nothing, &nothing], [&enter, &leave], &[0; 3]);
-    let table = Table::from_slots(Fold::Last, |n| out.shards[2][20 + n as usize]);
+    let table = KeyTable::from_slots(Fold::Last, |n| out.shards[2][20 + n as usize]);
     let returned = out.calls[0].registers[0];
     let mut expected = vec![
         (0, state(ObjectKind::SpinLock, true)),
@@ -516,8 +516,8 @@ fn left_otherwise(nest: &Nest, clock: Clock, wall: WallClock) {
     let run = |middle, inner, rbx: &[u64]| {
         nest.run_in(&env, middle, inner, rbx.iter().flat_map(|rbx| [Step::Slot(0), nest.call(*rbx)]).collect())
     };
-    let timer = Record { restore: Some(Restore::Timer(v(2), clock)), ..record(0) };
-    let flag = Record { restore: Some(Restore::Value(v(3))), ..record(1) };
+    let timer = CallRecord { restore: Some(Restore::Timer(v(2), clock)), ..record(0) };
+    let flag = CallRecord { restore: Some(Restore::Value(v(3))), ..record(1) };
     let start = snippet(vec![Stmt::Open(timer.clone(), vec![Stmt::Start(v(2), clock)])]);
     let stop = snippet(vec![Stmt::Close(timer, vec![Stmt::Stop(v(2), clock)])]);
     let up = snippet(vec![Stmt::Open(flag.clone(), vec![Stmt::Add(v(3), Expr::Const(1))])]);
@@ -547,8 +547,8 @@ fn an_exit_without_its_entry_does_nothing() {
 #[test]
 fn arguments_and_results_meet_at_the_exit() {
     let nest = nest();
-    let arguments = [0, 3, 2].map(Kept::Argument);
-    let kept = Record { kept: arguments.to_vec(), ..record(0) };
+    let arguments = [0, 3, 2].map(KeptValue::Argument);
+    let kept = CallRecord { kept: arguments.to_vec(), ..record(0) };
     let sum = |a, b| Expr::Binary(BinaryOp::Add, Box::new(a), Box::new(b));
     let open = snippet(vec![Stmt::Open(kept.clone(), vec![])]);
     let close = snippet(vec![Stmt::Close(
@@ -571,9 +571,14 @@ fn one_record_keeps_two_clocks_and_numbers_of_both_kinds() {
     let env = Environment { cpu: CpuClock::Rseq { slot: image::SLOT, signature: 0 }, ..environment(GLIBC) };
     let format = FloatFormat::Single;
     let float = Float { register: 3, format };
-    let kept =
-        [Kept::Time(Clock::Wall), Kept::Time(Clock::Cpu), Kept::Argument(1), Kept::Float(float), Kept::Argument(8)];
-    let kept = Record { kept: kept.to_vec(), ..record(0) };
+    let kept = [
+        KeptValue::Time(Clock::Wall),
+        KeptValue::Time(Clock::Cpu),
+        KeptValue::Argument(1),
+        KeptValue::Float(float),
+        KeptValue::Argument(8),
+    ];
+    let kept = CallRecord { kept: kept.to_vec(), ..record(0) };
     let open = snippet(vec![Stmt::Open(kept.clone(), vec![Stmt::Add(v(2), Expr::Float(float))])]);
     let elapsed = |clock| Expr::Elapsed(clock, TimeUnit::Ticks);
     let positive = |e| Expr::Binary(BinaryOp::Greater, Box::new(e), Box::new(Expr::Const(0)));
@@ -584,8 +589,8 @@ fn one_record_keeps_two_clocks_and_numbers_of_both_kinds() {
     );
     let saved = Expr::Binary(
         BinaryOp::Subtract,
-        Box::new(Expr::Saved(Kept::Float(float))),
-        Box::new(Expr::Saved(Kept::Argument(1))),
+        Box::new(Expr::Saved(KeptValue::Float(float))),
+        Box::new(Expr::Saved(KeptValue::Argument(1))),
     );
     let close = snippet(vec![Stmt::Close(kept, vec![Stmt::Add(v(3), saved), Stmt::Add(v(1), both)])]);
     let nothing = snippet(vec![]);
@@ -604,8 +609,11 @@ fn one_record_keeps_two_clocks_and_numbers_of_both_kinds() {
 #[test]
 fn without_a_shard_of_its_own_a_call_is_only_noted() {
     let nest = nest();
-    let timed =
-        Record { kept: vec![Kept::Time(Clock::Wall)], restore: Some(Restore::Timer(v(2), Clock::Wall)), ..record(0) };
+    let timed = CallRecord {
+        kept: vec![KeptValue::Time(Clock::Wall)],
+        restore: Some(Restore::Timer(v(2), Clock::Wall)),
+        ..record(0)
+    };
     let open = snippet(vec![Stmt::Open(timed.clone(), vec![Stmt::Start(v(2), Clock::Wall)])]);
     let close = snippet(vec![Stmt::Close(timed, vec![Stmt::Stop(v(2), Clock::Wall)])]);
     let nothing = snippet(vec![]);
@@ -616,7 +624,7 @@ fn without_a_shard_of_its_own_a_call_is_only_noted() {
 #[test]
 fn a_call_that_jumps_on_ends_where_that_function_returns() {
     let nest = nest_where(true);
-    let flag = Record { restore: Some(Restore::Value(v(3))), ..record(0) };
+    let flag = CallRecord { restore: Some(Restore::Value(v(3))), ..record(0) };
     let up = snippet(vec![Stmt::Open(flag.clone(), vec![Stmt::Add(v(3), Expr::Const(1))])]);
     let hand = snippet(vec![Stmt::HandOver(flag.clone(), Whose::Own, vec![])]);
     let down = vec![Stmt::Add(v(3), Expr::Const(-1)), Stmt::Add(v(2), Expr::Return)];
@@ -652,7 +660,7 @@ fn what_was_handed_over_is_told_from_what_was_left() {
 #[test]
 fn a_call_that_jumps_where_nobody_looks_is_given_up() {
     let nest = nest_where(true);
-    let flag = Record { restore: Some(Restore::Value(v(3))), ..record(0) };
+    let flag = CallRecord { restore: Some(Restore::Value(v(3))), ..record(0) };
     let up = snippet(vec![Stmt::Open(flag.clone(), vec![Stmt::Add(v(3), Expr::Const(1))])]);
     let give_up = snippet(vec![Stmt::GiveUp(flag.clone(), Whose::Own, vec![])]);
     let earlier = snippet(vec![Stmt::GiveUp(flag, Whose::Earlier, vec![])]);
@@ -674,9 +682,9 @@ fn the_layout_has_room() {
 #[test]
 fn records_of_one_call_may_close_in_any_order() {
     let nest = nest();
-    let flag = |n: u32, v: u32| Record { restore: Some(Restore::Value(self::v(v))), ..record(n) };
+    let flag = |n: u32, v: u32| CallRecord { restore: Some(Restore::Value(self::v(v))), ..record(n) };
     let (one, two) = (flag(0, 2), flag(1, 3));
-    let up = |r: &Record, body| Stmt::Open(r.clone(), body);
+    let up = |r: &CallRecord, body| Stmt::Open(r.clone(), body);
     let step = |n, by| Stmt::Add(v(n), Expr::Const(by));
     let open = snippet(vec![up(&one, vec![step(2, 1), up(&two, vec![step(3, 1)])])]);
     let close = snippet(vec![Stmt::Close(one, vec![step(2, 9)]), Stmt::Close(two, vec![step(3, 19)])]);

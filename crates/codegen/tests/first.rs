@@ -7,8 +7,8 @@ use expect_test::expect_file;
 use ingraft_codegen::verify::{Flaw, verify_removal, verify_weave};
 use ingraft_codegen::{MiniRequest, PointRequest, TextSpace, WovenPoint, add_mini, remove_points, weave_points};
 use ingraft_model::{
-    Avma, Bias, Expr, FirstEffect, FirstInstruction, Free, Gpr, PcMove, Scalar, Site, SiteKind, Snippet, Stmt, Svma,
-    ThreadIdentity, VariableId,
+    Avma, Bias, Expr, FirstEffect, FirstInstruction, FreeRegisters, Gpr, PcMove, Scalar, Site, SiteKind, Snippet, Stmt,
+    Svma, ThreadIdentity, VariableId,
 };
 use support::image::{Outcome, Program, SCRATCH, Step, TEXT};
 use support::*;
@@ -51,7 +51,7 @@ fn repeated(len: u8, lowers: u32) -> FirstInstruction {
 /// A first instruction that runs once.
 fn once(len: u8, scratch: &[Gpr], flags: bool) -> FirstInstruction {
     FirstInstruction {
-        effect: FirstEffect::Once { free: Free { scratch: scratch.to_vec(), flags } },
+        effect: FirstEffect::Once { free: FreeRegisters { scratch: scratch.to_vec(), flags } },
         ..repeated(len, 0)
     }
 }

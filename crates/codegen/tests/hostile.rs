@@ -5,7 +5,7 @@ mod support;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{Arena, MiniRequest, PointRequest, TextSpace, weave_points};
 use ingraft_model::point::{BackBranch, Padding};
-use ingraft_model::{Arrival, Avma, Bias, Free, Gpr, IslandRoom, Site, SiteKind, Svma, ThreadIdentity};
+use ingraft_model::{Arrival, Avma, Bias, FreeRegisters, Gpr, IslandRoom, Site, SiteKind, Svma, ThreadIdentity};
 use proptest::prelude::*;
 use support::*;
 
@@ -52,7 +52,7 @@ fn any_site() -> impl Strategy<Value = Site> {
                 kind: match kind {
                     0 | 1 => {
                         let scratch = scratch.into_iter().map(Gpr).collect();
-                        SiteKind::Entry { arrival, free: Free { scratch, flags }, first: None }
+                        SiteKind::Entry { arrival, free: FreeRegisters { scratch, flags }, first: None }
                     }
                     2..=4 => SiteKind::Exit { within: kind == 3 },
                     5 | 6 => SiteKind::CallBefore,

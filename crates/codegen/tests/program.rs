@@ -8,8 +8,8 @@ use iced_x86::{Decoder, DecoderOptions, IcedError, Instruction, Mnemonic, OpKind
 use ingraft_codegen::verify::{Flaw, VerifyError, verify_weave};
 use ingraft_codegen::{Arena, CodegenError, Environment, MiniRequest, PointRequest, TextSpace, Weave, weave_points};
 use ingraft_model::{
-    Avma, Bias, BinaryOp, Call, Called, Expr, Float, FloatFormat, Site, Snippet, Stmt, Svma, ThreadIdentity, Usage,
-    VariableId, VectorState, Width,
+    Avma, Bias, BinaryOp, Called, Expr, Float, FloatFormat, IntegerWidth, ProgramCall, Site, Snippet, Stmt, Svma,
+    ThreadIdentity, Usage, VariableId, VectorState,
 };
 use support::image::{Outcome, Program, SCRATCH, Step, TEXT};
 use support::*;
@@ -170,7 +170,7 @@ fn texts_are_there_as_long_as_the_call() {
     let word = |text: &[u8; 8]| i64::from_le_bytes(*text);
     let called = |first: &str| {
         let args = vec![Expr::Text(first.into()), Expr::Const(5), Expr::Text("abc".into())];
-        Expr::Call(Box::new(Call { callee: Called::At(Avma(CALLEE)), args }))
+        Expr::Call(Box::new(ProgramCall { callee: Called::At(Avma(CALLEE)), args }))
     };
     let both = Expr::Binary(BinaryOp::Subtract, Box::new(called("hello, world")), Box::new(called("12345678")));
     let stmts = vec![Stmt::Set(v(0), called("hello, world")), Stmt::Add(v(1), both)];
@@ -184,7 +184,7 @@ fn texts_are_there_as_long_as_the_call() {
     }
     let alone = snippet(vec![Stmt::Set(v(0), Expr::Text("abc".into()))]);
     assert!(matches!(Field::new(GLIBC, &code, &alone).err(), Some(CodegenError::NoCall { .. })));
-    let long = Expr::Call(Box::new(Call {
+    let long = Expr::Call(Box::new(ProgramCall {
         callee: Called::At(Avma(CALLEE)),
         args: vec![Expr::Text("x".repeat(1000).into())],
     }));
@@ -202,7 +202,7 @@ fn counters_have_addresses() {
     };
     let code = text(&callee, &nothing);
     let args = vec![Expr::Address(v(1)), Expr::Const(7)];
-    let call_it = Expr::Call(Box::new(Call { callee: Called::At(Avma(CALLEE)), args }));
+    let call_it = Expr::Call(Box::new(ProgramCall { callee: Called::At(Avma(CALLEE)), args }));
     for identity in [GLIBC, ThreadIdentity::FsBase] {
         let asked = snippet(vec![Stmt::Set(v(0), call_it.clone())]);
         let field = Field::new(identity, &code, &asked).expect("it makes sense");
@@ -217,11 +217,11 @@ fn variables_are_set_in_the_program_and_not_in_its_children() {
     let set = |at: u64, width, value| Stmt::Store(Avma(PLACE + at), width, value);
     let old = Expr::Load(Avma(PLACE + 16), ingraft_model::Scalar::POINTER);
     let stmts = vec![
-        set(0, Width::One, Expr::Const(-2)),
-        set(2, Width::Two, Expr::Arg(0)),
-        set(4, Width::Four, Expr::Const(0x1234_5678)),
-        set(8, Width::Eight, Expr::Arg(0)),
-        set(16, Width::Eight, Expr::Binary(BinaryOp::Add, Box::new(old), Box::new(Expr::Const(3)))),
+        set(0, IntegerWidth::One, Expr::Const(-2)),
+        set(2, IntegerWidth::Two, Expr::Arg(0)),
+        set(4, IntegerWidth::Four, Expr::Const(0x1234_5678)),
+        set(8, IntegerWidth::Eight, Expr::Arg(0)),
+        set(16, IntegerWidth::Eight, Expr::Binary(BinaryOp::Add, Box::new(old), Box::new(Expr::Const(3)))),
         Stmt::Add(v(0), Expr::Const(1)),
     ];
     for identity in [GLIBC, ThreadIdentity::FsBase] {
@@ -247,18 +247,18 @@ fn variables_are_set_in_the_program_and_not_in_its_children() {
         Field::new(ThreadIdentity::Locked, &code, &snippet(stmts)).err(),
         Some(CodegenError::NoCall { .. })
     ));
-    let outside = snippet(vec![Stmt::Store(Avma(READABLE.end.0 - 2), Width::Four, Expr::Const(1))]);
+    let outside = snippet(vec![Stmt::Store(Avma(READABLE.end.0 - 2), IntegerWidth::Four, Expr::Const(1))]);
     assert_eq!(Field::new(GLIBC, &code, &outside).err(), Some(CodegenError::Fleeting { at: READABLE.end.0 - 2 }));
 }
 
 #[test]
 fn only_the_variables_that_are_asked_for_are_set() {
     let code = text(&nothing, &nothing);
-    let asked = snippet(vec![Stmt::Store(Avma(PLACE), Width::Four, Expr::Const(1))]);
+    let asked = snippet(vec![Stmt::Store(Avma(PLACE), IntegerWidth::Four, Expr::Const(1))]);
     let field = Field::new(GLIBC, &code, &asked).expect("it makes sense");
     for other in [
-        vec![Stmt::Store(Avma(PLACE + 4), Width::Four, Expr::Const(1))],
-        vec![Stmt::Store(Avma(PLACE), Width::Eight, Expr::Const(1))],
+        vec![Stmt::Store(Avma(PLACE + 4), IntegerWidth::Four, Expr::Const(1))],
+        vec![Stmt::Store(Avma(PLACE), IntegerWidth::Eight, Expr::Const(1))],
         vec![Stmt::Add(v(0), Expr::Const(1))],
     ] {
         let found = field.verify(&snippet(other), &field.weave);

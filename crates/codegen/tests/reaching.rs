@@ -6,16 +6,17 @@ use std::ops::Range;
 
 use ingraft_codegen::{MiniRequest, PointRequest, TextSpace, counters_in_reach, weave_points};
 use ingraft_model::{
-    Avma, Bias, Clock, Expr, Kept, Record, Resolution, Restore, Shape, Snippet, Stmt, Svma, TimeUnit, VariableId,
+    Avma, Bias, CallRecord, Clock, Expr, KeptValue, Resolution, Restore, Shape, Snippet, Stmt, Svma, TimeUnit,
+    VariableId,
 };
 use support::*;
 
 const HISTOGRAM: u32 = 1000;
 
-fn timed() -> Record {
-    Record {
+fn timed() -> CallRecord {
+    CallRecord {
         activations: VariableId(0),
-        kept: vec![Kept::Time(Clock::Wall)],
+        kept: vec![KeptValue::Time(Clock::Wall)],
         restore: Some(Restore::Value(VariableId(1))),
     }
 }

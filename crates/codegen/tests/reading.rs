@@ -5,7 +5,7 @@ mod support;
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
 use ingraft_codegen::verify::{Flaw, verify_weave};
 use ingraft_codegen::{CodegenError, Environment, MiniRequest, PointRequest, Readable, TextSpace, weave_points};
-use ingraft_model::{Avma, Bias, Expr, Scalar, Snippet, Stmt, ThreadIdentity, VariableId, Width};
+use ingraft_model::{Avma, Bias, Expr, IntegerWidth, Scalar, Snippet, Stmt, ThreadIdentity, VariableId};
 use support::*;
 
 /// push rbp; mov rbp, rsp; sub rsp, 0x20
@@ -16,7 +16,7 @@ fn add(value: Expr) -> Snippet {
 }
 
 fn write() -> Snippet {
-    Snippet { stmts: vec![Stmt::Write(Expr::Arg(0), Width::Four, Expr::Arg(1))] }
+    Snippet { stmts: vec![Stmt::Write(Expr::Arg(0), IntegerWidth::Four, Expr::Arg(1))] }
 }
 
 fn decoded(bytes: &[u8], at: u64) -> Vec<Instruction> {
@@ -25,7 +25,7 @@ fn decoded(bytes: &[u8], at: u64) -> Vec<Instruction> {
 
 #[test]
 fn every_flipped_bit_of_a_system_call_is_found() {
-    let read = add(Expr::Read(Box::new(Expr::Arg(0)), Scalar { width: Width::Four, signed: true }));
+    let read = add(Expr::Read(Box::new(Expr::Arg(0)), Scalar { width: IntegerWidth::Four, signed: true }));
     let told_apart = [GLIBC, ThreadIdentity::FsBase];
     let reads = told_apart.into_iter().chain([ThreadIdentity::Locked]).map(|identity| (identity, &read));
     let write = write();

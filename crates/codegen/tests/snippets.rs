@@ -5,7 +5,7 @@ mod support;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{MiniRequest, PointRequest, TextSpace, weave_points};
 use ingraft_model::{
-    Avma, Bias, BinaryOp, Expr, Gpr, Scalar, Site, Snippet, Stmt, ThreadIdentity, UnaryOp, VariableId, Width,
+    Avma, Bias, BinaryOp, Expr, Gpr, IntegerWidth, Scalar, Site, Snippet, Stmt, ThreadIdentity, UnaryOp, VariableId,
 };
 use proptest::prelude::*;
 use support::image::{self, Program, STACK, Step, TEXT};
@@ -55,7 +55,12 @@ fn constant() -> impl Strategy<Value = i64> {
 const DATA: u64 = image::SCRATCH + 0x4000;
 
 fn scalar() -> impl Strategy<Value = Scalar> {
-    let width = prop_oneof![Just(Width::One), Just(Width::Two), Just(Width::Four), Just(Width::Eight)];
+    let width = prop_oneof![
+        Just(IntegerWidth::One),
+        Just(IntegerWidth::Two),
+        Just(IntegerWidth::Four),
+        Just(IntegerWidth::Eight)
+    ];
     (width, any::<bool>()).prop_map(|(width, signed)| Scalar { width, signed })
 }
 

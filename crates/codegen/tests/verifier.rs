@@ -9,8 +9,8 @@ use ingraft_codegen::{
 };
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
-    Avma, Bias, BinaryOp, Clock, Expr, Kept, Listing, PatchPlan, PcMove, Ranges, Record, Restore, Site, Snippet, Stmt,
-    Svma, TextWrite, ThreadIdentity, VariableId, listed, table,
+    Avma, Bias, BinaryOp, CallRecord, Clock, Expr, KeptValue, KeyListing, PatchPlan, PcMove, Ranges, Restore, Site,
+    Snippet, Stmt, Svma, TextWrite, ThreadIdentity, VariableId, listed, table,
 };
 use proptest::prelude::*;
 use support::random::{Field, functions, lay_out};
@@ -268,7 +268,7 @@ fn a_place_of_a_table_that_may_be_any_is_refused() {
 
 #[test]
 fn words_of_shard_0_that_are_no_keys_are_refused() {
-    let listing = Listing::of_places(256).expect("a size");
+    let listing = KeyListing::of_places(256).expect("a size");
     let add = Stmt::AddListed(VariableId(0), listing, Expr::Arg(0), Expr::Const(1));
     // The code for the thread's own shard and the code for shard 0 have these masks.
     any_place_is_refused(add.clone(), listing.places(), 2 * listed::PROBES as usize);
@@ -341,8 +341,8 @@ fn any_place_is_refused(stmt: Stmt, places: u32, masked: usize) {
 /// Snippet with a record, which contains its name, a timer and a condition.
 fn timer() -> Snippet {
     let [activations, timer, hits] = [0, 1, 3].map(VariableId);
-    let kept = vec![Kept::Time(Clock::Wall), Kept::Argument(0)];
-    let record = Record { activations, restore: Some(Restore::Timer(timer, Clock::Wall)), kept };
+    let kept = vec![KeptValue::Time(Clock::Wall), KeptValue::Argument(0)];
+    let record = CallRecord { activations, restore: Some(Restore::Timer(timer, Clock::Wall)), kept };
     let met = Expr::Binary(BinaryOp::Greater, Box::new(Expr::Variable(hits)), Box::new(Expr::Const(7)));
     let open = Stmt::Open(record, vec![Stmt::Start(timer, Clock::Wall)]);
     Snippet { stmts: vec![Stmt::Add(hits, Expr::Const(1)), Stmt::Prune, Stmt::If(met, vec![open])] }
@@ -419,7 +419,7 @@ fn memory_below_address_0_is_no_counter() {
 /// Tests every place that the branch behind the search for a record could lead back to: those before the right one would search again.
 #[test]
 fn a_branch_that_closes_a_loop_is_refused() {
-    let record = Record { activations: VariableId(0), restore: None, kept: vec![] };
+    let record = CallRecord { activations: VariableId(0), restore: None, kept: vec![] };
     let close = Stmt::Close(record, vec![Stmt::Add(VariableId(3), Expr::Const(1))]);
     let snippet = Snippet { stmts: vec![close] };
     let site = site(&[0x48, 0x8b, 0x07, 0x48, 0x01, 0xf0, 0xc3]);

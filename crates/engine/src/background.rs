@@ -70,14 +70,14 @@ fn share<R: Send>(pool: &ThreadPool, work: impl FnOnce(bool) -> R + Send) -> R {
     if BUSY.swap(true, Ordering::Acquire) {
         return work(false);
     }
-    let _free = Free(&BUSY);
+    let _free = ClearOnDrop(&BUSY);
     pool.install(|| work(true))
 }
 
 /// Clears a flag when it is dropped, including by a panic.
-struct Free<'a>(&'a AtomicBool);
+struct ClearOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Free<'_> {
+impl Drop for ClearOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }

@@ -29,13 +29,13 @@ const GIVEN_UP: u8 = 2;
 pub struct Undertaking {
     state: AtomicU8,
     is_unwanted: AtomicBool,
-    step: Mutex<Option<Step>>,
+    step: Mutex<Option<InsertionStep>>,
     /// Units of the step that are done.
     done: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
-struct Step {
+struct InsertionStep {
     what: String,
     units: u64,
     begin: Instant,
@@ -89,14 +89,14 @@ impl Undertaking {
     /// The progress of the present step; `None` if it is not known.
     pub fn progress(&self) -> Option<StepProgress> {
         let step = self.step();
-        let Step { what, units, begin } = step.as_ref().filter(|step| step.units > 0)?;
+        let InsertionStep { what, units, begin } = step.as_ref().filter(|step| step.units > 0)?;
         let (done, spent) = (self.done.load(Ordering::Relaxed).min(*units), begin.elapsed());
         let percent = (done * 100 / units).min(99) as u8;
         let left = (done > 0 && spent > ESTIMATED_AFTER).then(|| spent.mul_f64((units - done) as f64 / done as f64));
         Some(StepProgress { what: what.clone(), percent, left })
     }
 
-    fn step(&self) -> MutexGuard<'_, Option<Step>> {
+    fn step(&self) -> MutexGuard<'_, Option<InsertionStep>> {
         self.step.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -108,13 +108,13 @@ pub(crate) fn current() -> Option<Arc<Undertaking>> {
 
 /// Works for an insertion on this thread.
 pub(crate) fn within<R>(undertaking: Option<Arc<Undertaking>>, work: impl FnOnce() -> R) -> R {
-    struct Restored(Option<Arc<Undertaking>>);
-    impl Drop for Restored {
+    struct RestoreOnDrop(Option<Arc<Undertaking>>);
+    impl Drop for RestoreOnDrop {
         fn drop(&mut self) {
             CURRENT.set(self.0.take());
         }
     }
-    let _before = Restored(CURRENT.replace(undertaking));
+    let _before = RestoreOnDrop(CURRENT.replace(undertaking));
     work()
 }
 
@@ -165,7 +165,7 @@ pub(crate) fn begin_step(what: impl FnOnce() -> String, units: u64) {
     if let Some(current) = current() {
         let mut step = current.step();
         current.done.store(0, Ordering::Relaxed);
-        *step = Some(Step { what: what(), units, begin: Instant::now() });
+        *step = Some(InsertionStep { what: what(), units, begin: Instant::now() });
     }
 }
 

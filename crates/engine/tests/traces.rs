@@ -11,7 +11,7 @@ use ingraft_engine::{
 };
 use ingraft_model::Capacity;
 use ingraft_model::buffer::SLACK;
-use ingraft_profile::{Step, TracedFunction, Unknown};
+use ingraft_profile::{TraceStep, TracedFunction, Unknown};
 use ingraft_report::{TraceChunk, TraceReplay, TracedCode};
 use ingraft_testing::{Mutatee, open_directory, output, program, target};
 use nix::sys::ptrace;
@@ -148,11 +148,11 @@ fn blocks(code: &TracedCode, chunks: &[TraceChunk]) -> (Vec<u64>, Vec<Unknown>) 
     let (mut replay, mut found) = (TraceReplay::new(&traced), Vec::new());
     for chunk in chunks {
         let mut note = |step, _| match step {
-            Step::Block { function, block, .. } => {
+            TraceStep::Block { function, block, .. } => {
                 found.push(code.functions[function as usize].cfg.blocks.get(block).expect("a block").range.start.0);
             }
-            Step::Enter { .. } | Step::Leave { .. } | Step::Condition => {}
-            Step::Gap => panic!("the trace has a gap"),
+            TraceStep::Enter { .. } | TraceStep::Leave { .. } | TraceStep::Condition => {}
+            TraceStep::Gap => panic!("the trace has a gap"),
         };
         replay.chunk(chunk, &mut note).unwrap();
     }
@@ -237,10 +237,10 @@ fn entries(code: &TracedCode, chunks: &[TraceChunk]) -> (BTreeMap<String, u64>, 
     let (mut replay, mut found) = (TraceReplay::new(&traced), BTreeMap::new());
     for chunk in chunks {
         let mut note = |step, _| match step {
-            Step::Enter { function, .. } => {
+            TraceStep::Enter { function, .. } => {
                 *found.entry(code.functions[function as usize].name.clone()).or_default() += 1;
             }
-            Step::Block { .. } | Step::Leave { .. } | Step::Condition | Step::Gap => {}
+            TraceStep::Block { .. } | TraceStep::Leave { .. } | TraceStep::Condition | TraceStep::Gap => {}
         };
         replay.chunk(chunk, &mut note).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Counts of calls that a measurement could not follow from entry to exit (see [`crate::Record`]).
+//! Counts of calls that a measurement could not follow from entry to exit (see [`crate::CallRecord`]).
 
 /// Calls without a complete measurement, counted by reason. The fields are the slots of a
 /// [`Shape::Activations`](crate::Shape::Activations), in their order.

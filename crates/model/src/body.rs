@@ -3,7 +3,7 @@
 use crate::addr::Svma;
 use crate::cfg::{Block, Edge, EdgeKind};
 use crate::index::{BlockId, IndexVec};
-use crate::point::{Free, Site};
+use crate::point::{FreeRegisters, Site};
 use crate::refusal::Refusal;
 
 /// The blocks of a function, with their bytes, and the edges between them. Control enters the function only at blocks that are `entered`,
@@ -41,7 +41,7 @@ pub struct BodyBlock {
     /// Bytes of the block.
     pub bytes: Vec<u8>,
     /// Registers and flags that are free at its beginning.
-    pub free: Free,
+    pub free: FreeRegisters,
     /// Ways by which control arrives here at the original address, other than by falling through or by a branch of the function.
     pub entered: Entered,
     /// Site of a springboard at the beginning that lies within the block, or the reason why none fits there.

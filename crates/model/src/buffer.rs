@@ -80,28 +80,28 @@ pub trait Words {
 
 /// The engine's side of a buffer. A new buffer is all 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reader {
+pub struct BufferReader {
     capacity: Capacity,
     taken: u64,
 }
 
 /// The bytes that a reader has taken at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Taken {
+pub struct TakenBytes {
     /// Bytes, in the order of the thread's reservations. The last ones may be the beginning of an append.
     pub bytes: Vec<u8>,
     /// Whether bytes were lost after these.
     pub gap: bool,
 }
 
-impl Reader {
+impl BufferReader {
     /// A reader of a new buffer.
     pub fn new(capacity: Capacity) -> Self {
-        Reader { capacity, taken: 0 }
+        BufferReader { capacity, taken: 0 }
     }
 
     /// Takes all bytes that are written, up to the first one that is not. If the buffer is closed and all its bytes were taken, opens it.
-    pub fn take(&mut self, words: &impl Words) -> Taken {
+    pub fn take(&mut self, words: &impl Words) -> TakenBytes {
         let position = words.load(POSITION);
         let from = self.taken;
         // A position further away is not the work of the code; the buffer's memory belongs to the program.
@@ -128,7 +128,7 @@ impl Reader {
         if !words.replace(TAKEN, from, self.taken) && self.taken == words.load(POSITION) {
             gap = words.replace(TAKEN, closed, self.taken);
         }
-        Taken { bytes, gap }
+        TakenBytes { bytes, gap }
     }
 
     /// Index of the word with a byte.
@@ -202,9 +202,9 @@ mod tests {
         }
     }
 
-    fn new() -> (Capacity, Buffer, Reader) {
+    fn new() -> (Capacity, Buffer, BufferReader) {
         let capacity = Capacity::of_bytes(0).expect("small");
-        (capacity, Buffer(RefCell::new(vec![0; capacity.slots() as usize])), Reader::new(capacity))
+        (capacity, Buffer(RefCell::new(vec![0; capacity.slots() as usize])), BufferReader::new(capacity))
     }
 
     #[test]
@@ -238,7 +238,7 @@ mod tests {
             assert_eq!(buffer.load(LOST), (round + 1) * lost);
             let taken = reader.take(&buffer);
             assert_eq!((taken.bytes.len(), taken.gap), (written, true));
-            assert_eq!(reader.take(&buffer), Taken::default());
+            assert_eq!(reader.take(&buffer), TakenBytes::default());
         }
     }
 
@@ -248,11 +248,11 @@ mod tests {
         assert!(buffer.append(capacity, &[1]));
         let at = buffer.reserve(2);
         assert!(buffer.append(capacity, &[9, 9]), "a signal handler");
-        assert_eq!(reader.take(&buffer), Taken { bytes: vec![1], gap: false });
+        assert_eq!(reader.take(&buffer), TakenBytes { bytes: vec![1], gap: false });
         buffer.write(capacity, at, &[2]);
-        assert_eq!(reader.take(&buffer), Taken { bytes: vec![2], gap: false });
+        assert_eq!(reader.take(&buffer), TakenBytes { bytes: vec![2], gap: false });
         buffer.write(capacity, at + 1, &[3]);
-        assert_eq!(reader.take(&buffer), Taken { bytes: vec![3, 9, 9], gap: false });
+        assert_eq!(reader.take(&buffer), TakenBytes { bytes: vec![3, 9, 9], gap: false });
     }
 
     #[test]
@@ -266,9 +266,9 @@ mod tests {
         assert_eq!((full.bytes.len() as u64, full.gap), (at, false));
         assert!(!buffer.append(capacity, &[6]), "it is still closed");
         buffer.write(capacity, at, &[4]);
-        assert_eq!(reader.take(&buffer), Taken { bytes: vec![4], gap: true });
+        assert_eq!(reader.take(&buffer), TakenBytes { bytes: vec![4], gap: true });
         assert!(buffer.append(capacity, &[6]));
-        assert_eq!(reader.take(&buffer), Taken { bytes: vec![6], gap: false });
+        assert_eq!(reader.take(&buffer), TakenBytes { bytes: vec![6], gap: false });
     }
 
     #[test]

@@ -7,19 +7,19 @@ use crate::snippet::Expr;
 
 /// A call of a function of the target by the System V convention for integers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Call {
+pub struct ProgramCall {
     /// The called function.
     pub callee: Called,
-    /// Arguments, at most [`Call::ARGS_MAX`].
+    /// Arguments, at most [`ProgramCall::ARGS_MAX`].
     pub args: Vec<Expr>,
 }
 
-impl Call {
+impl ProgramCall {
     /// Most arguments of a call: as many as the System V convention passes in registers.
     pub const ARGS_MAX: usize = 6;
 }
 
-/// The function that a [`Call`] calls.
+/// The function that a [`ProgramCall`] calls.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Called {
     /// Name as the definition gives it, `NAME` or `MODULE:NAME`. The engine has not looked it up in a process yet.
@@ -63,7 +63,7 @@ impl fmt::Display for Called {
     }
 }
 
-impl fmt::Display for Call {
+impl fmt::Display for ProgramCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "call {}(", self.callee)?;
         for (n, arg) in self.args.iter().enumerate() {

@@ -40,7 +40,7 @@ pub use activations::Activations;
 pub use addr::{Avma, AvmaRange, Bias, Offset, Pid, Svma, SvmaRange, Tid};
 pub use body::{BodyBlock, BodyExit, Entered, FunctionBody};
 pub use buffer::Capacity;
-pub use call::{Call, Called, VectorState};
+pub use call::{Called, ProgramCall, VectorState};
 pub use cfg::{Block, BlockEvents, Cfg, EVENT_NAMES, Edge, EdgeKind, EdgeTarget, WayIn, WayInReason};
 pub use dominators::Dominators;
 pub use flavor::{FLAVORS_MAX, Flavor, FlavorError};
@@ -50,22 +50,22 @@ pub use hold::HoldTime;
 pub use index::{BlockId, EdgeId, FunctionId, IndexVec, Key, ModuleId};
 pub use instrumentation::{Insertion, Instrumentation, Order, Role, ValueUnit, Variable, VariableKind};
 pub use layout::{CpuClock, DataArea, ThreadIdentity, WallClock};
-pub use listed::{ListedKeys, Listing};
+pub use listed::{KeyListing, ListedKeys};
 pub use loops::{Loop, Loops};
 pub use metric::{Aggregate, MetricInfo, Style, UnitsType};
 pub use object::{ObjectKind, ObjectState};
 pub use part::{LoopEdges, PartName, Parts};
 pub use patch::{PatchPlan, PcMove, TextWrite};
 pub use point::{
-    Arrival, BackBranch, BlockPoint, CallPoint, CallSite, Callee, FirstEffect, FirstInstruction, Free, Gpr, How,
-    IslandRoom, PointKind, Site, SiteKind,
+    Arrival, BackBranch, BlockPoint, CallPoint, CallSite, Callee, FirstEffect, FirstInstruction, FreeRegisters, Gpr,
+    How, IslandRoom, PointKind, Site, SiteKind,
 };
 pub use point_id::{FunctionPoint, PointId};
 pub use refusal::Refusal;
 pub use resource::{Focus, FocusError, ResourcePath};
 pub use snippet::{
-    BinaryOp, Clock, Expr, Float, FloatFormat, Kept, Record, Restore, Scalar, Shape, Snippet, Stmt, TimeUnit, UnaryOp,
-    Usage, VariableId, Whose, Width,
+    BinaryOp, CallRecord, Clock, Expr, Float, FloatFormat, IntegerWidth, KeptValue, Restore, Scalar, Shape, Snippet,
+    Stmt, TimeUnit, UnaryOp, Usage, VariableId, Whose,
 };
-pub use table::{Fold, Table};
+pub use table::{Fold, KeyTable};
 pub use vector::{IndexNames, Ranges};

@@ -23,15 +23,15 @@ const BITS: std::ops::RangeInclusive<u8> = 4..=17;
 
 /// Size of a table of listed keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Listing {
+pub struct KeyListing {
     bits: u8,
 }
 
-impl Listing {
+impl KeyListing {
     /// The table with this number of places; `None` unless the number is a power of two from 16 to 131,072.
     pub fn of_places(places: u32) -> Option<Self> {
         let bits = places.trailing_zeros() as u8;
-        (places.is_power_of_two() && BITS.contains(&bits)).then_some(Listing { bits })
+        (places.is_power_of_two() && BITS.contains(&bits)).then_some(KeyListing { bits })
     }
 
     /// Number of places, a power of two.
@@ -65,7 +65,7 @@ impl Listing {
 /// The engine's copy of the keys of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedKeys {
-    listing: Listing,
+    listing: KeyListing,
     words: Vec<u64>,
 }
 
@@ -74,7 +74,7 @@ impl ListedKeys {
     /// keys in order. Returns `None` if a key cannot be listed or occurs twice, or if the largest table has no place for a key.
     pub fn of(keys: &[u64]) -> Option<(Self, Vec<u32>)> {
         BITS.filter(|bits| (2 * keys.len()) as u64 <= 1 << bits).find_map(|bits| {
-            let listing = Listing { bits };
+            let listing = KeyListing { bits };
             let mut table = ListedKeys { listing, words: vec![FREE; listing.places() as usize] };
             let places = keys.iter().map(|key| table.add(*key)).collect::<Option<_>>()?;
             Some((table, places))
@@ -82,7 +82,7 @@ impl ListedKeys {
     }
 
     /// The size of the table.
-    pub fn listing(&self) -> Listing {
+    pub fn listing(&self) -> KeyListing {
         self.listing
     }
 
@@ -135,7 +135,7 @@ mod tests {
     }
 
     /// Returns keys with the same first place in a table of this size.
-    fn colliding(listing: Listing, count: usize) -> Vec<u64> {
+    fn colliding(listing: KeyListing, count: usize) -> Vec<u64> {
         (1..).filter(|key| listing.probes(*key).next() == Some(3)).take(count).collect()
     }
 
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_table_grows_until_each_key_has_a_place() {
-        let small = Listing::of_places(32).expect("a size");
+        let small = KeyListing::of_places(32).expect("a size");
         let keys = colliding(small, PROBES as usize + 1);
         let (table, _) = ListedKeys::of(&keys).expect("a table");
         assert!(table.listing().places() > 32, "{table:?}");
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn sizes_are_powers_of_two() {
-        assert_eq!(Listing::of_places(256).map(Listing::slots), Some(512));
-        assert!([0, 8, 100, 1 << 18].iter().all(|places| Listing::of_places(*places).is_none()));
+        assert_eq!(KeyListing::of_places(256).map(KeyListing::slots), Some(512));
+        assert!([0, 8, 100, 1 << 18].iter().all(|places| KeyListing::of_places(*places).is_none()));
     }
 }

@@ -50,7 +50,7 @@ impl Loops<BlockId> {
 impl<N: Key + Ord> Loops<N> {
     /// The loops of a graph, given the successors of each node and the entries. The bodies take memory in proportion to nodes times depth.
     pub fn new(successors: &IndexVec<N, Vec<N>>, entries: &[N]) -> Self {
-        let tree = Tree::new(successors, entries);
+        let tree = DepthFirstTree::new(successors, entries);
         let mut loops = Self::nested(&tree, successors.len());
         let mut reached = IndexVec::filled(false, successors.len());
         tree.order.iter().for_each(|node| reached.set(*node, true));
@@ -61,10 +61,10 @@ impl<N: Key + Ord> Loops<N> {
     /// The headers, parents and depths of the loops of a graph: [`Loop::entries`], [`Loop::body`] and [`Loop::latches`] are empty. Takes nearly
     /// linear time and linear memory, however deep the loops are nested.
     pub fn headers(successors: &IndexVec<N, Vec<N>>, entries: &[N]) -> Self {
-        Self::nested(&Tree::new(successors, entries), successors.len())
+        Self::nested(&DepthFirstTree::new(successors, entries), successors.len())
     }
 
-    fn nested(tree: &Tree<N>, nodes: usize) -> Self {
+    fn nested(tree: &DepthFirstTree<N>, nodes: usize) -> Self {
         let headers = tree.headers();
         let mut loops = Loops { loops: Vec::new(), innermost: IndexVec::filled(None, nodes) };
         // Outer loops come first, because a header comes before what it leads to.
@@ -131,7 +131,7 @@ impl<N: Key + Ord> Loops<N> {
 }
 
 /// A depth-first tree of a graph. Nodes are named by their place in depth-first order.
-struct Tree<N> {
+struct DepthFirstTree<N> {
     /// The nodes in depth-first order.
     order: Vec<N>,
     /// For each place, the last one in its subtree.
@@ -141,13 +141,13 @@ struct Tree<N> {
 }
 
 /// The result of the search for headers, by place in depth-first order.
-struct Headers {
+struct LoopHeaders {
     is_header: Vec<bool>,
     /// The header of the innermost loop around a place; [`NONE`] outside of loops. For a header, that of the next loop.
     around: Vec<usize>,
 }
 
-impl<N: Key> Tree<N> {
+impl<N: Key> DepthFirstTree<N> {
     fn new(successors: &IndexVec<N, Vec<N>>, entries: &[N]) -> Self {
         let (order, parent) = depth_first(successors, entries);
         let mut place = IndexVec::filled(NONE, successors.len());
@@ -161,7 +161,7 @@ impl<N: Key> Tree<N> {
             let next = successors.get(node).into_iter().flatten();
             next.filter_map(|next| place.get(*next)).for_each(|next| before[*next].push(at));
         }
-        Tree { order, last, before }
+        DepthFirstTree { order, last, before }
     }
 
     /// Whether a place lies in the subtree of another one.
@@ -170,9 +170,9 @@ impl<N: Key> Tree<N> {
     }
 
     /// Inner loops are found first, and count as one node from then on, that of their header.
-    fn headers(&self) -> Headers {
+    fn headers(&self) -> LoopHeaders {
         let count = self.order.len();
-        let mut found = Headers { is_header: vec![false; count], around: vec![NONE; count] };
+        let mut found = LoopHeaders { is_header: vec![false; count], around: vec![NONE; count] };
         let mut stands_for: Vec<usize> = (0..count).collect();
         // Ways into irreducible loops that do not lead to their headers.
         let mut more: Vec<Vec<usize>> = vec![Vec::new(); count];

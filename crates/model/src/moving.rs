@@ -1,6 +1,6 @@
 //! Properties of snippets that decide whether they can follow calls that move between threads (Go).
 
-use crate::snippet::{Clock, Kept, Snippet, Stmt};
+use crate::snippet::{Clock, KeptValue, Snippet, Stmt};
 
 impl Snippet {
     /// Whether the snippet keeps state for a thread between the beginning and the end of a call: a timer, a state to restore, the
@@ -14,7 +14,7 @@ impl Snippet {
                 | Stmt::HandOver(record, _, body)
                 | Stmt::GiveUp(record, _, body)
                 | Stmt::CloseHanded(record, body) => {
-                    record.restore.is_some() || record.kept.contains(&Kept::Time(Clock::Cpu)) || any(body)
+                    record.restore.is_some() || record.kept.contains(&KeptValue::Time(Clock::Cpu)) || any(body)
                 }
                 Stmt::If(_, body) => any(body),
                 Stmt::Mark(..)

@@ -101,7 +101,7 @@ pub struct Arrival {
 
 /// Registers and flags that snippets may overwrite at an entry or at a block.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Free {
+pub struct FreeRegisters {
     /// Registers that are dead here and that the function itself overwrites. A register that is only dead does not suffice: a caller that
     /// was compiled with -fipa-ra may keep a value in it.
     pub scratch: Vec<Gpr>,
@@ -161,7 +161,7 @@ pub enum FirstEffect {
     /// to it.
     Once {
         /// Registers and flags that are free after the instruction.
-        free: Free,
+        free: FreeRegisters,
     },
 }
 
@@ -173,7 +173,7 @@ pub enum SiteKind {
         /// Branches back to the entry, and an exit that is displaced with it.
         arrival: Arrival,
         /// Registers and flags that are free.
-        free: Free,
+        free: FreeRegisters,
         /// The function's first instruction, if the springboard can lie after it. `None` after an `endbr64`.
         first: Option<FirstInstruction>,
     },
@@ -194,13 +194,13 @@ pub enum SiteKind {
     /// the System V convention) may hold values of the function.
     Block {
         /// Registers and flags that are free.
-        free: Free,
+        free: FreeRegisters,
     },
     /// A transfer between two basic blocks. [`Site::at`] is the first byte of the block to which the edge leads. The red zone may hold values
     /// of the function, as at the beginning of a block.
     Edge {
         /// Registers and flags that are free where the edge ends.
-        free: Free,
+        free: FreeRegisters,
     },
 }
 

@@ -49,7 +49,7 @@ pub enum Fold {
 
 /// Values of one thread, or of several together, in the slots of a [`Shape::Table`](crate::Shape::Table).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Table {
+pub struct KeyTable {
     /// Operation that combines several values of a key.
     pub fold: Fold,
     /// Values that are not 0, by key.
@@ -58,10 +58,10 @@ pub struct Table {
     pub others: i64,
 }
 
-impl Table {
+impl KeyTable {
     /// Reads the slots of a table. It reads those of the places only if some are taken, because reading unused memory would allocate it.
     pub fn from_slots(fold: Fold, at: impl Fn(u32) -> i64) -> Self {
-        let mut table = Table { fold, others: at(OTHERS), values: BTreeMap::new() };
+        let mut table = KeyTable { fold, others: at(OTHERS), values: BTreeMap::new() };
         table.add(0, at(OF_ZERO));
         if at(TAKEN) != 0 {
             for place in 0..PLACES {
@@ -89,13 +89,13 @@ impl Table {
     }
 
     /// Adds the values of another table.
-    pub fn merge(&mut self, other: &Table) {
+    pub fn merge(&mut self, other: &KeyTable) {
         other.values.iter().for_each(|(key, value)| self.add(*key, *value));
         self.others = self.others.wrapping_add(other.others);
     }
 
     /// Returns the values added since `before`; with [`Fold::Last`], all values.
-    pub fn minus(&self, before: &Table) -> Table {
+    pub fn minus(&self, before: &KeyTable) -> KeyTable {
         let mut since = self.clone();
         if self.fold == Fold::Last {
             return since;
@@ -142,7 +142,7 @@ mod tests {
         let mut words = vec![(OTHERS, 40), (OF_ZERO, 5), (TAKEN, 4)];
         words.extend(pairs.iter().flat_map(|(place, key, value)| [(KEYS + place, *key), (VALUES + place, *value)]));
         let slots = slots(&words);
-        let table = Table::from_slots(Fold::Sum, |n| slots[n as usize]);
+        let table = KeyTable::from_slots(Fold::Sum, |n| slots[n as usize]);
         let values: Vec<_> = table.values.iter().map(|(k, v)| (*k, *v)).collect();
         assert_eq!(values, [(0, 5), (7, 3), (1 << 63, -3)]);
         assert_eq!((table.others, table.total()), (40, 45));
@@ -161,7 +161,7 @@ mod tests {
             let places = (0..).zip(marks);
             words.extend(places.flat_map(|(place, (key, mark))| [(KEYS + place, *key), (VALUES + place, *mark)]));
             let slots = slots(&words);
-            Table::from_slots(Fold::Last, |n| slots[n as usize])
+            KeyTable::from_slots(Fold::Last, |n| slots[n as usize])
         };
         let mut all = thread(&[(0x10, mark(1000, false)), (0x20, mark(3000, false)), (0x30, mark(2000, true))]);
         all.merge(&thread(&[(0x10, mark(2000, true)), (0x20, mark(2000, true))]));

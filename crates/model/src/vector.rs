@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::table::{Fold, Table};
+use crate::table::{Fold, KeyTable};
 
 /// Index of the counter that is not 0 once a number was added.
 pub const USED: u32 = 0;
@@ -92,8 +92,8 @@ pub const fn slots(count: u32) -> u32 {
 }
 
 /// Reads the slots of a vector. The keys of the result are the indices of values that are not 0.
-pub fn from_slots(count: u32, at: impl Fn(u32) -> i64) -> Table {
-    let mut table = Table { fold: Fold::Sum, values: BTreeMap::new(), others: 0 };
+pub fn from_slots(count: u32, at: impl Fn(u32) -> i64) -> KeyTable {
+    let mut table = KeyTable { fold: Fold::Sum, values: BTreeMap::new(), others: 0 };
     if at(USED) != 0 {
         table.others = at(OUTSIDE);
         let values = (0..count).map(|index| (u64::from(index), at(FIRST + index)));

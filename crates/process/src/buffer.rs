@@ -45,7 +45,7 @@ impl Words for ThreadBuffer<'_> {
 
 #[cfg(test)]
 mod tests {
-    use ingraft_model::buffer::{Capacity, FIRST, POSITION, Reader, TAKEN};
+    use ingraft_model::buffer::{BufferReader, Capacity, FIRST, POSITION, TAKEN};
 
     use super::*;
     use crate::area::tests::area;
@@ -83,7 +83,7 @@ mod tests {
         };
         let taken = std::thread::scope(|scope| {
             scope.spawn(|| (0..total).for_each(append));
-            let (mut reader, mut taken) = (Reader::new(capacity), Vec::new());
+            let (mut reader, mut taken) = (BufferReader::new(capacity), Vec::new());
             while (taken.len() as u64) < total {
                 let some = reader.take(&buffer);
                 assert!(!some.gap);

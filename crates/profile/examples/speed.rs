@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use ingraft_model::Key;
 use ingraft_profile::{
-    Barred, Corrections, EventPlan, Events, FlowEdge, MeasuredFlow, Placement, Shape, Vertex, Weights, program_times,
+    Barred, Corrections, EventPlan, Events, FlowEdge, GraphBuilder, MeasuredFlow, Placement, Vertex, Weights,
+    program_times,
 };
 
 /// The measured steps.
@@ -82,7 +83,7 @@ fn flow(blocks: usize, seed: u64) -> MeasuredFlow {
 
 /// Measures all steps for a number of functions of equal size.
 fn report(functions: usize, blocks: usize) {
-    let shapes: Vec<Shape> = (0..functions).map(|seed| shape(blocks, seed as u64)).collect();
+    let shapes: Vec<GraphBuilder> = (0..functions).map(|seed| shape(blocks, seed as u64)).collect();
     let mut times = [Duration::ZERO; STEPS.len()];
     for shape in shapes {
         let mut start = Instant::now();
@@ -114,13 +115,13 @@ fn report(functions: usize, blocks: usize) {
 }
 
 /// A function of nested branches and loops, with some exits of loops, as compilers make them.
-fn shape(blocks: usize, seed: u64) -> Shape {
+fn shape(blocks: usize, seed: u64) -> GraphBuilder {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut random = |below: usize| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as usize % below.max(1)
     };
-    let mut shape = Shape::new(blocks);
+    let mut shape = GraphBuilder::new(blocks);
     shape.root(Vertex(0));
     for block in 0..blocks {
         let (at, next) = (Vertex::at(block), block + 1);

@@ -2,7 +2,7 @@
 
 use ingraft_model::Key;
 
-use crate::graph::Edge;
+use crate::graph::ProfileEdge;
 use crate::map::{ArcId, Vertex};
 
 /// The edges at one end of each vertex.
@@ -18,9 +18,9 @@ impl Adjacency {
     /// Lists the edges for which `wanted` holds under the vertex that `end` names.
     pub(crate) fn new(
         vertices: usize,
-        edges: &[Edge],
-        wanted: impl Fn(&Edge) -> bool,
-        end: impl Fn(&Edge) -> Vertex,
+        edges: &[ProfileEdge],
+        wanted: impl Fn(&ProfileEdge) -> bool,
+        end: impl Fn(&ProfileEdge) -> Vertex,
     ) -> Self {
         let mut begin = vec![0u32; vertices.saturating_add(1)];
         for edge in edges.iter().filter(|edge| wanted(edge)) {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::graph::{Edge, Graph};
+use crate::graph::{ProfileEdge, ProfileGraph};
 use crate::map::{ArcId, Vertex};
 
 /// The place of a counter.
@@ -23,7 +23,7 @@ pub struct Barred {
 
 /// Reason why no placement of counters exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum NoPlacement {
     /// The edge closes a cycle of edges that cannot carry a counter, so its count cannot be derived.
     #[error("edge {0} needs a counter and cannot carry one")]
     Edge(ArcId),
@@ -49,13 +49,13 @@ impl Barred {
     }
 
     /// Bars a counter in a block and on every edge that enters or leaves it. A block that is executed at its original address needs this.
-    pub fn block_with_edges(&mut self, graph: &Graph, block: Vertex) {
+    pub fn block_with_edges(&mut self, graph: &ProfileGraph, block: Vertex) {
         self.block(block);
         self.edges.extend(graph.leaving_ids(block).iter().chain(graph.entering_ids(block)));
     }
 
     /// Whether an edge can carry a counter: it is neither silent nor barred.
-    pub fn allows_edge(&self, id: ArcId, edge: &Edge) -> bool {
+    pub fn allows_edge(&self, id: ArcId, edge: &ProfileEdge) -> bool {
         !edge.silent && !self.edges.contains(&id)
     }
 

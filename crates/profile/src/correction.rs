@@ -1,6 +1,6 @@
 //! Activations that were counted only in part.
 
-use crate::graph::Graph;
+use crate::graph::ProfileGraph;
 use crate::map::{PerVertex, Vertex};
 use crate::profile::Defect;
 
@@ -27,7 +27,7 @@ impl Corrections {
     }
 
     /// For each vertex, the number of late starts there minus the number of early ends. The numbers of ENTRY and EXIT balance them.
-    pub(crate) fn excess(&self, graph: &Graph) -> Result<PerVertex<i128>, Defect> {
+    pub(crate) fn excess(&self, graph: &ProfileGraph) -> Result<PerVertex<i128>, Defect> {
         let mut excess = graph.per_vertex();
         for (list, sign, end) in [(&self.late, 1, graph.entry()), (&self.early, -1, graph.exit())] {
             for (block, count) in list {

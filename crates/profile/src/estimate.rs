@@ -10,7 +10,7 @@
 //!   instead.
 //! - If more than 63 loops lie around a loop, its blocks belong to the loop around it.
 
-use crate::graph::{EdgeKind, Graph};
+use crate::graph::{ProfileEdgeKind, ProfileGraph};
 use crate::map::{ArcId, PerEdge, PerVertex, Vertex};
 use crate::structure::Structure;
 use crate::weights::{WEIGHT_MAX, Weights};
@@ -21,7 +21,7 @@ const LOOP_MULTIPLIER: f64 = 10.0;
 impl Weights {
     /// Estimates weights from the structure of the graph. The closing edge weighs 1, so a weight is a number of passages for each
     /// activation. Takes nearly linear time.
-    pub fn estimated(graph: &Graph) -> Self {
+    pub fn estimated(graph: &ProfileGraph) -> Self {
         let structure = Structure::new(graph);
         let mut estimate = Estimate { graph, structure, exits: Vec::new(), weight: graph.per_edge() };
         estimate.find_exits();
@@ -32,7 +32,7 @@ impl Weights {
 }
 
 struct Estimate<'a> {
-    graph: &'a Graph,
+    graph: &'a ProfileGraph,
     structure: Structure,
     /// The edges that leave each loop, by the loop's index.
     exits: Vec<Vec<ArcId>>,
@@ -48,11 +48,11 @@ impl Estimate<'_> {
             return;
         }
         let mut others: PerVertex<bool> = self.graph.per_vertex();
-        for (_, edge) in self.graph.live_edges().filter(|(_, edge)| edge.kind != EdgeKind::End) {
+        for (_, edge) in self.graph.live_edges().filter(|(_, edge)| edge.kind != ProfileEdgeKind::End) {
             others.set(edge.from, true);
         }
         for (id, edge) in self.graph.live_edges() {
-            if edge.kind == EdgeKind::Closing || edge.kind == EdgeKind::End && others.get(edge.from) {
+            if edge.kind == ProfileEdgeKind::Closing || edge.kind == ProfileEdgeKind::End && others.get(edge.from) {
                 continue;
             }
             for left in self.structure.left_by(edge) {
@@ -88,14 +88,14 @@ impl Estimate<'_> {
         for (id, edge) in self.graph.leaving(vertex) {
             match self.weight.get(id) {
                 Some(exit) => rest -= exit,
-                None if edge.kind == EdgeKind::End => ends += 1,
+                None if edge.kind == ProfileEdgeKind::End => ends += 1,
                 None => shares += 1,
             }
         }
         let (share, end) =
             if shares > 0 { (rest / f64::from(shares), 0.0) } else { (0.0, rest / f64::from(ends.max(1))) };
         for (id, edge) in self.graph.leaving(vertex) {
-            let share = if edge.kind == EdgeKind::End { end } else { share };
+            let share = if edge.kind == ProfileEdgeKind::End { end } else { share };
             self.weight.update(id, |known| known.or(Some(share.max(0.0))));
         }
     }

@@ -10,12 +10,12 @@
 
 use ingraft_model::Key;
 
-use crate::barred::{Barred, Counter, Refused};
+use crate::barred::{Barred, Counter, NoPlacement};
 use crate::correction::Corrections;
-use crate::graph::{Edge, EdgeKind, Graph};
+use crate::graph::{ProfileEdge, ProfileEdgeKind, ProfileGraph};
 use crate::map::{ArcId, PerEdge, PerVertex, Vertex};
 use crate::profile::Defect;
-use crate::tree::{Rooted, Tree};
+use crate::tree::{Rooted, SpanningTree};
 use crate::weights::Weights;
 
 /// Numbers of events of vertices and edges, each 0 at first.
@@ -27,7 +27,7 @@ pub struct Events {
 
 impl Events {
     /// No events, for a graph.
-    pub fn new(graph: &Graph) -> Self {
+    pub fn new(graph: &ProfileGraph) -> Self {
         Events { vertices: graph.per_vertex(), edges: graph.per_edge() }
     }
 
@@ -42,11 +42,11 @@ impl Events {
     }
 
     /// Events of a passage along an edge, with those of the arrival at its end. The closing edge has none.
-    pub fn of(&self, id: ArcId, edge: &Edge) -> i128 {
+    pub fn of(&self, id: ArcId, edge: &ProfileEdge) -> i128 {
         let arrival = match edge.kind {
-            EdgeKind::Closing => return 0,
-            EdgeKind::End => 0,
-            EdgeKind::Inner | EdgeKind::Root | EdgeKind::Leave => self.vertices.get(edge.to),
+            ProfileEdgeKind::Closing => return 0,
+            ProfileEdgeKind::End => 0,
+            ProfileEdgeKind::Inner | ProfileEdgeKind::Root | ProfileEdgeKind::Leave => self.vertices.get(edge.to),
         };
         i128::from(self.edges.get(id)) + i128::from(arrival)
     }
@@ -57,7 +57,7 @@ impl Events {
 pub enum Uncountable {
     /// A cycle has events, but none of its edges can carry an increment.
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Refused(#[from] NoPlacement),
     /// The increment of the edge, or the query increment of the block, exceeds 64 bits.
     #[error("an increment at {0:?} exceeds 64 bits")]
     Overflow(Counter),
@@ -75,8 +75,8 @@ pub struct EventPlan {
 impl EventPlan {
     /// Chooses the edges with increments: chords of a maximum spanning tree, except those whose increment is 0. If edges that can carry no
     /// increment form a cycle whose events do not add up to 0, an edge of the cycle is refused. Takes `O(edges × log edges)`.
-    pub fn new(graph: &Graph, weights: &Weights, barred: &Barred, events: &Events) -> Result<Self, Uncountable> {
-        let (tree, bare) = Tree::with_bare(graph, weights, barred, |_| false);
+    pub fn new(graph: &ProfileGraph, weights: &Weights, barred: &Barred, events: &Events) -> Result<Self, Uncountable> {
+        let (tree, bare) = SpanningTree::with_bare(graph, weights, barred, |_| false);
         let potential = potentials(graph, &tree.rooted(graph), events);
         let mut increments = Vec::new();
         for id in tree.chords(graph) {
@@ -84,7 +84,7 @@ impl EventPlan {
             let sum = events.of(id, edge) + potential.get(edge.from) - potential.get(edge.to);
             let increment = i64::try_from(sum).map_err(|_| Uncountable::Overflow(Counter::Edge(id)))?;
             if increment != 0 && bare.binary_search(&id).is_ok() {
-                return Err(Refused::Edge(id).into());
+                return Err(NoPlacement::Edge(id).into());
             }
             if increment != 0 {
                 increments.push((id, increment));
@@ -132,7 +132,7 @@ impl EventPlan {
 
 /// Returns the potential of each vertex that control can reach: the events along the tree from its root to the vertex. It is a sum of at
 /// most `u32::MAX` numbers of 65 bits, so it fits in 128 bits.
-pub(crate) fn potentials(graph: &Graph, rooted: &Rooted, events: &Events) -> PerVertex<i128> {
+pub(crate) fn potentials(graph: &ProfileGraph, rooted: &Rooted, events: &Events) -> PerVertex<i128> {
     let mut potential = graph.per_vertex::<i128>();
     for vertex in &rooted.order {
         let Some((id, edge)) = rooted.above.get(*vertex).and_then(|id| Some((id, graph.edge(id)?))) else { continue };

@@ -1,8 +1,8 @@
 //! Propagation: counts of tree edges from the counts of chords.
 
-use crate::graph::Graph;
+use crate::graph::ProfileGraph;
 use crate::map::{PerEdge, PerVertex};
-use crate::tree::{Rooted, Tree};
+use crate::tree::{Rooted, SpanningTree};
 
 /// Derives the count of each tree edge by Kirchhoff's law at the vertices, from the leaves to the root ("Optimally profiling and tracing
 /// programs" (1994), Figure 6, without recursion and with signs). Takes linear time.
@@ -11,8 +11,8 @@ use crate::tree::{Rooted, Tree};
 /// at each vertex other than along edges; its sum is 0. If no execution has the counts, a derived count may be negative or exceed 64 bits.
 /// Counts of chords have 64 bits and indices of edges 32, so no sum exceeds 128 bits.
 pub(crate) fn propagate(
-    graph: &Graph,
-    tree: &Tree,
+    graph: &ProfileGraph,
+    tree: &SpanningTree,
     rooted: &Rooted,
     counts: &mut PerEdge<i128>,
     mut excess: PerVertex<i128>,

@@ -18,7 +18,7 @@ use crate::map::{ArcId, PerEdge, PerVertex, Vertex};
 
 /// Kind of an edge of a profile graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum EdgeKind {
+pub enum ProfileEdgeKind {
     /// From block to block.
     #[default]
     Inner,
@@ -35,44 +35,44 @@ pub enum EdgeKind {
 
 /// An edge of a profile graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Edge {
+pub struct ProfileEdge {
     /// Vertex that the edge leaves.
     pub from: Vertex,
     /// Vertex that the edge enters.
     pub to: Vertex,
     /// Kind of the edge.
-    pub kind: EdgeKind,
+    pub kind: ProfileEdgeKind,
     /// Whether no code runs on this edge alone, so that it never carries a counter.
     pub silent: bool,
 }
 
-impl Edge {
+impl ProfileEdge {
     /// The other end of an edge, seen from one of its ends.
     pub fn other(&self, end: Vertex) -> Vertex {
         if self.from == end { self.to } else { self.from }
     }
 }
 
-/// A profile graph. [`Shape::build`](crate::Shape::build) makes one.
+/// A profile graph. [`GraphBuilder::build`](crate::GraphBuilder::build) makes one.
 ///
 /// A vertex is *live* if ENTRY leads to it, and an edge is live if it leaves a live vertex. Every live vertex leads to EXIT. Edges that are
 /// not live have the count 0 and take part in no algorithm.
 #[derive(Clone, Debug)]
-pub struct Graph {
+pub struct ProfileGraph {
     blocks: usize,
-    edges: Vec<Edge>,
+    edges: Vec<ProfileEdge>,
     live: PerVertex<bool>,
     out: Adjacency,
     into: Adjacency,
 }
 
-impl Graph {
+impl ProfileGraph {
     /// Makes a graph of edges whose ends exist. The last edge is the closing one. Vertices are the blocks, ENTRY, EXIT and joints.
-    pub(crate) fn new(blocks: usize, vertices: usize, edges: Vec<Edge>, live: PerVertex<bool>) -> Self {
-        let alive = |edge: &Edge| live.get(edge.from);
+    pub(crate) fn new(blocks: usize, vertices: usize, edges: Vec<ProfileEdge>, live: PerVertex<bool>) -> Self {
+        let alive = |edge: &ProfileEdge| live.get(edge.from);
         let out = Adjacency::new(vertices, &edges, alive, |edge| edge.from);
         let into = Adjacency::new(vertices, &edges, alive, |edge| edge.to);
-        Graph { blocks, edges, live, out, into }
+        ProfileGraph { blocks, edges, live, out, into }
     }
 
     /// Number of blocks, which are the first vertices.
@@ -86,7 +86,7 @@ impl Graph {
     }
 
     /// All edges, live or not, in ascending order.
-    pub fn edges(&self) -> &[Edge] {
+    pub fn edges(&self) -> &[ProfileEdge] {
         &self.edges
     }
 
@@ -106,7 +106,7 @@ impl Graph {
     }
 
     /// An edge by its index; `None` if it does not exist.
-    pub fn edge(&self, id: ArcId) -> Option<&Edge> {
+    pub fn edge(&self, id: ArcId) -> Option<&ProfileEdge> {
         self.edges.get(id.index())
     }
 
@@ -121,18 +121,18 @@ impl Graph {
     }
 
     /// All live edges, in ascending order.
-    pub fn live_edges(&self) -> impl Iterator<Item = (ArcId, &Edge)> {
+    pub fn live_edges(&self) -> impl Iterator<Item = (ArcId, &ProfileEdge)> {
         let named = self.edges.iter().enumerate().map(|(index, edge)| (ArcId::at(index), edge));
         named.filter(|(_, edge)| self.is_live(edge.from))
     }
 
     /// The live edges that leave a vertex, in ascending order.
-    pub fn leaving(&self, vertex: Vertex) -> impl Iterator<Item = (ArcId, &Edge)> {
+    pub fn leaving(&self, vertex: Vertex) -> impl Iterator<Item = (ArcId, &ProfileEdge)> {
         self.named(self.out.of(vertex))
     }
 
     /// The live edges that enter a vertex, in ascending order.
-    pub fn entering(&self, vertex: Vertex) -> impl Iterator<Item = (ArcId, &Edge)> {
+    pub fn entering(&self, vertex: Vertex) -> impl Iterator<Item = (ArcId, &ProfileEdge)> {
         self.named(self.into.of(vertex))
     }
 
@@ -158,7 +158,7 @@ impl Graph {
         self.into.of(vertex)
     }
 
-    fn named<'a>(&'a self, ids: &'a [ArcId]) -> impl Iterator<Item = (ArcId, &'a Edge)> {
+    fn named<'a>(&'a self, ids: &'a [ArcId]) -> impl Iterator<Item = (ArcId, &'a ProfileEdge)> {
         ids.iter().filter_map(|id| Some((*id, self.edge(*id)?)))
     }
 }

@@ -4,7 +4,7 @@
 //! program events with support for on-line queries" (1994). Graphs go in and tables come out. No code of this crate reads a file, a clock or a
 //! process.
 //!
-//! 1. [`Shape`] takes blocks and edges, and becomes a [`Graph`] if an exact profile is possible.
+//! 1. [`GraphBuilder`] takes blocks and edges, and becomes a [`ProfileGraph`] if an exact profile is possible.
 //! 2. [`Weights`] hold the expected or measured number of passages along each edge.
 //! 3. [`Placement`] chooses edges or blocks for counters, and derives a [`Profile`] from their counts and from [`Corrections`] for activations
 //!    that were counted in part.
@@ -45,22 +45,25 @@ mod tree;
 mod union;
 mod weights;
 
-pub use barred::{Barred, Counter, Refused};
+pub use barred::{Barred, Counter, NoPlacement};
 pub use correction::Corrections;
 pub use coverage::{Coverage, Inside, coverage_probes};
 pub use earlier::{Earlier, EarlierProfile};
 pub use events::{EventPlan, Events, Uncountable};
-pub use graph::{Edge, EdgeKind, Graph};
+pub use graph::{ProfileEdge, ProfileEdgeKind, ProfileGraph};
 pub use map::{ArcId, Map, PerEdge, PerVertex, Vertex};
 pub use paths::{BackEdge, Path, PathIncrements, PathNumbers, TooManyPaths};
 pub use placement::{Placement, never_alternates};
 pub use probes::{ProbeAt, Probes};
 pub use profile::{Defect, Profile};
 pub use runs::{Measured, NotCounted, Partial, Position, RunCounts, Runs, Wishes};
-pub use shape::{Inexact, Shape};
-pub use times::{Call, Cause, FlowEdge, MeasuredFlow, NoTimes, NodeTime, Origin, Share, Spread, Times, program_times};
+pub use shape::{GraphBuilder, Inexact};
+pub use times::{
+    FlowCall, FlowEdge, MeasuredFlow, NoTimes, NodeTime, TimedPart, Times, VarianceCause, VarianceRange, VarianceShare,
+    program_times,
+};
 pub use totals::RunEvents;
 pub use trace::{
-    NotTraced, Replay, Step, ThreadReplay, Token, TraceDefect, TracedFunction, Unknown, Witnesses, regenerate,
+    NotTraced, Replay, ThreadReplay, TraceDefect, TraceEntry, TraceStep, TracedFunction, Unknown, Witnesses, regenerate,
 };
 pub use weights::Weights;

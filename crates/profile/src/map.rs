@@ -5,11 +5,11 @@ use std::marker::PhantomData;
 
 use ingraft_model::{BlockId, EdgeId, Key};
 
-/// A vertex of a [`Graph`](crate::Graph): a block by its index, ENTRY, EXIT or a joint.
+/// A vertex of a [`ProfileGraph`](crate::ProfileGraph): a block by its index, ENTRY, EXIT or a joint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Vertex(pub u32);
 
-/// An edge of a [`Graph`](crate::Graph), by its index. The index of an edge of a control-flow graph is an
+/// An edge of a [`ProfileGraph`](crate::ProfileGraph), by its index. The index of an edge of a control-flow graph is an
 /// [`EdgeId`](ingraft_model::EdgeId).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ArcId(pub u32);

@@ -5,9 +5,9 @@
 
 use ingraft_model::Key;
 
-use crate::barred::{Barred, Refused};
+use crate::barred::{Barred, NoPlacement};
 use crate::events::{EventPlan, Events, Uncountable};
-use crate::graph::{Edge, EdgeKind, Graph};
+use crate::graph::{ProfileEdge, ProfileEdgeKind, ProfileGraph};
 use crate::map::{ArcId, PerEdge, PerVertex, Vertex};
 use crate::structure::Structure;
 use crate::weights::Weights;
@@ -60,7 +60,7 @@ pub struct BackEdge {
 impl PathNumbers {
     /// Numbers the paths of a graph. Takes linear time. A back edge leads to a vertex on the current path of a depth-first search from ENTRY, so
     /// without the back edges even an irreducible graph has no directed cycle. Fails if the function has too many paths.
-    pub fn new(graph: &Graph) -> Result<Self, TooManyPaths> {
+    pub fn new(graph: &ProfileGraph) -> Result<Self, TooManyPaths> {
         let structure = Structure::new(graph);
         let (mut values, mut back) = (graph.per_edge(), graph.per_edge::<bool>());
         let (mut behind, mut heads): (PerVertex<i64>, PerVertex<bool>) = (graph.per_vertex(), graph.per_vertex());
@@ -103,7 +103,7 @@ impl PathNumbers {
     }
 
     /// The first value of a path that begins at a vertex: 0 for ENTRY. `None` if no path begins there.
-    pub fn begins(&self, graph: &Graph, vertex: Vertex) -> Option<i64> {
+    pub fn begins(&self, graph: &ProfileGraph, vertex: Vertex) -> Option<i64> {
         if vertex == graph.entry() {
             return Some(0);
         }
@@ -112,7 +112,7 @@ impl PathNumbers {
     }
 
     /// The path with a number; `None` if there is no such path. Takes time in proportion to the edges at the vertices of the path.
-    pub fn path(&self, graph: &Graph, number: i64) -> Option<Path> {
+    pub fn path(&self, graph: &ProfileGraph, number: i64) -> Option<Path> {
         if number < 0 || number >= self.paths {
             return None;
         }
@@ -139,15 +139,22 @@ impl PathNumbers {
     /// Moves the values to the chords of a maximum spanning tree of the graph without back edges, as [`EventPlan`] does with events (1996,
     /// section 3.3). Code on root edges, leave edges and back edges sets or reads the register anyway, so values there cost nothing. If an edge
     /// of these kinds is silent or barred, it is refused.
-    pub fn increments(&self, graph: &Graph, weights: &Weights, barred: &Barred) -> Result<PathIncrements, Uncountable> {
-        let needed = |id, edge: &Edge| matches!(edge.kind, EdgeKind::Root | EdgeKind::Leave) || self.is_back_edge(id);
+    pub fn increments(
+        &self,
+        graph: &ProfileGraph,
+        weights: &Weights,
+        barred: &Barred,
+    ) -> Result<PathIncrements, Uncountable> {
+        let needed = |id, edge: &ProfileEdge| {
+            matches!(edge.kind, ProfileEdgeKind::Root | ProfileEdgeKind::Leave) || self.is_back_edge(id)
+        };
         if let Some((id, _)) = graph.live_edges().find(|(id, edge)| needed(*id, edge) && !barred.allows_edge(*id, edge))
         {
-            return Err(Refused::Edge(id).into());
+            return Err(NoPlacement::Edge(id).into());
         }
         let (acyclic, first_begin) = self.acyclic(graph);
         let weights = Weights::of(&acyclic, |id| match acyclic.edge(id).map(|edge| edge.kind) {
-            Some(EdgeKind::Inner) => weights.edge(id),
+            Some(ProfileEdgeKind::Inner) => weights.edge(id),
             _ => 0.0,
         });
         let begin = |index: usize| ArcId::at(first_begin.saturating_add(index));
@@ -172,19 +179,23 @@ impl PathNumbers {
 
     /// Returns the graph in which each back edge leads to EXIT and a new edge leads from ENTRY to each target of back edges, and the index of the
     /// first new edge. Only the closing edge has another index than before.
-    fn acyclic(&self, graph: &Graph) -> (Graph, usize) {
-        let ended = |(id, edge): (ArcId, &Edge)| match self.is_back_edge(id) {
-            true => Edge { to: graph.exit(), kind: EdgeKind::Leave, ..*edge },
+    fn acyclic(&self, graph: &ProfileGraph) -> (ProfileGraph, usize) {
+        let ended = |(id, edge): (ArcId, &ProfileEdge)| match self.is_back_edge(id) {
+            true => ProfileEdge { to: graph.exit(), kind: ProfileEdgeKind::Leave, ..*edge },
             false => *edge,
         };
         let named = graph.edges().iter().enumerate().map(|(index, edge)| (ArcId::at(index), edge));
-        let mut edges: Vec<Edge> = named.map(ended).collect();
+        let mut edges: Vec<ProfileEdge> = named.map(ended).collect();
         let closing = edges.pop();
         let first_begin = edges.len();
-        let begin =
-            |(head, _): &(Vertex, i64)| Edge { from: graph.entry(), to: *head, kind: EdgeKind::Root, silent: false };
+        let begin = |(head, _): &(Vertex, i64)| ProfileEdge {
+            from: graph.entry(),
+            to: *head,
+            kind: ProfileEdgeKind::Root,
+            silent: false,
+        };
         edges.extend(self.begins.iter().map(begin));
         edges.extend(closing);
-        (Graph::new(graph.blocks(), graph.vertices(), edges, graph.live().clone()), first_begin)
+        (ProfileGraph::new(graph.blocks(), graph.vertices(), edges, graph.live().clone()), first_begin)
     }
 }

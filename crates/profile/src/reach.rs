@@ -3,11 +3,11 @@
 use ingraft_model::Key;
 
 use crate::adjacency::Adjacency;
-use crate::graph::Edge;
+use crate::graph::ProfileEdge;
 use crate::map::{PerVertex, Vertex};
 
 /// The vertices that ENTRY leads to. EXIT counts as one of them.
-pub(crate) fn live(vertices: usize, edges: &[Edge], entry: Vertex) -> PerVertex<bool> {
+pub(crate) fn live(vertices: usize, edges: &[ProfileEdge], entry: Vertex) -> PerVertex<bool> {
     let out = Adjacency::new(vertices, edges, |_| true, |edge| edge.from);
     let mut live = PerVertex::new(vertices);
     live.set(entry, true);
@@ -28,7 +28,7 @@ pub(crate) fn live(vertices: usize, edges: &[Edge], entry: Vertex) -> PerVertex<
 ///
 /// A depth-first search of the reversed graph finishes a vertex of such a set later than everything that leads into the set. So, of the
 /// vertices that do not lead to EXIT yet, the one that finished last lies in such a set (as in Kosaraju's algorithm).
-pub(crate) fn endless(vertices: usize, edges: &[Edge], live: &PerVertex<bool>, exit: Vertex) -> Vec<Vertex> {
+pub(crate) fn endless(vertices: usize, edges: &[ProfileEdge], live: &PerVertex<bool>, exit: Vertex) -> Vec<Vertex> {
     let into = Adjacency::new(vertices, edges, |edge| live.get(edge.from), |edge| edge.to);
     let mut leads = PerVertex::new(vertices);
     mark(edges, &into, exit, &mut leads);
@@ -47,7 +47,7 @@ pub(crate) fn endless(vertices: usize, edges: &[Edge], live: &PerVertex<bool>, e
 }
 
 /// Marks a vertex and the vertices that lead to it.
-fn mark(edges: &[Edge], into: &Adjacency, to: Vertex, leads: &mut PerVertex<bool>) {
+fn mark(edges: &[ProfileEdge], into: &Adjacency, to: Vertex, leads: &mut PerVertex<bool>) {
     leads.set(to, true);
     let mut open = vec![to];
     while let Some(vertex) = open.pop() {
@@ -61,7 +61,7 @@ fn mark(edges: &[Edge], into: &Adjacency, to: Vertex, leads: &mut PerVertex<bool
 }
 
 /// The live vertices in the order in which a depth-first search of the reversed graph finishes them.
-fn finished(edges: &[Edge], into: &Adjacency, live: &PerVertex<bool>) -> Vec<Vertex> {
+fn finished(edges: &[ProfileEdge], into: &Adjacency, live: &PerVertex<bool>) -> Vec<Vertex> {
     let mut seen: PerVertex<bool> = PerVertex::new(live.len());
     let mut order = Vec::new();
     for (start, _) in live.iter().filter(|(_, live)| *live) {

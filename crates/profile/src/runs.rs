@@ -19,15 +19,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ingraft_model::{BlockId, Cfg, EdgeId, EdgeKind, EdgeTarget, IndexVec, Key};
 
-use crate::barred::{Barred, Counter, Refused};
+use crate::barred::{Barred, Counter, NoPlacement};
 use crate::correction::Corrections;
 use crate::earlier::Earlier;
-use crate::graph::Graph;
+use crate::graph::ProfileGraph;
 use crate::map::{ArcId, Vertex};
 use crate::placement::Placement;
 use crate::probes::{ProbeAt, Probes};
 use crate::profile::Defect;
-use crate::shape::{Inexact, Shape};
+use crate::shape::{GraphBuilder, Inexact};
 use crate::weights::Weights;
 
 /// Position of a thread inside of a run.
@@ -103,7 +103,7 @@ pub struct Measured {
 /// A plan to count the runs of a function.
 #[derive(Clone, Debug)]
 pub struct Runs {
-    graph: Graph,
+    graph: ProfileGraph,
     placement: Placement,
     counted: Vec<ProbeAt>,
     /// For each block, its arrival among the vertices.
@@ -115,10 +115,10 @@ pub struct Runs {
 }
 
 /// The cut graph in the making.
-struct Cut<'a> {
+struct CutBuilder<'a> {
     cfg: &'a Cfg,
     probes: &'a Probes,
-    shape: Shape,
+    shape: GraphBuilder,
     arrivals: IndexVec<BlockId, Option<Vertex>>,
     /// Counter of each edge that can carry one, and its weight.
     counted: BTreeMap<ArcId, ProbeAt>,
@@ -147,7 +147,7 @@ impl Runs {
     /// As [`Runs::new`], by these wishes.
     pub fn placed(cfg: &Cfg, probes: &Probes, wishes: &Wishes<'_>) -> Result<Self, NotCounted> {
         let earlier = wishes.earlier;
-        let whole = Shape::of(cfg)?.build()?;
+        let whole = GraphBuilder::of(cfg)?.build()?;
         let estimated = earlier.is_none().then(|| Weights::estimated(&whole));
         let of_edge = |edge: EdgeId| match (earlier, &estimated) {
             (Some(earlier), _) => earlier.edge(cfg, edge) as f64,
@@ -159,14 +159,14 @@ impl Runs {
             (None, Some(weights)) => weights.vertex(&whole, block.into()),
             (None, None) => 0.0,
         };
-        let mut cut = Cut::new(cfg, probes);
+        let mut cut = CutBuilder::new(cfg, probes);
         cut.ways_in();
         cut.edges(&of_edge);
         // A counter on an edge without weight is preferred to all others.
         cut.arrive(&|block| if wishes.entries && cfg.entry == Some(block) { 0.0 } else { of_block(block) });
         let entry = cfg.entry.and_then(|entry| cut.roots.get(&entry).filter(|edges| edges.is_empty()).map(|_| entry));
         let calls = cut.enter(entry);
-        let Cut { shape, arrivals, counted, weights, passages, ends, .. } = cut;
+        let CutBuilder { shape, arrivals, counted, weights, passages, ends, .. } = cut;
         let graph = shape.build()?;
         let mut barred = Barred::none();
         let edges = (0..graph.edges().len()).map(ArcId::at);
@@ -174,8 +174,8 @@ impl Runs {
         let weights = Weights::of(&graph, |edge| weights.get(&edge).copied().unwrap_or_default());
         let mut placement = Placement::edge_profile(&graph, &weights, &barred).map_err(|refused| {
             let ends = match refused {
-                Refused::Edge(edge) => graph.edge(edge).map_or_else(Vec::new, |edge| vec![edge.to, edge.from]),
-                Refused::Block(block) => vec![block],
+                NoPlacement::Edge(edge) => graph.edge(edge).map_or_else(Vec::new, |edge| vec![edge.to, edge.from]),
+                NoPlacement::Block(block) => vec![block],
             };
             let is_at = |(block, arrival): &(BlockId, &Option<Vertex>), end| {
                 Vertex::from(*block) == end || **arrival == Some(end)
@@ -252,7 +252,7 @@ impl Runs {
     }
 
     /// The cut graph.
-    pub(crate) fn graph(&self) -> &Graph {
+    pub(crate) fn graph(&self) -> &ProfileGraph {
         &self.graph
     }
 
@@ -270,7 +270,7 @@ impl Runs {
     }
 }
 
-impl<'a> Cut<'a> {
+impl<'a> CutBuilder<'a> {
     fn new(cfg: &'a Cfg, probes: &'a Probes) -> Self {
         let blocks = cfg.blocks.len();
         let mut uncounted: BTreeSet<BlockId> = cfg.roots().into_iter().collect();
@@ -287,10 +287,10 @@ impl<'a> Cut<'a> {
             arrivals.set(block, Some(Vertex::at(next)));
             next += 1;
         }
-        Cut {
+        CutBuilder {
             cfg,
             probes,
-            shape: Shape::new(next),
+            shape: GraphBuilder::new(next),
             arrivals,
             counted: BTreeMap::new(),
             weights: BTreeMap::new(),

@@ -4,7 +4,7 @@ use std::iter::successors;
 
 use ingraft_model::{Key, Loops};
 
-use crate::graph::{Edge, EdgeKind, Graph};
+use crate::graph::{ProfileEdge, ProfileEdgeKind, ProfileGraph};
 use crate::map::{ArcId, PerVertex, Vertex};
 
 /// Largest number of loops around a loop. A loop that is nested deeper belongs to the loop around it, which bounds the time for the exits of
@@ -25,7 +25,7 @@ pub(crate) struct Structure {
 
 impl Structure {
     /// Searches a graph from ENTRY, along the edges in ascending order.
-    pub(crate) fn new(graph: &Graph) -> Self {
+    pub(crate) fn new(graph: &ProfileGraph) -> Self {
         let mut span: PerVertex<(u32, u32)> = graph.per_vertex();
         let mut order = Vec::new();
         let (mut visits, mut has_back_edge) = (1, false);
@@ -40,7 +40,7 @@ impl Structure {
                 continue;
             };
             *rest = others;
-            let Some(edge) = graph.edge(*id).filter(|edge| edge.kind != EdgeKind::Closing) else { continue };
+            let Some(edge) = graph.edge(*id).filter(|edge| edge.kind != ProfileEdgeKind::Closing) else { continue };
             match span.get(edge.to) {
                 (0, _) => {
                     visits += 1;
@@ -62,8 +62,8 @@ impl Structure {
     }
 
     /// Whether an edge leads back to a vertex that leads to it in the depth-first tree.
-    pub(crate) fn is_back_edge(&self, graph: &Graph, edge: ArcId) -> bool {
-        let Some(edge) = graph.edge(edge).filter(|edge| edge.kind != EdgeKind::Closing) else { return false };
+    pub(crate) fn is_back_edge(&self, graph: &ProfileGraph, edge: ArcId) -> bool {
+        let Some(edge) = graph.edge(edge).filter(|edge| edge.kind != ProfileEdgeKind::Closing) else { return false };
         let (from, _) = self.span.get(edge.from);
         let (to, end) = self.span.get(edge.to);
         to <= from && from < end
@@ -82,7 +82,7 @@ impl Structure {
     }
 
     /// The loops that an edge leaves, by index, without those that are nested too deep.
-    pub(crate) fn left_by(&self, edge: &Edge) -> impl Iterator<Item = usize> {
+    pub(crate) fn left_by(&self, edge: &ProfileEdge) -> impl Iterator<Item = usize> {
         let (from, to) = (self.around(edge.from), self.around(edge.to));
         let mut stays = to;
         successors(from, |one| self.parent(*one)).take_while(move |one| {
@@ -108,9 +108,9 @@ impl Structure {
     }
 }
 
-fn loops(graph: &Graph) -> Loops<Vertex> {
+fn loops(graph: &ProfileGraph) -> Loops<Vertex> {
     let next = |vertex: Vertex| {
-        let inner = graph.leaving(vertex).filter(|(_, edge)| edge.kind != EdgeKind::Closing);
+        let inner = graph.leaving(vertex).filter(|(_, edge)| edge.kind != ProfileEdgeKind::Closing);
         inner.map(|(_, edge)| edge.to).collect()
     };
     Loops::headers(&(0..graph.vertices()).map(|vertex| next(Vertex::at(vertex))).collect(), &[graph.entry()])
@@ -119,7 +119,7 @@ fn loops(graph: &Graph) -> Loops<Vertex> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shape::Shape;
+    use crate::shape::GraphBuilder;
     use proptest::prelude::*;
 
     proptest! {
@@ -128,14 +128,14 @@ mod tests {
             edges in prop::collection::vec((0u32..9, 0u32..9), 0..20),
             roots in prop::collection::vec(0u32..9, 1..3),
         ) {
-            let mut shape = Shape::new(9);
+            let mut shape = GraphBuilder::new(9);
             edges.iter().for_each(|(from, to)| _ = shape.edge(Vertex(*from), Vertex(*to)));
             roots.iter().for_each(|root| _ = shape.root(Vertex(*root)));
             let graph = shape.build().expect("a graph");
             let structure = Structure::new(&graph);
             let position = |vertex| structure.order.iter().position(|other| *other == vertex);
             let mut headers = vec![false; graph.vertices()];
-            for (id, edge) in graph.live_edges().filter(|(_, edge)| edge.kind != EdgeKind::Closing) {
+            for (id, edge) in graph.live_edges().filter(|(_, edge)| edge.kind != ProfileEdgeKind::Closing) {
                 if structure.is_back_edge(&graph, id) {
                     headers[edge.to.index()] = true;
                     let header = structure.headed_by(edge.to).expect("a loop");

@@ -47,7 +47,7 @@ impl<'r> RunEvents<'r> {
                 Counter::Edge(_) | Counter::Block(_) => None,
             };
             let sum = |(id, edge)| {
-                let edge: &crate::graph::Edge = edge;
+                let edge: &crate::graph::ProfileEdge = edge;
                 self.events.of(id, edge) + self.potentials.get(edge.from) - self.potentials.get(edge.to)
             };
             wrap(edge.map_or(0, sum))

@@ -1,43 +1,43 @@
 //! Maximum spanning trees, and the order in which counts are derived along them.
 
-use crate::barred::{Barred, Refused};
-use crate::graph::{Edge, Graph};
+use crate::barred::{Barred, NoPlacement};
+use crate::graph::{ProfileEdge, ProfileGraph};
 use crate::map::{ArcId, PerEdge, PerVertex, Vertex};
 use crate::union::Sets;
 use crate::weights::Weights;
 
 /// Edges without a cycle (edges taken in both directions).
 #[derive(Clone, Debug)]
-pub(crate) struct Tree {
+pub(crate) struct SpanningTree {
     within: PerEdge<bool>,
 }
 
-impl Tree {
+impl SpanningTree {
     /// Kruskal's maximum spanning tree of the live vertices, with all edges that can carry no counter. Of edges with equal weights, the one
     /// with the lower index is taken first. If the edges that can carry no counter form a cycle, an edge of the cycle is refused.
-    pub(crate) fn new(graph: &Graph, weights: &Weights, barred: &Barred) -> Result<Tree, Refused> {
+    pub(crate) fn new(graph: &ProfileGraph, weights: &Weights, barred: &Barred) -> Result<SpanningTree, NoPlacement> {
         Self::without(graph, weights, barred, |_| false)
     }
 
-    /// As [`Tree::new`], without the edges that `left_out` names. The result is a forest if these disconnect the graph.
+    /// As [`SpanningTree::new`], without the edges that `left_out` names. The result is a forest if these disconnect the graph.
     pub(crate) fn without(
-        graph: &Graph,
+        graph: &ProfileGraph,
         weights: &Weights,
         barred: &Barred,
         left_out: impl Fn(ArcId) -> bool,
-    ) -> Result<Tree, Refused> {
+    ) -> Result<SpanningTree, NoPlacement> {
         let (tree, bare) = Self::with_bare(graph, weights, barred, left_out);
-        bare.first().map_or(Ok(tree), |edge| Err(Refused::Edge(*edge)))
+        bare.first().map_or(Ok(tree), |edge| Err(NoPlacement::Edge(*edge)))
     }
 
-    /// As [`Tree::without`], but returns the edges that can carry no counter and close a cycle with others of this kind.
+    /// As [`SpanningTree::without`], but returns the edges that can carry no counter and close a cycle with others of this kind.
     pub(crate) fn with_bare(
-        graph: &Graph,
+        graph: &ProfileGraph,
         weights: &Weights,
         barred: &Barred,
         left_out: impl Fn(ArcId) -> bool,
-    ) -> (Tree, Vec<ArcId>) {
-        let mut tree = Tree { within: graph.per_edge() };
+    ) -> (SpanningTree, Vec<ArcId>) {
+        let mut tree = SpanningTree { within: graph.per_edge() };
         let mut sets = Sets::new(graph.vertices());
         let (mut open, mut bare) = (Vec::with_capacity(graph.edges().len()), Vec::new());
         for (id, edge) in graph.live_edges().filter(|(id, _)| !left_out(*id)) {
@@ -64,17 +64,21 @@ impl Tree {
     }
 
     /// The live edges outside of the tree, the chords, in ascending order.
-    pub(crate) fn chords(&self, graph: &Graph) -> Vec<ArcId> {
+    pub(crate) fn chords(&self, graph: &ProfileGraph) -> Vec<ArcId> {
         graph.live_edges().filter(|(id, _)| !self.contains(*id)).map(|(id, _)| id).collect()
     }
 
     /// The tree edges at a vertex.
-    pub(crate) fn around<'a>(&'a self, graph: &'a Graph, vertex: Vertex) -> impl Iterator<Item = (ArcId, &'a Edge)> {
+    pub(crate) fn around<'a>(
+        &'a self,
+        graph: &'a ProfileGraph,
+        vertex: Vertex,
+    ) -> impl Iterator<Item = (ArcId, &'a ProfileEdge)> {
         graph.leaving(vertex).chain(graph.entering(vertex)).filter(|(id, _)| self.contains(*id))
     }
 
     /// The vertices of each tree, every vertex after the one above it. ENTRY is the root of its tree.
-    pub(crate) fn rooted(&self, graph: &Graph) -> Rooted {
+    pub(crate) fn rooted(&self, graph: &ProfileGraph) -> Rooted {
         let mut rooted = Rooted { order: Vec::with_capacity(graph.vertices()), above: graph.per_vertex() };
         let mut seen: PerVertex<bool> = graph.per_vertex();
         let blocks = seen.iter().map(|(vertex, _)| vertex).collect::<Vec<_>>();
@@ -111,7 +115,7 @@ pub(crate) struct Rooted {
 
 impl Rooted {
     /// Number of tree edges from each live vertex to the root of its tree.
-    pub(crate) fn depths(&self, graph: &Graph) -> PerVertex<u32> {
+    pub(crate) fn depths(&self, graph: &ProfileGraph) -> PerVertex<u32> {
         let mut depths: PerVertex<u32> = graph.per_vertex();
         for vertex in &self.order {
             if let Some(edge) = self.above.get(*vertex).and_then(|id| graph.edge(id)) {

@@ -1,7 +1,7 @@
 //! Weights: expected or measured frequencies of edges. A counter on an edge of little weight is cheap.
 
 use crate::barred::Counter;
-use crate::graph::{Edge, Graph};
+use crate::graph::{ProfileEdge, ProfileGraph};
 use crate::map::{ArcId, PerEdge, Vertex};
 use crate::profile::Profile;
 
@@ -20,7 +20,7 @@ pub struct Weights {
 impl Weights {
     /// Takes weights from a function of the edge. If a weight is negative or no number, it becomes 0. If it exceeds 1e200, it becomes 1e200.
     /// Edges that are not live weigh 0.
-    pub fn of(graph: &Graph, weight: impl Fn(ArcId) -> f64) -> Self {
+    pub fn of(graph: &ProfileGraph, weight: impl Fn(ArcId) -> f64) -> Self {
         let mut edges = graph.per_edge();
         for (id, _) in graph.live_edges() {
             let weight = weight(id);
@@ -30,8 +30,8 @@ impl Weights {
     }
 
     /// Takes the counts of an earlier profile of the same graph. An edge whose count is unknown weighs the smaller count of its two blocks.
-    pub fn measured(graph: &Graph, profile: &Profile) -> Self {
-        let bound = |edge: &Edge| {
+    pub fn measured(graph: &ProfileGraph, profile: &Profile) -> Self {
+        let bound = |edge: &ProfileEdge| {
             let ends = [edge.from, edge.to].into_iter().filter(|end| graph.is_live_block(*end));
             ends.map(|end| profile.block(end)).min().unwrap_or(0)
         };
@@ -39,7 +39,7 @@ impl Weights {
     }
 
     /// The same weight for every live edge. With these weights, the cheapest placement has the fewest counters.
-    pub fn uniform(graph: &Graph) -> Self {
+    pub fn uniform(graph: &ProfileGraph) -> Self {
         Self::of(graph, |_| 1.0)
     }
 
@@ -49,13 +49,13 @@ impl Weights {
     }
 
     /// Weight of a vertex: the sum of the weights of the edges that enter it (1994, section 2).
-    pub fn vertex(&self, graph: &Graph, vertex: Vertex) -> f64 {
+    pub fn vertex(&self, graph: &ProfileGraph, vertex: Vertex) -> f64 {
         graph.entering(vertex).map(|(id, _)| self.edge(id)).sum()
     }
 
     /// Cost of counters: the sum of the weights of their edges and blocks (1994, section 2). If the weights are
     /// expected passages for each activation, the cost is the expected number of increments for each activation.
-    pub fn cost(&self, graph: &Graph, counters: &[Counter]) -> f64 {
+    pub fn cost(&self, graph: &ProfileGraph, counters: &[Counter]) -> f64 {
         let one = |counter: &Counter| match counter {
             Counter::Edge(edge) => self.edge(*edge),
             Counter::Block(block) => self.vertex(graph, *block),

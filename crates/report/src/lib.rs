@@ -21,8 +21,7 @@ pub use export::{EXPORTERS, Exporter, Sources, ran_lines};
 pub use file::FileError;
 pub use ingraft_analysis::demangle;
 pub use ingraft_profile::{
-    Cause as VarianceCause, Earlier, EarlierProfile, NodeTime, Origin, Spread, Step as TraceStep, TracedFunction,
-    Unknown,
+    Earlier, EarlierProfile, NodeTime, TimedPart, TraceStep, TracedFunction, Unknown, VarianceCause, VarianceRange,
 };
 pub use merge::MergeError;
 pub use program::{ProfiledProgram, ProfiledRoutine};

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use ingraft_model::{EdgeKind, Svma};
-use ingraft_profile::{Call, FlowEdge, MeasuredFlow, NoTimes, NodeTime, Origin, Times, program_times};
+use ingraft_profile::{FlowCall, FlowEdge, MeasuredFlow, NoTimes, NodeTime, TimedPart, Times, program_times};
 
 use crate::saved::{CallTarget, EdgeEnd, FunctionProfile, SavedProfile};
 
@@ -30,15 +30,15 @@ pub enum Untimed {
 }
 
 /// Index of each function of a profile by its module and its first byte, and by its name.
-struct Callees<'p> {
+struct ProfiledCallees<'p> {
     places: HashMap<(usize, Svma), usize>,
     /// `None` for a name that several functions have.
     names: HashMap<&'p str, Option<usize>>,
 }
 
-impl<'p> Callees<'p> {
+impl<'p> ProfiledCallees<'p> {
     fn of(profile: &'p SavedProfile) -> Self {
-        let mut callees = Callees { places: HashMap::new(), names: HashMap::new() };
+        let mut callees = ProfiledCallees { places: HashMap::new(), names: HashMap::new() };
         for (index, function) in profile.functions.iter().enumerate() {
             callees.places.entry((function.module, function.start)).or_insert(index);
             let known = callees.names.entry(&function.name).or_insert(Some(index));
@@ -59,7 +59,7 @@ impl<'p> Callees<'p> {
 
 /// Times of the functions of a profile, in their order.
 pub fn times(profile: &SavedProfile) -> Vec<Result<FunctionTimes, Untimed>> {
-    let callees = Callees::of(profile);
+    let callees = ProfiledCallees::of(profile);
     let flows: Vec<Option<MeasuredFlow>> = profile.functions.iter().map(|function| flow(function, &callees)).collect();
     let known: Vec<MeasuredFlow> = flows.iter().map(|flow| flow.clone().unwrap_or_default()).collect();
     let times = program_times(&known, false);
@@ -69,11 +69,11 @@ pub fn times(profile: &SavedProfile) -> Vec<Result<FunctionTimes, Untimed>> {
         let flow = flow.as_ref().ok_or(Untimed::Unknown)?;
         let times = times?;
         let cost = |node: &NodeTime| match node.origin {
-            Origin::Block(block) => flow.costs.get(block).map_or(0.0, |cost| cost * node.frequency),
-            Origin::Function | Origin::Loop(_) => 0.0,
+            TimedPart::Block(block) => flow.costs.get(block).map_or(0.0, |cost| cost * node.frequency),
+            TimedPart::Function | TimedPart::Loop(_) => 0.0,
         };
         let own = times.nodes.iter().map(cost).sum();
-        let timed = |call: &&Call| has_times.get(call.callee).copied().unwrap_or_default();
+        let timed = |call: &&FlowCall| has_times.get(call.callee).copied().unwrap_or_default();
         let included: u64 = flow.calls.iter().filter(timed).map(|call| call.count).sum();
         let made = called(function).map(|(_, _, count)| count).fold(0, u64::saturating_add);
         let missing = made.saturating_sub(included) as f64 / flow.entry.1 as f64;
@@ -94,7 +94,7 @@ fn called(function: &FunctionProfile) -> impl Iterator<Item = (usize, CallTarget
 }
 
 /// The measured flow of a function; `None` if not all counts are known.
-fn flow(function: &FunctionProfile, callees: &Callees<'_>) -> Option<MeasuredFlow> {
+fn flow(function: &FunctionProfile, callees: &ProfiledCallees<'_>) -> Option<MeasuredFlow> {
     let calls = function.known_calls()?;
     if !function.unknown.is_empty() {
         return None;
@@ -107,7 +107,7 @@ fn flow(function: &FunctionProfile, callees: &Callees<'_>) -> Option<MeasuredFlo
         Some(FlowEdge { from: edge.from, to, count: edge.count.or(idle.then_some(0))? })
     };
     let call = |(block, callee, count): (usize, CallTarget, u64)| {
-        Some(Call { block, callee: callees.find(function, &callee)?, count })
+        Some(FlowCall { block, callee: callees.find(function, &callee)?, count })
     };
     Some(MeasuredFlow {
         costs: function.blocks.iter().map(|block| f64::from(block.instructions)).collect(),

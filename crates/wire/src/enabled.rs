@@ -292,7 +292,7 @@ mod tests {
     }
 
     fn refused(n: u64) -> RefusedFunction {
-        let function = ingraft_api::FunctionRef { module: "m".into(), function: format!("f{n}"), offset: Svma(n) };
+        let function = ingraft_api::NamedFunction { module: "m".into(), function: format!("f{n}"), offset: Svma(n) };
         RefusedFunction { function, reason: Refusal::StraddlesPages.into() }
     }
 

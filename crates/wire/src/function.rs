@@ -1,12 +1,12 @@
 //! Functions of a target, and the reasons why points of them cannot be woven.
 
-use ingraft_api::{FunctionEntry, FunctionFacts, FunctionRef, PointSummary, RefusedFunction, UntypedSymbol, WhyNot};
+use ingraft_api::{FunctionEntry, FunctionFacts, NamedFunction, PointSummary, RefusedFunction, UntypedSymbol, WhyNot};
 
 use crate::field::{FieldError, WireField, read};
 use crate::v1;
 
 messages! {
-    FunctionRef => FunctionRef { module, function, offset }
+    NamedFunction => FunctionRef { module, function, offset }
     PointSummary => PointSummary { kind, count, how, why_not }
     UntypedSymbol => UntypedSymbol { module, name, offset, inside }
 }

@@ -1,6 +1,6 @@
 //! Values of a measurement.
 
-use ingraft_api::{Counted, Details, Ended, KeyValue, Keys, TakenOut, ThreadValue, Value};
+use ingraft_api::{CountedTime, Details, Ended, KeyValue, Keys, TakenOut, ThreadValue, Value};
 use ingraft_model::{Activations, Bucket, Distribution, ObjectKind, ObjectState};
 
 use crate::field::{FieldError, WireField, read};
@@ -10,7 +10,7 @@ messages! {
     Keys => Keys { values, others, unlisted }
     KeyValue => KeyValue { key, name, value, object }
     TakenOut => TakenOut { time_ns, hits_per_s, cost_ns_per_s, limit_ns_per_s, own_gs, rewritten }
-    Counted => Counted { enabled_ns, running_ns }
+    CountedTime => Counted { enabled_ns, running_ns }
     ThreadValue => ThreadValue { tid, value, distribution, activations, pid }
     Ended => Ended { status, signal, exec }
 }

@@ -8,9 +8,9 @@ use ingraft_analysis::AnalysedImage;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, Weave, weave_points};
 use ingraft_model::{
-    Resolution, Avma, Bias, BinaryOp, Call, Called, Clock, CpuClock, DataArea, Expr, Float, FloatFormat, Fold, Kept, ObjectKind,
-    ObjectState, PointKind, Ranges, Record, Restore, Scalar, Scale, Shape, Site, Snippet, Stmt, ThreadIdentity,
-    TimeUnit, Usage, VariableId, VectorState, WallClock, Width,
+    Resolution, Avma, Bias, BinaryOp, Called, ProgramCall, Clock, CpuClock, DataArea, Expr, Float, FloatFormat, Fold, KeptValue, ObjectKind,
+    ObjectState, PointKind, Ranges, CallRecord, Restore, Scalar, Scale, Shape, Site, Snippet, Stmt, ThreadIdentity,
+    TimeUnit, Usage, VariableId, VectorState, WallClock, IntegerWidth,
 };
 
 /// Address of the text in images that [`image`] makes.
@@ -198,10 +198,10 @@ const VECTORS: Option<VectorState> = Some(VectorState { components: 0xe7, bytes:
 fn ask<R>(sites: &[Arc<Site>], identity: ThreadIdentity, answer: impl FnOnce(&[PointRequest<'_>]) -> R) -> R {
     let [activations, timer, histogram, table, vector, objects] = [0, 1, 2, 3, 4, 5].map(VariableId);
     let float = Float { register: 0, format: FloatFormat::Double };
-    let arguments = [Kept::Argument(0), Kept::Argument(7), Kept::Float(float)];
-    let record = Record {
+    let arguments = [KeptValue::Argument(0), KeptValue::Argument(7), KeptValue::Float(float)];
+    let record = CallRecord {
         activations,
-        kept: [Kept::Time(Clock::Wall), Kept::Time(Clock::Cpu)].into_iter().chain(arguments).collect(),
+        kept: [KeptValue::Time(Clock::Wall), KeptValue::Time(Clock::Cpu)].into_iter().chain(arguments).collect(),
         restore: Some(Restore::Timer(timer, Clock::Cpu)),
     };
     let count = Snippet::increment(VariableId(0));
@@ -222,12 +222,12 @@ fn ask<R>(sites: &[Arc<Site>], identity: ThreadIdentity, answer: impl FnOnce(&[P
     let closing = vec![Stmt::Stop(timer, Clock::Cpu), observe, add_at, add_in, mark];
     let mut close = Snippet { stmts: vec![Stmt::Close(record, closing)] };
     if identity != ThreadIdentity::Locked {
-        close.stmts.push(Stmt::Call(Call {
+        close.stmts.push(Stmt::Call(ProgramCall {
             callee: Called::At(Avma(0x1234_5678)),
             args: vec![Expr::Return, Expr::Text("text".into())],
         }));
-        close.stmts.push(Stmt::Store(READABLE.start, Width::Four, Expr::Return));
-        close.stmts.push(Stmt::Write(Expr::Return, Width::Two, Expr::Const(5)));
+        close.stmts.push(Stmt::Store(READABLE.start, IntegerWidth::Four, Expr::Return));
+        close.stmts.push(Stmt::Write(Expr::Return, IntegerWidth::Two, Expr::Const(5)));
     }
     let shapes = [
         Shape::Activations,

@@ -2,7 +2,7 @@
 
 use gimli::AttributeValue;
 use gimli::constants as dw;
-use ingraft_model::{Scalar, Svma, Width};
+use ingraft_model::{IntegerWidth, Scalar, Svma};
 
 use crate::data::debug_info::{DebugInfo, DwarfEntry, DwarfValue, EntryLocation};
 use crate::data::error::TypeError;
@@ -256,7 +256,7 @@ impl<'a> DebugInfo<'a> {
             _ => return Err(no_integer()),
         };
         let odd = [dw::DW_AT_bit_size, dw::DW_AT_endianity].iter().any(|a| of.entry.attr(*a).is_some());
-        let width = self.bytes(of).and_then(Width::of).filter(|_| !odd).ok_or_else(no_integer)?;
+        let width = self.bytes(of).and_then(IntegerWidth::of).filter(|_| !odd).ok_or_else(no_integer)?;
         Ok(Scalar { width, signed })
     }
 

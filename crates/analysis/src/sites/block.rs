@@ -5,8 +5,8 @@ use std::ops::Range;
 use iced_x86::Instruction;
 use ingraft_model::machine::SPRINGBOARD;
 use ingraft_model::{
-    Block, BlockId, BlockPoint, BodyBlock, BodyExit, Cfg, Edge, EdgeKind, EdgeTarget, Entered, Free, FunctionBody,
-    IndexVec, Refusal, Site, SiteKind, Svma, WayInReason,
+    Block, BlockId, BlockPoint, BodyBlock, BodyExit, Cfg, Edge, EdgeKind, EdgeTarget, Entered, FreeRegisters,
+    FunctionBody, IndexVec, Refusal, Site, SiteKind, Svma, WayInReason,
 };
 
 use crate::flow::body::DecodedFunction;
@@ -162,17 +162,17 @@ struct BlockSites<'a> {
 
 impl BlockSites<'_> {
     /// The registers and flags that are free at an address.
-    fn free(&self, at: u64) -> Free {
+    fn free(&self, at: u64) -> FreeRegisters {
         let (image, function) = (self.body.image, self.body.function);
         let overwritten = if function.facts.calls_out { CALLER_SAVED } else { u32::from(function.facts.writes) };
         let inside = |target| function.contains(Svma(target));
         let dead = liveness::dead_at(image.elf(), at, overwritten & CALLER_SAVED, inside);
         let scratch = SCRATCH_ORDER.into_iter().filter(|r| dead.registers >> r.0 & 1 != 0).collect();
-        Free { scratch, flags: dead.flags }
+        FreeRegisters { scratch, flags: dead.flags }
     }
 
     /// The site at the first byte of a block. `free` is what is free there, if it is known already.
-    fn site(&self, start: u64, free: Option<&Free>) -> Result<Site, Refusal> {
+    fn site(&self, start: u64, free: Option<&FreeRegisters>) -> Result<Site, Refusal> {
         let (image, function) = (self.body.image, self.body.function);
         let offset = function.offset_of(start);
         let at = match start == function.start {

@@ -8,7 +8,7 @@
 use iced_x86::{
     Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register, UsedRegister,
 };
-use ingraft_model::{FirstEffect, FirstInstruction, Free, Svma};
+use ingraft_model::{FirstEffect, FirstInstruction, FreeRegisters, Svma};
 
 use crate::flow::liveness::{self, CALLER_SAVED, SCRATCH_ORDER};
 use crate::functions::function::Function;
@@ -54,12 +54,12 @@ pub(crate) fn first_instruction(image: &AnalysedImage, function: &Function) -> O
 }
 
 /// Registers and flags that snippets may overwrite at an address to which control falls through from the entry.
-pub(crate) fn free_at(image: &AnalysedImage, function: &Function, at: u64) -> Free {
+pub(crate) fn free_at(image: &AnalysedImage, function: &Function, at: u64) -> FreeRegisters {
     let overwritten = if function.facts.calls_out { CALLER_SAVED } else { u32::from(function.facts.writes) };
     let inside = |target| function.contains(Svma(target));
     let dead = liveness::dead_at(image.elf(), at, overwritten & CALLER_SAVED, inside);
     let scratch = SCRATCH_ORDER.into_iter().filter(|r| dead.registers >> r.0 & 1 != 0).collect();
-    Free { scratch, flags: dead.flags }
+    FreeRegisters { scratch, flags: dead.flags }
 }
 
 /// Whether snippets may run after an instruction as they would before it: it leaves the stack pointer and the red zone alone, and all state

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ingraft_analysis::{AnalysedImage, DataSymbol, DebugInfo, DebugSections, Elf, MemberPath, TypeError};
-use ingraft_model::{Scalar, Svma, Width};
+use ingraft_model::{IntegerWidth, Scalar, Svma};
 use proptest::prelude::*;
 
 use crate::system::compile;
@@ -45,7 +45,7 @@ int main() { Derived d; return d.get(1) + by_reference(d) + space::inside + Deri
 "#;
 
 fn scalar(bytes: u64, signed: bool) -> Scalar {
-    Scalar { width: Width::of(bytes).expect("a width"), signed }
+    Scalar { width: IntegerWidth::of(bytes).expect("a width"), signed }
 }
 
 fn reach(pointers: &[i64], offset: i64, bytes: u64, signed: bool) -> Result<MemberPath, TypeError> {

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-use ingraft_api::{EnableRequest, FunctionRef, PairFacts, PairInfo, Value};
+use ingraft_api::{EnableRequest, NamedFunction, PairFacts, PairInfo, Value};
 use ingraft_model::{Focus, PartName};
 
 use crate::args;
@@ -317,7 +317,7 @@ impl<'a> FunctionRow<'a> {
         let info = &self.site.enabled.pairs[self.pair];
         let function = info.function.clone().unwrap_or_else(|| {
             let function = info.pair.focus.to_string();
-            FunctionRef { function, ..FunctionRef::default() }
+            NamedFunction { function, ..NamedFunction::default() }
         });
         FunctionId::new(function, self.site.enabled.pid, self.site.host())
     }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use ingraft_api::{Enabled, FunctionRef, PairFacts, Reading};
+use ingraft_api::{Enabled, NamedFunction, PairFacts, Reading};
 use ingraft_model::Pid;
 
 use super::server::{FUNCTIONS, Tallies};
@@ -21,7 +21,7 @@ const LABEL: usize = 10;
 pub(super) struct DemoPage<'a> {
     out: &'a mut Output,
     checks: Vec<CheckObject>,
-    functions: Vec<FunctionRef>,
+    functions: Vec<NamedFunction>,
     pid: i32,
 }
 

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_api::{Counted, Details, KeyValue, Keys, PairInfo, Value};
+use ingraft_api::{CountedTime, Details, KeyValue, Keys, PairInfo, Value};
 use ingraft_model::{Activations, Aggregate};
 
 use super::{Lately, TargetMeasurement};
@@ -127,7 +127,7 @@ fn combine<'a>(
     let keys = combine_keys(values.iter().filter_map(|v| v.details().keys.as_ref()));
     let activations = values.iter().fold(Activations::default(), |sum, v| sum.plus(v.details().activations));
     let taken_out = values.iter().filter_map(|v| v.details().taken_out).min_by_key(|why| why.time_ns);
-    let counted = values.iter().filter_map(|v| v.details().counted).reduce(|a, b| Counted {
+    let counted = values.iter().filter_map(|v| v.details().counted).reduce(|a, b| CountedTime {
         enabled_ns: a.enabled_ns.saturating_add(b.enabled_ns),
         running_ns: a.running_ns.saturating_add(b.running_ns),
     });

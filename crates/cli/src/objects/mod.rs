@@ -24,7 +24,7 @@ use code::{
     WovenObject,
 };
 use ingraft_api::{
-    EventEntry, FunctionEntry, FunctionFacts, FunctionRef, PairFacts, PairInfo, Phase, ProcessEntry, UntypedSymbol,
+    EventEntry, FunctionEntry, FunctionFacts, NamedFunction, PairFacts, PairInfo, Phase, ProcessEntry, UntypedSymbol,
 };
 use ingraft_model::{Activations, Bin, MetricInfo, ObjectState, Pid};
 use serde::Serialize;
@@ -537,8 +537,8 @@ pub(crate) struct FunctionId {
 
 impl FunctionId {
     /// The identity of a function of a process.
-    pub(crate) fn new(function: FunctionRef, pid: Pid, host: Host) -> Self {
-        let FunctionRef { module, function, offset } = function;
+    pub(crate) fn new(function: NamedFunction, pid: Pid, host: Host) -> Self {
+        let NamedFunction { module, function, offset } = function;
         FunctionId { host, pid: pid.0, module, function, offset: hex(offset.0) }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use ingraft_api::{FunctionRef, MetricFocus, PairInfo, RefusedFunction};
+use ingraft_api::{MetricFocus, NamedFunction, PairInfo, RefusedFunction};
 use ingraft_model::{PartName, Pid, Svma};
 use serde::Serialize;
 
@@ -76,7 +76,7 @@ impl Unmeasured<'_> {
 pub(crate) type FunctionAt<'a> = (&'a str, Svma);
 
 /// The place of a function.
-pub(crate) fn place(function: &FunctionRef) -> FunctionAt<'_> {
+pub(crate) fn place(function: &NamedFunction) -> FunctionAt<'_> {
     (&function.module, function.offset)
 }
 

@@ -419,7 +419,7 @@ pub(crate) fn not_restored(r: &RemovedObject) -> Failure {
 mod tests {
     use std::sync::Arc;
 
-    use ingraft_api::{FunctionRef, RefusedFunction, WhyNot};
+    use ingraft_api::{NamedFunction, RefusedFunction, WhyNot};
     use ingraft_model::{Focus, Svma};
 
     use super::*;
@@ -476,7 +476,7 @@ mod tests {
     fn refusals_begin_with_their_number() {
         let function = |name: &str, offset| {
             let (module, function) = ("m".to_owned(), name.to_owned());
-            FunctionRef { module, function, offset: Svma(offset) }
+            NamedFunction { module, function, offset: Svma(offset) }
         };
         let refuse = |name: &str, offset| {
             let reason = WhyNot::Told { reason: "too_short".to_owned(), text: "too short".to_owned() };

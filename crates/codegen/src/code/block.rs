@@ -76,7 +76,7 @@ pub(crate) struct OutOfReach;
 
 /// Code under construction at a fixed address.
 #[derive(Debug, Default)]
-pub(crate) struct Block {
+pub(crate) struct CodeBuffer {
     pub at: u64,
     pub bytes: Vec<u8>,
     backs: Vec<(u32, Back)>,
@@ -84,7 +84,7 @@ pub(crate) struct Block {
     costs: RefCell<FxHashMap<Box<[u8]>, Cost>>,
 }
 
-impl Block {
+impl CodeBuffer {
     /// Starts a new block at `at`; keeps the buffers.
     pub fn restart(&mut self, at: u64) {
         self.at = at;
@@ -249,7 +249,7 @@ impl From<crate::code::environment::CodegenError> for EmitError {
     }
 }
 
-impl Block {
+impl CodeBuffer {
     /// Makes the link at `at` lead to `target`.
     pub fn set_link(&mut self, at: u64, target: u64) -> Result<(), OutOfReach> {
         let bytes = link_bytes(at, target).ok_or(OutOfReach)?;

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use ingraft_model::machine::ENDBR_LEN;
 use ingraft_model::{
-    Avma, AvmaRange, BlockId, Free, IndexVec, Key, Offset, PatchPlan, PcMove, PointId, PointKind, Refusal, Site,
-    SiteKind, TextWrite,
+    Avma, AvmaRange, BlockId, FreeRegisters, IndexVec, Key, Offset, PatchPlan, PcMove, PointId, PointKind, Refusal,
+    Site, SiteKind, TextWrite,
 };
 
 use crate::code::block::{jmp_bytes, text_write};
@@ -108,8 +108,8 @@ impl Probe {
             return Cow::Borrowed(site);
         }
         let kind = match &site.kind {
-            SiteKind::Block { .. } => SiteKind::Block { free: Free::default() },
-            SiteKind::Edge { .. } => SiteKind::Edge { free: Free::default() },
+            SiteKind::Block { .. } => SiteKind::Block { free: FreeRegisters::default() },
+            SiteKind::Edge { .. } => SiteKind::Edge { free: FreeRegisters::default() },
             SiteKind::Entry { .. } | SiteKind::Exit { .. } | SiteKind::CallBefore | SiteKind::CallAfter { .. } => {
                 return Cow::Borrowed(site);
             }

@@ -4,7 +4,7 @@
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 
-use crate::code::block::Block;
+use crate::code::block::CodeBuffer;
 
 /// Number of bytes of code that the processor caches together after decoding.
 pub(crate) const WINDOW: u64 = 32;
@@ -15,7 +15,7 @@ pub(crate) struct Branches(Vec<(u64, u64)>);
 
 impl Branches {
     /// Adds the branches between two addresses of a block.
-    pub fn add(&mut self, block: &Block, from: u64, until: u64) {
+    pub fn add(&mut self, block: &CodeBuffer, from: u64, until: u64) {
         let decoder = Decoder::with_ip(64, block.between(from, until), from, DecoderOptions::NONE);
         let mut before = Instruction::default();
         for i in decoder {
@@ -55,8 +55,8 @@ mod tests {
     use super::*;
     use crate::code::block::Back;
 
-    fn block_of(pieces: &[&[u8]]) -> (Block, Branches) {
-        let mut block = Block::default();
+    fn block_of(pieces: &[&[u8]]) -> (CodeBuffer, Branches) {
+        let mut block = CodeBuffer::default();
         block.restart(0x1000);
         pieces.iter().for_each(|bytes| block.put(bytes, Back::StepOut));
         let mut branches = Branches::default();

@@ -22,7 +22,7 @@ pub struct RemovalRecord {
 /// Copy of a displaced jump, return or call. A point at the original instruction has its springboard over the copy. If a displaced jump
 /// leads to the springboard of another point, that point redirects the copy of the jump to its own tail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Inner {
+pub struct DisplacedCopy {
     /// Address of the original instruction in the text.
     pub original: Avma,
     /// First byte of the copy.
@@ -36,7 +36,7 @@ pub struct Inner {
     pub next: Option<(Avma, Avma)>,
 }
 
-impl Inner {
+impl DisplacedCopy {
     /// Write that makes the copy of a jump lead to `to`; `None` if the instruction is no jump, or if a displacement does not reach.
     pub(crate) fn leading(&self, to: u64) -> Option<TextWrite> {
         let field = self.copy.0 + if self.bytes.starts_with(&[0x0f]) { 2 } else { 1 };
@@ -92,14 +92,14 @@ pub struct WovenPoint {
     pub minis: Vec<WovenMini>,
     /// Displaced instructions that other points may need. Points with one of these as `host` or in `redirected` are removed before this point, or
     /// together with it.
-    pub inner: Vec<Inner>,
+    pub inner: Vec<DisplacedCopy>,
     /// Copy into which the point is woven, if another point displaces its instruction.
-    pub host: Option<Inner>,
+    pub host: Option<DisplacedCopy>,
     /// Place in the copy of the function into which the point is woven; `None` unless the function is copied. The point is removed before the
     /// copy, or together with it.
     pub probe: Option<Probe>,
     /// Jumps to the springboard that other points displace. The copies of these jumps lead to the tail.
-    pub redirected: Vec<Inner>,
+    pub redirected: Vec<DisplacedCopy>,
     /// First bytes of ranges that are displaced to make room for islands.
     pub rooms: Vec<Avma>,
     /// Record that removes the point, without its snippets. A point with a host is removed by it only together with the host.
@@ -118,7 +118,7 @@ impl WovenPoint {
     }
 
     /// Copies that this point changes in the code of other points. These copies must stay as long as this point does.
-    pub fn needs(&self) -> impl Iterator<Item = &Inner> {
+    pub fn needs(&self) -> impl Iterator<Item = &DisplacedCopy> {
         self.host.iter().chain(&self.redirected)
     }
 

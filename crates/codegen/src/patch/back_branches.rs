@@ -6,10 +6,10 @@ use ingraft_model::{Avma, AvmaRange, Offset, PointKind, Refusal};
 
 use crate::code::block::{USER_END, straddles};
 use crate::code::environment::Environment;
-use crate::code::woven::Inner;
+use crate::code::woven::DisplacedCopy;
 use crate::patch::choose::Carried;
 use crate::patch::relocate::{Displaced, decode};
-use crate::patch::springboard::{Head, Place};
+use crate::patch::springboard::{ChosenSpringboard, LocatedSite};
 use crate::patch::text_space::{Island, TextSpace};
 use crate::patch::weave::PointRequest;
 
@@ -57,7 +57,7 @@ impl Redirect {
 pub(crate) fn redirects(
     env: &Environment,
     text: &mut TextSpace,
-    head: &Head,
+    head: &ChosenSpringboard,
     request: &PointRequest<'_>,
     carried: &Carried,
     arena: &AvmaRange,
@@ -70,7 +70,7 @@ pub(crate) fn redirects(
         }
         let found = if carried.has(head.function, at) {
             let copy = request.beside.iter().flat_map(|p| &p.inner).find(|inner| inner.original.0 == at);
-            let reaches = |copy: &Inner| [arena.start, arena.end].iter().all(|to| copy.leading(to.0).is_some());
+            let reaches = |copy: &DisplacedCopy| [arena.start, arena.end].iter().all(|to| copy.leading(to.0).is_some());
             let redirected = copy.is_none_or(reaches).then(|| vec![Redirect::InCopy { branch: at }]);
             redirected.ok_or(Refusal::NoRoomNearby)
         } else {
@@ -90,7 +90,7 @@ pub(crate) fn redirects(
 }
 
 /// Returns the refusal of a point that the back branch at the address `branch` leads to.
-pub(crate) fn cannot_tell(head: &Head, request: &PointRequest<'_>, branch: u64) -> Refusal {
+pub(crate) fn cannot_tell(head: &ChosenSpringboard, request: &PointRequest<'_>, branch: u64) -> Refusal {
     let offset = Offset::between(head.function, branch);
     match request.site.point_kind() {
         PointKind::Entry => Refusal::OwnBranchToEntry { offset },
@@ -103,7 +103,7 @@ pub(crate) fn cannot_tell(head: &Head, request: &PointRequest<'_>, branch: u64) 
 fn redirect(
     env: &Environment,
     text: &mut TextSpace,
-    head: &Head,
+    head: &ChosenSpringboard,
     b: &BackBranch,
     request: &PointRequest<'_>,
 ) -> Option<Vec<Redirect>> {
@@ -150,7 +150,7 @@ fn redirect(
     if let Some(island) = text.take_island(branch.next().saturating_sub(128), branch.next() + 127, name) {
         return Some(vec![Redirect::Hop { field, old, island }]);
     }
-    let place = Place::new(request);
+    let place = LocatedSite::new(request);
     if let Some((island, room)) = place.make_room(env, text, branch.next(), name) {
         return Some(vec![room, Redirect::Hop { field, old, island }]);
     }

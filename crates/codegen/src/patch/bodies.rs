@@ -9,7 +9,7 @@ use crate::code::arena::Arena;
 use crate::code::block::EmitError;
 use crate::code::environment::{CodegenError, Environment};
 use crate::code::spread::{self, OneThread, Spread};
-use crate::patch::body::{self, BodyRequest, BodyWeave, Code, Doors};
+use crate::patch::body::{self, BodyRequest, BodyWeave, DecodedBlocks, Doors};
 use crate::patch::text_space::TextSpace;
 
 /// Estimated room in bytes for the copies of functions for which a part of their own is worthwhile.
@@ -42,9 +42,12 @@ pub fn weave_bodies_on(
     arena.lacked_room = false;
     let parts = parts(requests);
     let own = |part: &Range<usize>| requests.get(part.clone()).unwrap_or_default();
-    let decode = |part: Range<usize>| own(&part).iter().map(|request| Code::of(env, request)).collect::<Vec<_>>();
+    let decode =
+        |part: Range<usize>| own(&part).iter().map(|request| DecodedBlocks::of(env, request)).collect::<Vec<_>>();
     let decoded = spread::map(spread, parts.clone(), decode).into_iter().flatten();
-    let design = |(request, code): (&BodyRequest<'_>, Result<Code, Refusal>)| Design::choose(env, text, request, code?);
+    let design = |(request, code): (&BodyRequest<'_>, Result<DecodedBlocks, Refusal>)| {
+        BodyDesign::choose(env, text, request, code?)
+    };
     let designs: Vec<_> = requests.iter().zip(decoded).map(design).collect();
     spread.check();
     let built = build(spread, env, arena, (requests, &designs), &parts);
@@ -70,18 +73,18 @@ pub fn weave_bodies_on(
 }
 
 /// A function with the springboards into its copy. Their bytes of text and the blocks of the function are taken.
-struct Design {
-    code: Code,
+struct BodyDesign {
+    code: DecodedBlocks,
     doors: Doors,
 }
 
-impl Design {
+impl BodyDesign {
     fn choose(
         env: &Environment,
         text: &mut TextSpace,
         request: &BodyRequest<'_>,
-        code: Code,
-    ) -> Result<Design, Refusal> {
+        code: DecodedBlocks,
+    ) -> Result<BodyDesign, Refusal> {
         if let Some(other) = request.blocks().find_map(|(start, end)| text.owner(start, end)) {
             return Err(Refusal::Overlap { other: other.as_ref().to_owned() });
         }
@@ -91,7 +94,7 @@ impl Design {
             return Err(refusal);
         }
         text.take_blocks(request.blocks(), request.name);
-        Ok(Design { code, doors })
+        Ok(BodyDesign { code, doors })
     }
 }
 
@@ -114,7 +117,7 @@ fn parts(requests: &[BodyRequest<'_>]) -> Vec<Range<usize>> {
 }
 
 /// Result of writing a copy; `None` for a function without a design.
-type Built = Option<Result<BodyWeave, EmitError>>;
+type BuiltCopy = Option<Result<BodyWeave, EmitError>>;
 
 /// Writes the copies; returns the result for each function, in order. If a part of the arena has no room for a copy, the copy is written
 /// after the parts are joined again.
@@ -122,9 +125,9 @@ fn build(
     spread: &dyn Spread,
     env: &Environment,
     arena: &mut Arena,
-    (requests, designs): (&[BodyRequest<'_>], &[Result<Design, Refusal>]),
+    (requests, designs): (&[BodyRequest<'_>], &[Result<BodyDesign, Refusal>]),
     parts: &[Range<usize>],
-) -> Vec<Built> {
+) -> Vec<BuiltCopy> {
     let write = |index: usize, arena: &mut Arena| {
         let (request, design) = (requests.get(index)?, designs.get(index)?.as_ref().ok()?);
         Some(body::emit(env, arena, request, &design.code, &design.doors))
@@ -142,13 +145,13 @@ fn build(
     let work: Vec<_> = ranges.into_iter().zip(std::iter::once(&mut *arena).chain(&mut arenas)).collect();
     let write_part = |(part, arena): (Range<usize>, &mut Arena)| {
         spread.check();
-        part.map(|index| write(index, arena)).collect::<Vec<Built>>()
+        part.map(|index| write(index, arena)).collect::<Vec<BuiltCopy>>()
     };
     let written = spread::map(spread, work, write_part);
     while let Some(part) = arenas.pop() {
         arenas.last_mut().unwrap_or(arena).join(part);
     }
-    let again = |(index, built): (usize, Built)| match built {
+    let again = |(index, built): (usize, BuiltCopy)| match built {
         Some(Err(EmitError::ArenaFull)) => write(index, arena),
         built => built,
     };

@@ -16,14 +16,14 @@ use ingraft_model::{
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::code::arena::Arena;
-use crate::code::block::{Back, Block, EmitError, jmp_bytes, straddles, text_write};
+use crate::code::block::{Back, CodeBuffer, EmitError, jmp_bytes, straddles, text_write};
 use crate::code::body::{CountingCopy, Held, PROBE, PROBE_NOP, Probe, Way, WovenBody};
 use crate::code::environment::{CodegenError, Environment};
 use crate::code::woven::RemovalRecord;
 use crate::patch::back_branches::Redirect;
 use crate::patch::counting;
 use crate::patch::relocate::{self, Displaced};
-use crate::patch::springboard::{self, DISPLACEMENT, Form, Head, Width};
+use crate::patch::springboard::{self, AllowedForms, ChosenSpringboard, DISPLACEMENT, SpringboardForm};
 use crate::patch::text_space::TextSpace;
 use crate::patch::weave::PointRequest;
 
@@ -85,18 +85,18 @@ pub struct BodyWeave {
 }
 
 /// An instruction of a block.
-pub(super) enum Part {
+pub(super) enum BlockInstruction {
     /// The copy does the same.
     Copied(Displaced),
     /// The copy jumps to the instruction at this address in the text.
     Kept { at: u64, is_call: bool },
 }
 
-impl Part {
+impl BlockInstruction {
     pub(super) fn at(&self) -> u64 {
         match self {
-            Part::Copied(d) => d.at,
-            Part::Kept { at, .. } => *at,
+            BlockInstruction::Copied(d) => d.at,
+            BlockInstruction::Kept { at, .. } => *at,
         }
     }
 }
@@ -107,12 +107,12 @@ pub(super) struct CodeBlock {
     pub(super) start: u64,
     /// Address of its end in the text.
     pub(super) end: u64,
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<BlockInstruction>,
 }
 
 /// The decoded blocks of a function.
 #[derive(Default)]
-pub(super) struct Code {
+pub(super) struct DecodedBlocks {
     pub(super) blocks: IndexVec<BlockId, CodeBlock>,
     /// Addresses of the instructions that stay in the text.
     kept: FxHashSet<u64>,
@@ -122,10 +122,10 @@ pub(super) struct Code {
     behind_system_calls: FxHashSet<u64>,
 }
 
-impl Code {
+impl DecodedBlocks {
     pub(super) fn of(env: &Environment, request: &BodyRequest<'_>) -> Result<Self, Refusal> {
         let function = request.body.function.to_avma(request.bias).0;
-        let mut code = Code::default();
+        let mut code = DecodedBlocks::default();
         for BodyBlock { block, bytes, .. } in &request.body.blocks {
             let [start, end] = [block.range.start, block.range.end].map(|at| at.to_avma(request.bias).0);
             let (mut at, mut rest) = (start, bytes.as_slice());
@@ -137,13 +137,13 @@ impl Code {
                         if kept.is_system_call {
                             code.behind_system_calls.insert(at + kept.len as u64);
                         }
-                        parts.push(Part::Kept { at, is_call: kept.is_call });
+                        parts.push(BlockInstruction::Kept { at, is_call: kept.is_call });
                         kept.len
                     }
                     None => {
                         let d = relocate::decode(rest, at, function, env.shadow_stack)?;
                         code.copied.insert(at);
-                        parts.push(Part::Copied(d));
+                        parts.push(BlockInstruction::Copied(d));
                         d.bytes().len()
                     }
                 };
@@ -164,7 +164,7 @@ impl Code {
 /// Springboards into the copy.
 pub(super) struct Doors {
     /// For each, the block to which it leads, and the original bytes at it.
-    pub(super) heads: Vec<(BlockId, Head, Vec<u8>)>,
+    pub(super) heads: Vec<(BlockId, ChosenSpringboard, Vec<u8>)>,
     /// Calls that lead to the copy, sorted by block.
     calls: Vec<Calling>,
     /// Blocks that may run in the text.
@@ -185,8 +185,8 @@ struct Calling {
 
 impl Calling {
     /// Form of the changed call.
-    fn form(&self) -> Form {
-        Form::Call { len: self.call.bytes().len() as u8, direct: true }
+    fn form(&self) -> SpringboardForm {
+        SpringboardForm::Call { len: self.call.bytes().len() as u8, direct: true }
     }
 
     /// First byte of the displacement.
@@ -196,11 +196,11 @@ impl Calling {
 
     /// The call at the end of a block that runs in the text up to this call, and takes the bytes of its displacement. `None` if the block
     /// does not end in a direct call, or if something else prevents that the call leads to the copy.
-    fn choose(text: &mut TextSpace, request: &BodyRequest<'_>, code: &Code, id: BlockId) -> Option<Self> {
+    fn choose(text: &mut TextSpace, request: &BodyRequest<'_>, code: &DecodedBlocks, id: BlockId) -> Option<Self> {
         let (body, bias) = (request.body, request.bias);
         let block = body.blocks.get(id)?;
         let (start, end) = (block.block.range.start, block.block.range.end);
-        let Part::Kept { at, is_call: true } = *code.blocks.get(id)?.parts.last()? else { return None };
+        let BlockInstruction::Kept { at, is_call: true } = *code.blocks.get(id)?.parts.last()? else { return None };
         let offset = usize::try_from(at.checked_sub(start.to_avma(bias).0)?).ok()?;
         let call = relocate::decode_call(block.bytes.get(offset..)?, at, body.function.to_avma(bias).0).ok()?;
         let callee = call.callee()?;
@@ -221,13 +221,18 @@ impl Calling {
 impl Doors {
     /// Chooses a springboard for each block at which control arrives in the text. If none fits at a block, the block runs in the text. Then its
     /// call leads to the copy, or every block to which it leads gets a springboard too, or runs in the text as well.
-    pub(super) fn choose(env: &Environment, text: &mut TextSpace, request: &BodyRequest<'_>, code: &Code) -> Self {
+    pub(super) fn choose(
+        env: &Environment,
+        text: &mut TextSpace,
+        request: &BodyRequest<'_>,
+        code: &DecodedBlocks,
+    ) -> Self {
         let blocks = &request.body.blocks;
         let mut doors = Doors { heads: Vec::new(), calls: Vec::new(), exposed: Vec::new(), why: None };
         let mut missing = Vec::new();
         let entered = |(_, block): &(BlockId, &BodyBlock)| block.entered != Entered::Never;
         for (index, _) in blocks.entries().filter(entered) {
-            match door(env, text, request, code, index, Width::Near) {
+            match door(env, text, request, code, index, AllowedForms::Near) {
                 Ok((head, bytes)) => doors.heads.push((index, head, bytes)),
                 Err(_) => missing.push(index),
             }
@@ -235,7 +240,7 @@ impl Doors {
         let mut known: FxHashSet<BlockId> = doors.heads.iter().map(|(index, ..)| *index).collect();
         while let Some(index) = missing.pop() {
             let Some(block) = blocks.get(index).filter(|_| known.insert(index)) else { continue };
-            match door(env, text, request, code, index, Width::Any) {
+            match door(env, text, request, code, index, AllowedForms::Any) {
                 Ok((head, bytes)) => doors.heads.push((index, head, bytes)),
                 // The springboard of a range that makes room for an island leads to the copy, too.
                 Err(_) if doors.makes_room(block.block.range.start.to_avma(request.bias).0) => {}
@@ -270,8 +275,8 @@ impl Doors {
     pub(super) fn release(&self, text: &mut TextSpace) {
         for (_, head, _) in &self.heads {
             let island = match head.form {
-                Form::Short(island) => Some(island.at),
-                Form::Near | Form::Call { .. } => None,
+                SpringboardForm::Short(island) => Some(island.at),
+                SpringboardForm::Near | SpringboardForm::Call { .. } => None,
             };
             let room = head.island_room.as_ref().and_then(Redirect::first);
             for at in [Some(head.at), island, room].into_iter().flatten() {
@@ -323,10 +328,10 @@ fn door(
     env: &Environment,
     text: &mut TextSpace,
     request: &BodyRequest<'_>,
-    code: &Code,
+    code: &DecodedBlocks,
     index: BlockId,
-    width: Width,
-) -> Result<(Head, Vec<u8>), Refusal> {
+    width: AllowedForms,
+) -> Result<(ChosenSpringboard, Vec<u8>), Refusal> {
     let blocks = &request.body.blocks;
     let block = blocks.get(index).ok_or(Refusal::NoSuchPoint)?;
     let mut site = block.room.clone()?;
@@ -355,7 +360,7 @@ pub(super) struct Fixup {
 }
 
 /// A probe whose ways within the copy are not known yet.
-struct Placed {
+struct PlacedProbe {
     probe: Probe,
     /// Block to which the probe's jump leads, in whose copy the jump ends.
     to: Option<BlockId>,
@@ -364,13 +369,13 @@ struct Placed {
 /// The copy of a function under construction.
 pub(super) struct Copy<'a> {
     pub(super) request: &'a BodyRequest<'a>,
-    pub(super) code: &'a Code,
+    pub(super) code: &'a DecodedBlocks,
     /// First byte of the function in the text.
     function: u64,
     /// Blocks to which blocks lead that may run in the text. For each, whether only the marker does so: the block of the
     /// `endbr64` before the block to which callers come.
     mixed: FxHashMap<BlockId, bool>,
-    pub(super) out: Block,
+    pub(super) out: CodeBuffer,
     /// Address of each block's copy, as far as blocks are copied.
     pub(super) labels: IndexVec<BlockId, u64>,
     /// For each block, the address of the copy of each of its instructions, behind the probes before it.
@@ -382,7 +387,7 @@ pub(super) struct Copy<'a> {
     /// Address in the copy to which each of them leads.
     called: Vec<u64>,
     fixups: Vec<Fixup>,
-    probes: Vec<Placed>,
+    probes: Vec<PlacedProbe>,
     /// Addresses of the original instructions, with the equivalent ones in the copy.
     moves: Vec<PcMove>,
 }
@@ -426,7 +431,7 @@ impl Copy<'_> {
         let copy = Avma(self.out.here());
         self.out.put(&PROBE_NOP, back);
         let probe = Probe { point, original: Avma(original), copy, bytes: PROBE_NOP, holds };
-        self.probes.push(Placed { probe, to: None });
+        self.probes.push(PlacedProbe { probe, to: None });
     }
 
     /// Adds the nops of the points at which control arrives that comes from the text. Returns whether there are such points.
@@ -475,7 +480,7 @@ impl Copy<'_> {
     /// Whether the last instruction of a block is a call. After other blocks, a system call returns.
     fn ends_in_call(&self, block: BlockId) -> bool {
         let last = self.code.blocks.get(block).and_then(|block| block.parts.last());
-        matches!(last, Some(Part::Kept { is_call: true, .. }))
+        matches!(last, Some(BlockInstruction::Kept { is_call: true, .. }))
     }
 
     /// Whether a block runs in the text up to its call.
@@ -520,12 +525,12 @@ impl Copy<'_> {
         }
         self.moves.push(PcMove { from: Avma(start), to: Avma(label) });
         for part in &block.parts {
-            if part.at() != start && matches!(part, Part::Copied(_)) {
+            if part.at() != start && matches!(part, BlockInstruction::Copied(_)) {
                 self.moves.push(PcMove { from: Avma(part.at()), to: Avma(self.out.here()) });
             }
             match part {
                 // A thread at the instruction itself stays in the text, where the instruction is.
-                Part::Kept { at, is_call } => {
+                BlockInstruction::Kept { at, is_call } => {
                     if *is_call && !called {
                         self.on_one_page(PROBE as u64, Back::To(*at));
                         let home = Way { copy: Avma(*at), original: Avma(*at) };
@@ -536,7 +541,7 @@ impl Copy<'_> {
                     self.out.jmp(*at, Back::To(*at))?;
                     return Ok(false);
                 }
-                Part::Copied(d) => {
+                BlockInstruction::Copied(d) => {
                     if self.instruction(index, d)? {
                         return Ok(false);
                     }
@@ -558,7 +563,7 @@ impl Copy<'_> {
     fn held(&mut self, point: PointId, (copy, original): (u64, u64), holds: Held, to: Option<BlockId>) {
         let (copy, original) = (Avma(copy), Avma(original));
         let probe = Probe { point, original, copy, bytes: [0; PROBE], holds };
-        self.probes.push(Placed { probe, to });
+        self.probes.push(PlacedProbe { probe, to });
     }
 
     /// Whether control leaves the function at the end of a block, if that is a return or a jump to an address that is not fixed.
@@ -647,7 +652,7 @@ impl Copy<'_> {
             self.out.patch_relative(field, self.label(block)?)?;
         }
         let mut probes = Vec::with_capacity(self.probes.len());
-        for Placed { mut probe, to } in std::mem::take(&mut self.probes) {
+        for PlacedProbe { mut probe, to } in std::mem::take(&mut self.probes) {
             if let (Some(to), Held::Jump(taken) | Held::Branch(taken, _)) = (to, &mut probe.holds) {
                 taken.copy = Avma(self.label(to)?);
             }
@@ -668,12 +673,12 @@ impl Copy<'_> {
 fn copy<'a>(
     env: &Environment,
     request: &'a BodyRequest<'a>,
-    (code, doors): (&'a Code, &'a Doors),
+    (code, doors): (&'a DecodedBlocks, &'a Doors),
     at: u64,
 ) -> Result<(Copy<'a>, Vec<Probe>, Option<CountingCopy>), EmitError> {
     let count = code.blocks.len();
     let mixed = mixed(request.body, &doors.exposed);
-    let mut out = Block::default();
+    let mut out = CodeBuffer::default();
     out.restart(at);
     let mut copy = Copy {
         request,
@@ -707,7 +712,7 @@ pub(super) fn emit(
     env: &Environment,
     arena: &mut Arena,
     request: &BodyRequest<'_>,
-    code: &Code,
+    code: &DecodedBlocks,
     doors: &Doors,
 ) -> Result<BodyWeave, EmitError> {
     let aligned = |a: u64| a.next_multiple_of(ALIGNMENT);
@@ -764,7 +769,7 @@ pub(super) fn emit(
         removal,
     };
     // A thread at a springboard takes it.
-    let taken = |(block, head, _): &(BlockId, Head, Vec<u8>)| {
+    let taken = |(block, head, _): &(BlockId, ChosenSpringboard, Vec<u8>)| {
         let room = head.island_room.as_ref().and_then(Redirect::first);
         [copy.start(*block).ok(), Some(head.at), room]
     };
@@ -781,7 +786,7 @@ pub(super) fn emit(
 
 /// Adds the writes of one springboard, which leads to `to`, with its island.
 fn springboards(
-    head: &Head,
+    head: &ChosenSpringboard,
     old: &[u8],
     to: u64,
     copies: &FxHashMap<u64, u64>,
@@ -791,7 +796,7 @@ fn springboards(
     let reach = |bytes: Option<[u8; 5]>| bytes.ok_or(EmitError::OutOfReach);
     let (_, bytes) = head.form.write(head.at, to).ok_or(EmitError::OutOfReach)?;
     writes.push(text_write(head.at, old, &bytes));
-    if let Form::Short(island) = head.form {
+    if let SpringboardForm::Short(island) = head.form {
         writes.push(text_write(island.at, &island.old, &reach(jmp_bytes(island.at, to))?));
         moves.push(PcMove { from: Avma(island.at), to: Avma(head.at) });
     }

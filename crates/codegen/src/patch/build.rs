@@ -7,18 +7,18 @@ use ingraft_model::{
 };
 
 use crate::code::arena::{Arena, ROUNDS, SlowRoutine};
-use crate::code::block::{Back, Block, EmitError, LINK, jmp_bytes, straddles, text_write};
+use crate::code::block::{Back, CodeBuffer, EmitError, LINK, jmp_bytes, straddles, text_write};
 use crate::code::body::Held;
 use crate::code::branches::{Branches, WINDOW};
 use crate::code::cost::Cost;
 use crate::code::environment::Environment;
-use crate::code::woven::{Inner, RemovalRecord, WovenPoint};
+use crate::code::woven::{DisplacedCopy, RemovalRecord, WovenPoint};
 use crate::code::woven::{StackView, WovenMini};
 use crate::patch::back_branches::Redirect;
 use crate::patch::relocate::{self, Displaced};
-use crate::patch::springboard::{Form, Head};
+use crate::patch::springboard::{ChosenSpringboard, SpringboardForm};
 use crate::patch::weave::PointRequest;
-use crate::snippet::mini::{self, Compiled, Frame, MiniRequest, Parts};
+use crate::snippet::mini::{self, BaseState, Compiled, MiniParts, MiniRequest};
 use crate::snippet::slot::{self, Holds, Slot};
 use crate::snippet::slow::{self, COUNT, MARKER};
 use crate::snippet::template::Templates;
@@ -36,7 +36,7 @@ pub(crate) struct Builder<'a> {
     pub arena: &'a mut Arena,
     /// Whether code is placed where the processor runs it best; otherwise it is packed.
     pub align: bool,
-    pub block: Block,
+    pub block: CodeBuffer,
     pub plan: PatchPlan,
     pub templates: Templates<'a>,
 }
@@ -58,15 +58,15 @@ struct Layout {
     copies: Vec<PcMove>,
     /// Displaced instructions that other points may need: each with the addresses of its copy and of the code after the copy.
     inner: Vec<(Displaced, u64, u64)>,
-    minis: Vec<Parts>,
+    minis: Vec<MiniParts>,
 }
 
 impl Layout {
     /// Cost of the base trampoline, with the jumps to it and home.
-    fn cost(&self, block: &Block, head: &Head) -> Cost {
+    fn cost(&self, block: &CodeBuffer, head: &ChosenSpringboard) -> Cost {
         let pieces = [(self.begin, self.slot.at), (self.leave, self.tail)];
         let own: Cost = pieces.into_iter().map(|(from, until)| block.cost(from, until)).sum();
-        let springboard = if matches!(head.form, Form::Short(_)) { 2 } else { 1 };
+        let springboard = if matches!(head.form, SpringboardForm::Short(_)) { 2 } else { 1 };
         own + Cost::jumps(springboard + u32::from(!head.ends()))
     }
 
@@ -82,13 +82,13 @@ impl Layout {
 }
 
 /// Decisions about a point, made before any byte is written.
-struct Design<'a> {
-    head: &'a Head,
+struct PointDesign<'a> {
+    head: &'a ChosenSpringboard,
     kind: PointKind,
     /// Whether snippets run before all displaced instructions.
     springboard_first: bool,
     redirects: &'a [Redirect],
-    frame: Frame,
+    frame: BaseState,
     save: Save,
     slow: Option<u64>,
     minis: &'a [Compiled<'a>],
@@ -136,7 +136,7 @@ impl Save {
 
 impl<'a> Builder<'a> {
     pub fn new(env: &'a Environment, arena: &'a mut Arena, align: bool) -> Self {
-        let (block, plan, templates) = (Block::default(), PatchPlan::default(), Templates::default());
+        let (block, plan, templates) = (CodeBuffer::default(), PatchPlan::default(), Templates::default());
         Builder { env, arena, align, block, plan, templates }
     }
 
@@ -154,7 +154,7 @@ impl<'a> Builder<'a> {
     /// Writes the code of a point, and adds the writes to text that lead to it.
     pub fn build(
         &mut self,
-        head: &Head,
+        head: &ChosenSpringboard,
         redirects: &[Redirect],
         request: &PointRequest<'a>,
     ) -> Result<WovenPoint, EmitError> {
@@ -173,7 +173,7 @@ impl<'a> Builder<'a> {
             (PointKind::CallBefore | PointKind::CallAfter, _) => (Back::To(head.point), StackView::CALLING),
             _ => (Back::To(head.point), function),
         };
-        let frame = Frame {
+        let frame = BaseState {
             home,
             stack,
             private: r.zip(slow.as_ref().map(|s| s.walk.0)),
@@ -185,7 +185,7 @@ impl<'a> Builder<'a> {
         minis.iter().try_for_each(|m| m.routines(self.env, self.arena, &mut self.plan.code))?;
         let slow_at = slow.as_ref().map(|s| s.range.start.0);
         let springboard_first = site.arrival().is_some();
-        let design = Design {
+        let design = PointDesign {
             head,
             kind: site.point_kind(),
             springboard_first,
@@ -273,12 +273,12 @@ impl<'a> Builder<'a> {
     }
 
     /// Writes the code of a point at the current address.
-    fn emit(&mut self, d: &Design<'_>) -> Result<Layout, EmitError> {
+    fn emit(&mut self, d: &PointDesign<'_>) -> Result<Layout, EmitError> {
         let block = &mut self.block;
         let back = d.frame.back();
         let (slow, slow_lea) = emit_slow_path(block, d)?;
         let base = block.here();
-        let mut copied = Copied::before(block, d.head)?;
+        let mut copied = CopiedInstructions::before(block, d.head)?;
         let begin = block.here();
         emit_raise(block, d.head);
         if !d.springboard_first && !d.head.is_called() && !d.head.behind().is_empty() {
@@ -299,7 +299,7 @@ impl<'a> Builder<'a> {
             block.patch_relative(field, at)?;
         }
         let chained = || d.minis.iter().filter(|_| only.is_none());
-        let mut minis: Vec<Parts> = Vec::with_capacity(d.minis.len());
+        let mut minis: Vec<MiniParts> = Vec::with_capacity(d.minis.len());
         for code in chained() {
             let start = block.here();
             let mut parts = mini::emit(&d.frame, self.arena, code, block)?;
@@ -335,17 +335,17 @@ impl<'a> Builder<'a> {
         for (code, parts) in chained().zip(&mut minis) {
             mini::emit_aside(&d.frame, self.arena, code, parts, block)?;
         }
-        let Copied { moves: copies, inner } = copied;
+        let CopiedInstructions { moves: copies, inner } = copied;
         Ok(Layout { base, begin, slot, leave, tail, tail_end, own_end, stubs, copies, inner, minis })
     }
 
     /// Returns the woven point. Adds the writes to text, the moves of threads, and the records that undo them.
     fn woven(
         &mut self,
-        head: &Head,
+        head: &ChosenSpringboard,
         redirects: &[Redirect],
         request: &PointRequest<'_>,
-        design: &Design<'_>,
+        design: &PointDesign<'_>,
         layout: &Layout,
         slow: Option<AvmaRange>,
     ) -> Result<WovenPoint, EmitError> {
@@ -370,7 +370,7 @@ impl<'a> Builder<'a> {
         if in_text {
             writes.push(text_write(head.at + offset, old, &springboard));
         }
-        if let Form::Short(island) = head.form {
+        if let SpringboardForm::Short(island) = head.form {
             writes.push(text_write(island.at, &island.old, &reach(jmp_bytes(island.at, layout.base))?));
             removed_moves.push(PcMove { from: Avma(island.at), to: Avma(head.at) });
         }
@@ -436,7 +436,7 @@ impl<'a> Builder<'a> {
 /// point.
 fn redirect_writes(
     redirects: &[Redirect],
-    head: &Head,
+    head: &ChosenSpringboard,
     layout: &Layout,
     writes: &mut Vec<TextWrite>,
 ) -> Result<Vec<PcMove>, EmitError> {
@@ -468,7 +468,7 @@ fn redirect_writes(
 }
 
 /// Describes the copy of an instruction for other points; `None` if the copy is shorter than a springboard.
-fn inner_of(block: &Block, (displaced, copy, next_at): &(Displaced, u64, u64)) -> Option<Inner> {
+fn inner_of(block: &CodeBuffer, (displaced, copy, next_at): &(Displaced, u64, u64)) -> Option<DisplacedCopy> {
     let offset = usize::try_from(copy - block.at).ok()?;
     let bytes = *block.bytes.get(offset..)?.first_chunk()?;
     let next = displaced.condition().map(|_| (Avma(displaced.next()), Avma(*next_at)));
@@ -479,20 +479,20 @@ fn inner_of(block: &Block, (displaced, copy, next_at): &(Displaced, u64, u64)) -
         }
         false => None,
     };
-    Some(Inner { original: Avma(displaced.at), copy: Avma(*copy), bytes, leads, next })
+    Some(DisplacedCopy { original: Avma(displaced.at), copy: Avma(*copy), bytes, leads, next })
 }
 
 /// Copied instructions: moves of threads from the originals to the copies, and copies that other points may need.
-struct Copied {
+struct CopiedInstructions {
     moves: Vec<PcMove>,
     /// Each original with the addresses of its copy and of the code after the copy.
     inner: Vec<(Displaced, u64, u64)>,
 }
 
-impl Copied {
+impl CopiedInstructions {
     /// Copies the displaced instructions before the point.
-    fn before(block: &mut Block, head: &Head) -> Result<Self, EmitError> {
-        let mut copied = Copied { moves: Vec::with_capacity(head.displaced.len()), inner: Vec::new() };
+    fn before(block: &mut CodeBuffer, head: &ChosenSpringboard) -> Result<Self, EmitError> {
+        let mut copied = CopiedInstructions { moves: Vec::with_capacity(head.displaced.len()), inner: Vec::new() };
         for displaced in head.before() {
             // A branch before the point leaves without passing the point.
             copied.copy(block, displaced, |target| target)?;
@@ -503,7 +503,7 @@ impl Copied {
     /// Copies an instruction, and adds a move of threads to the copy. The copy of a branch can be redirected later.
     fn copy(
         &mut self,
-        block: &mut Block,
+        block: &mut CodeBuffer,
         displaced: &Displaced,
         resolve: impl Fn(u64) -> u64,
     ) -> Result<(), EmitError> {
@@ -515,7 +515,12 @@ impl Copied {
     }
 
     /// Copies the point's instruction and the displaced instructions after it, then jumps home.
-    fn emit_tail(&mut self, block: &mut Block, d: &Design<'_>, resolve: &impl Fn(u64) -> u64) -> Result<(), EmitError> {
+    fn emit_tail(
+        &mut self,
+        block: &mut CodeBuffer,
+        d: &PointDesign<'_>,
+        resolve: &impl Fn(u64) -> u64,
+    ) -> Result<(), EmitError> {
         let leaves_if = d.head.leaves_if(d.kind);
         for (n, displaced) in d.head.behind().iter().enumerate() {
             match leaves_if {
@@ -546,7 +551,7 @@ impl Copied {
     /// Copies the displaced ranges of redirected branches and islands. Returns the address of each copy.
     fn emit_displaced_ranges(
         &mut self,
-        block: &mut Block,
+        block: &mut CodeBuffer,
         redirects: &[Redirect],
         resolve: &impl Fn(u64) -> u64,
     ) -> Result<Vec<u64>, EmitError> {
@@ -566,7 +571,7 @@ impl Copied {
 }
 
 /// Writes the jump to the slow routine. Returns its address, and the address of the field for the address of the slot.
-fn emit_slow_path(block: &mut Block, d: &Design<'_>) -> Result<(u64, Option<u64>), EmitError> {
+fn emit_slow_path(block: &mut CodeBuffer, d: &PointDesign<'_>) -> Result<(u64, Option<u64>), EmitError> {
     let (slow, back) = (block.here(), d.frame.back());
     let (Some((r, _)), Some(routine)) = (d.frame.private, d.slow) else { return Ok((slow, None)) };
     block.lea(r, slow, back)?;
@@ -577,7 +582,7 @@ fn emit_slow_path(block: &mut Block, d: &Design<'_>) -> Result<(u64, Option<u64>
 
 /// Takes back the effect on the stack pointer of a first instruction that stays in place. A thread that has not executed this resumes at the
 /// springboard.
-fn emit_raise(block: &mut Block, head: &Head) {
+fn emit_raise(block: &mut CodeBuffer, head: &ChosenSpringboard) {
     let lowers = head.first.as_ref().map_or(0, FirstInstruction::lowers);
     if lowers == 0 {
         return;
@@ -594,7 +599,7 @@ fn emit_raise(block: &mut Block, head: &Head) {
 }
 
 /// Writes the branch past a conditional exit that is not taken, and saves the registers and flags that snippets change.
-fn emit_save(block: &mut Block, d: &Design<'_>) -> Result<(), EmitError> {
+fn emit_save(block: &mut CodeBuffer, d: &PointDesign<'_>) -> Result<(), EmitError> {
     let back = d.frame.back();
     let mut first = d.frame.home;
     if let Some((condition, _)) = d.head.leaves_if(d.kind) {
@@ -621,7 +626,12 @@ fn emit_save(block: &mut Block, d: &Design<'_>) -> Result<(), EmitError> {
 
 /// Writes the check that the gs base leads to this thread's shard. With locked counters, the check is for a fork child instead, and the
 /// result is the address of the displacement of the branch for a fork child.
-fn emit_owner_check(block: &mut Block, d: &Design<'_>, env: &Environment, slow: u64) -> Result<Option<u64>, EmitError> {
+fn emit_owner_check(
+    block: &mut CodeBuffer,
+    d: &PointDesign<'_>,
+    env: &Environment,
+    slow: u64,
+) -> Result<Option<u64>, EmitError> {
     let (data, back) = (&env.data, d.frame.back());
     let owner = data.displacement(ingraft_model::layout::OWNER);
     match (env.identity, d.frame.private) {
@@ -648,7 +658,7 @@ fn emit_owner_check(block: &mut Block, d: &Design<'_>, env: &Environment, slow: 
 }
 
 /// Restores the registers and flags that [`emit_save`] has saved.
-fn emit_restore(block: &mut Block, d: &Design<'_>) {
+fn emit_restore(block: &mut CodeBuffer, d: &PointDesign<'_>) {
     let back = d.frame.back();
     if d.save.result {
         block.push_pop(0x58, Gpr(0), back);

@@ -4,11 +4,11 @@ use ingraft_model::patch::ArenaCode;
 use ingraft_model::{Avma, PatchPlan, PcMove, TextWrite};
 
 use crate::code::arena::{Arena, ROUNDS};
-use crate::code::block::{Block, EmitError, LINK, jmp_bytes, link_bytes, straddles, text_write};
+use crate::code::block::{CodeBuffer, EmitError, LINK, jmp_bytes, link_bytes, straddles, text_write};
 use crate::code::environment::{CodegenError, Environment};
 use crate::code::woven::WovenMini;
-use crate::code::woven::{Inner, RemovalRecord, WovenPoint};
-use crate::snippet::mini::{self, Compiled, Frame, MiniRequest, Parts};
+use crate::code::woven::{DisplacedCopy, RemovalRecord, WovenPoint};
+use crate::snippet::mini::{self, BaseState, Compiled, MiniParts, MiniRequest};
 use crate::snippet::slot::Slot;
 use crate::snippet::template::Templates;
 
@@ -62,7 +62,7 @@ pub fn add_mini_from<'a>(
     }
     let next = kept.get(first).and_then(|m| m.code.as_ref()).map_or(point.leave, |c| c.start).0;
 
-    let mut block = Block::default();
+    let mut block = CodeBuffer::default();
     let parts = place(&frame, arena, &pieces, next, &mut block)?;
     let start = block.at;
     let before = first.checked_sub(1).and_then(|i| kept.get(i)).and_then(|m| m.code.as_ref());
@@ -87,12 +87,12 @@ pub fn add_mini_from<'a>(
 
 /// Writes pieces at a free place where no link lies on two pages.
 fn place(
-    frame: &Frame,
+    frame: &BaseState,
     arena: &Arena,
     pieces: &[(u64, Compiled<'_>)],
     next: u64,
-    block: &mut Block,
-) -> Result<Vec<Parts>, CodegenError> {
+    block: &mut CodeBuffer,
+) -> Result<Vec<MiniParts>, CodegenError> {
     let mut at = arena.place(0, |a| a).ok_or(CodegenError::ArenaFull)?;
     for _ in 0..ROUNDS {
         block.restart(at);
@@ -116,13 +116,13 @@ fn place(
 
 /// Writes pieces one after the other. Each link leads to the next piece, and the last link to `next`.
 fn chain(
-    frame: &Frame,
+    frame: &BaseState,
     arena: &Arena,
     pieces: &[(u64, Compiled<'_>)],
     next: u64,
-    block: &mut Block,
-) -> Result<Vec<Parts>, EmitError> {
-    let mut all: Vec<Parts> = Vec::with_capacity(pieces.len());
+    block: &mut CodeBuffer,
+) -> Result<Vec<MiniParts>, EmitError> {
+    let mut all: Vec<MiniParts> = Vec::with_capacity(pieces.len());
     for (_, code) in pieces {
         let mut parts = mini::emit(frame, arena, code, block)?;
         mini::emit_aside(frame, arena, code, &mut parts, block)?;
@@ -194,7 +194,11 @@ pub fn remove_mini(arena: &Arena, point: &mut WovenPoint, id: u64) -> Result<Pat
 /// Plans the removal of a point that has changed the code of other points, or the copy of its function. `stays` says of each copy that the
 /// point needs ([`WovenPoint::needs`]) whether it stays, and `body_stays` whether the copy of the function does. Returns `None` if none of
 /// them stays: then the records alone remove the point.
-pub fn remove_within(point: &WovenPoint, stays: impl Fn(&Inner) -> bool, body_stays: bool) -> Option<PatchPlan> {
+pub fn remove_within(
+    point: &WovenPoint,
+    stays: impl Fn(&DisplacedCopy) -> bool,
+    body_stays: bool,
+) -> Option<PatchPlan> {
     let mut plan = RemovalRecord::combine(point.records());
     if let Some(probe) = point.probe.filter(|_| body_stays) {
         for m in &mut plan.moves {
@@ -204,7 +208,7 @@ pub fn remove_within(point: &WovenPoint, stays: impl Fn(&Inner) -> bool, body_st
         plan.text.sort_unstable_by_key(|w| w.at);
         return Some(plan);
     }
-    let redirected: Vec<&Inner> = point.redirected.iter().filter(|inner| stays(inner)).collect();
+    let redirected: Vec<&DisplacedCopy> = point.redirected.iter().filter(|inner| stays(inner)).collect();
     let host = point.host.filter(|host| stays(host));
     if redirected.is_empty() && host.is_none() {
         return None;

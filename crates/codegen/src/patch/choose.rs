@@ -7,14 +7,14 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::code::environment::Environment;
 use crate::patch::back_branches::Redirect;
 use crate::patch::relocate::Displaced;
-use crate::patch::springboard::{self, Head, Width};
+use crate::patch::springboard::{self, AllowedForms, ChosenSpringboard};
 use crate::patch::text_space::TextSpace;
 use crate::patch::weave::PointRequest;
 
 /// Decision about a point.
 pub(crate) enum Choice {
     /// The point has a springboard in the text.
-    Own(Box<Head>),
+    Own(Box<ChosenSpringboard>),
     /// Another point displaces the point's instruction; the point is woven into the copy.
     Hosted,
     /// The point cannot be woven.
@@ -68,16 +68,16 @@ pub(crate) fn choose(env: &Environment, text: &mut TextSpace, requests: &[PointR
             });
         }
     };
-    round(&first, Width::Near, &calls, false);
-    round(&exit, Width::Near, &none, true);
-    round(&first, Width::Any, &calls, false);
-    round(&first, Width::Any, &none, false);
-    round(&exposable, Width::Exposed, &calls, false);
-    round(&exposable, Width::Exposed, &none, false);
-    round(&before_call, Width::Near, &none, true);
-    round(&|r| !first(r) && !block(r), Width::Any, &none, true);
-    round(&block, Width::Near, &calls, false);
-    round(&block, Width::Any, &calls, false);
+    round(&first, AllowedForms::Near, &calls, false);
+    round(&exit, AllowedForms::Near, &none, true);
+    round(&first, AllowedForms::Any, &calls, false);
+    round(&first, AllowedForms::Any, &none, false);
+    round(&exposable, AllowedForms::Exposed, &calls, false);
+    round(&exposable, AllowedForms::Exposed, &none, false);
+    round(&before_call, AllowedForms::Near, &none, true);
+    round(&|r| !first(r) && !block(r), AllowedForms::Any, &none, true);
+    round(&block, AllowedForms::Near, &calls, false);
+    round(&block, AllowedForms::Any, &calls, false);
     let unasked = || Choice::Refused(Refusal::NotYet { kind: "such" });
     choices.into_iter().map(|choice| choice.unwrap_or_else(unasked)).collect()
 }
@@ -102,13 +102,13 @@ impl Carried {
         carried
     }
 
-    fn add(&mut self, owner: usize, head: &Head, displaced: &[Displaced]) {
+    fn add(&mut self, owner: usize, head: &ChosenSpringboard, displaced: &[Displaced]) {
         let branches = displaced.iter().filter(|d| d.is_branch());
         self.0.extend(branches.map(|d| (d.at, (head.function, Some(owner)))));
     }
 
     /// Adds branches in ranges that are displaced for a branch back to a point, or to make room for an island.
-    pub fn add_redirects(&mut self, owner: usize, head: &Head, redirects: &[Redirect]) {
+    pub fn add_redirects(&mut self, owner: usize, head: &ChosenSpringboard, redirects: &[Redirect]) {
         for redirect in redirects {
             if let Redirect::Displace { displaced, .. } = redirect {
                 self.add(owner, head, displaced);
@@ -117,7 +117,7 @@ impl Carried {
     }
 
     /// Forgets the branches that a point would have displaced, after the point was refused.
-    pub fn remove(&mut self, owner: usize, head: &Head, redirects: &[Redirect]) {
+    pub fn remove(&mut self, owner: usize, head: &ChosenSpringboard, redirects: &[Redirect]) {
         let displaced = redirects.iter().filter_map(|d| match d {
             Redirect::Displace { displaced, .. } => Some(displaced.as_slice()),
             Redirect::Retarget { .. } | Redirect::Hop { .. } | Redirect::InCopy { .. } => None,

@@ -11,7 +11,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::code::block::{Back, EmitError, straddles};
 use crate::code::body::{CountingCopy, Gate, PROBE, Probe};
 use crate::code::environment::{CodegenError, Environment};
-use crate::patch::body::{BodyPoint, CodeBlock, Copy, Fixup, Part, target};
+use crate::patch::body::{BlockInstruction, BodyPoint, CodeBlock, Copy, Fixup, target};
 use crate::patch::relocate::{self, Displaced};
 use crate::snippet::slow::COUNT;
 
@@ -39,7 +39,7 @@ struct Stub {
 }
 
 /// The counting copy under construction, at the end of the ordinary one.
-struct Counting<'c, 'a> {
+struct CountingCopyBuilder<'c, 'a> {
     env: &'c Environment,
     copy: &'c mut Copy<'a>,
     passages: FxHashMap<PointId, (Passage, u64)>,
@@ -72,7 +72,7 @@ pub(super) fn emit(
     {
         return Ok(None);
     }
-    let mut counting = Counting {
+    let mut counting = CountingCopyBuilder {
         env,
         copy,
         passages,
@@ -90,7 +90,7 @@ pub(super) fn emit(
     counting.write().map(Some)
 }
 
-impl Counting<'_, '_> {
+impl CountingCopyBuilder<'_, '_> {
     fn here(&self) -> u64 {
         self.copy.out.here()
     }
@@ -145,7 +145,7 @@ impl Counting<'_, '_> {
     /// Whether an instruction of the function sets the gs segment, so that the copy would not stay with one shard.
     fn sets_gs(&self) -> bool {
         let mut copied = self.copy.code.blocks.iter().flat_map(|block| &block.parts);
-        copied.any(|part| matches!(part, Part::Copied(d) if relocate::sets_gs(d.bytes())))
+        copied.any(|part| matches!(part, BlockInstruction::Copied(d) if relocate::sets_gs(d.bytes())))
     }
 
     /// Notes that the instruction that follows is equivalent to one of the ordinary copy.
@@ -261,7 +261,7 @@ impl Counting<'_, '_> {
             let known = self.copy.parts.get(index).and_then(|parts| parts.get(n)).copied();
             let ordinary = known.ok_or(EmitError::OutOfReach)?;
             match part {
-                Part::Kept { at, is_call } => {
+                BlockInstruction::Kept { at, is_call } => {
                     let point = PointId::CallBefore(self.copy.offset(*at));
                     let passed = *is_call && !called && self.passages.contains_key(&point);
                     // The probe of a call is the jump itself.
@@ -270,7 +270,7 @@ impl Counting<'_, '_> {
                     self.copy.out.jmp(to, Back::To(*at))?;
                     return Ok(false);
                 }
-                Part::Copied(d) => {
+                BlockInstruction::Copied(d) => {
                     if self.instruction(index, d, ordinary)? {
                         return Ok(false);
                     }

@@ -1,7 +1,7 @@
 //! Code of snippets at a point, for people to read: it is woven into an arena that does not exist, disassembled, and priced.
 
 use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
-use ingraft_model::{Arrival, Avma, Bias, Free, Gpr, PointKind, Refusal, Site, SiteKind, Svma};
+use ingraft_model::{Arrival, Avma, Bias, FreeRegisters, Gpr, PointKind, Refusal, Site, SiteKind, Svma};
 
 use crate::code::arena::Arena;
 use crate::code::cost::Cost;
@@ -47,7 +47,7 @@ pub fn generic_site(kind: PointKind) -> Site {
     let (kind, at, point, bytes): (SiteKind, u64, u8, &[u8]) = match kind {
         // push rbp; mov rbp, rsp; sub rsp, 0x20
         PointKind::Entry => {
-            let free = Free { scratch: vec![Gpr(0), Gpr(10), Gpr(11)], flags: true };
+            let free = FreeRegisters { scratch: vec![Gpr(0), Gpr(10), Gpr(11)], flags: true };
             let kind = SiteKind::Entry { arrival: Arrival::default(), free, first: None };
             (kind, entry.0, 0, &[0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 0x20])
         }
@@ -60,7 +60,7 @@ pub fn generic_site(kind: PointKind) -> Site {
         }
         // mov rax, [rbp - 8]; add rax, 1
         PointKind::Block | PointKind::Edge => {
-            let free = Free { scratch: vec![Gpr(0)], flags: true };
+            let free = FreeRegisters { scratch: vec![Gpr(0)], flags: true };
             let kind = if kind == PointKind::Edge { SiteKind::Edge { free } } else { SiteKind::Block { free } };
             (kind, 0x1030, 0, &[0x48, 0x8b, 0x45, 0xf8, 0x48, 0x83, 0xc0, 0x01])
         }

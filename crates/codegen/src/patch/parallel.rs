@@ -8,7 +8,7 @@ use crate::code::spread::{self, Spread};
 use crate::code::woven::WovenPoint;
 use crate::patch::back_branches::Redirect;
 use crate::patch::build::Builder;
-use crate::patch::springboard::Head;
+use crate::patch::springboard::ChosenSpringboard;
 use crate::patch::weave::PointRequest;
 
 /// Number of points for which a part of their own is worthwhile.
@@ -19,21 +19,25 @@ const PARTS_MAX: usize = 16;
 const FIRST: usize = 50;
 
 /// A point to write: its springboard, its redirected branches, and its request.
-pub(crate) struct Task<'t, 'a> {
-    pub head: &'t Head,
+pub(crate) struct PointTask<'t, 'a> {
+    pub head: &'t ChosenSpringboard,
     pub redirects: &'t [Redirect],
     pub request: &'t PointRequest<'a>,
 }
 
 /// Result of writing a point. The point is boxed because it is large and moved several times.
-pub(crate) type Built = Result<Box<WovenPoint>, EmitError>;
+pub(crate) type BuiltPoint = Result<Box<WovenPoint>, EmitError>;
 
 /// Writes the code of points; returns the result for each, in order.
-pub(crate) fn build_all<'a>(builder: &mut Builder<'a>, tasks: &[Task<'_, 'a>], spread: &dyn Spread) -> Vec<Built> {
+pub(crate) fn build_all<'a>(
+    builder: &mut Builder<'a>,
+    tasks: &[PointTask<'_, 'a>],
+    spread: &dyn Spread,
+) -> Vec<BuiltPoint> {
     let parts = (tasks.len() / POINTS_OF_PART).min(PARTS_MAX);
     let before = builder.arena.used();
     let (first, rest) = tasks.split_at(if parts > 1 { FIRST } else { tasks.len() });
-    let mut built: Vec<Built> = Vec::with_capacity(tasks.len());
+    let mut built: Vec<BuiltPoint> = Vec::with_capacity(tasks.len());
     built.extend(first.iter().map(|task| builder.task(task)));
     if rest.is_empty() {
         return built;
@@ -69,17 +73,17 @@ pub(crate) fn build_all<'a>(builder: &mut Builder<'a>, tasks: &[Task<'_, 'a>], s
 }
 
 impl<'a> Builder<'a> {
-    fn task(&mut self, task: &Task<'_, 'a>) -> Built {
+    fn task(&mut self, task: &PointTask<'_, 'a>) -> BuiltPoint {
         self.build(task.head, task.redirects, task.request).map(Box::new)
     }
 
     /// Adds the results for the points of a part, and writes the points that the part has left out.
-    fn and_rest(&mut self, part: Vec<Option<Built>>, tasks: &[Task<'_, 'a>], built: &mut Vec<Built>) {
+    fn and_rest(&mut self, part: Vec<Option<BuiltPoint>>, tasks: &[PointTask<'_, 'a>], built: &mut Vec<BuiltPoint>) {
         built.extend(part.into_iter().zip(tasks).map(|(built, task)| built.unwrap_or_else(|| self.task(task))));
     }
 
     /// Writes the points of a part; `None` for a point that can be written only after the parts of the arena are joined again.
-    fn part(&mut self, tasks: &[Task<'_, 'a>]) -> Vec<Option<Built>> {
+    fn part(&mut self, tasks: &[PointTask<'_, 'a>]) -> Vec<Option<BuiltPoint>> {
         let mut is_full = false;
         let build = |task| {
             let built = (!is_full).then(|| self.task(task))?;

@@ -6,11 +6,11 @@
 use iced_x86::{Code, ConditionCode, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, Register};
 use ingraft_model::{Offset, Refusal};
 
-use crate::code::block::{Back, Block, OutOfReach, displacement};
+use crate::code::block::{Back, CodeBuffer, OutOfReach, displacement};
 
 /// Change that an instruction needs in order to work at another address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum Relocation {
     /// No change, or only a new displacement.
     Copy,
     Jump(u64),
@@ -28,7 +28,7 @@ pub(crate) struct Displaced {
     pub at: u64,
     len: u8,
     bytes: [u8; 15],
-    kind: Kind,
+    kind: Relocation,
     /// Offset of the displacement of a rip-relative operand; `None` without such an operand.
     rip: Option<u8>,
     /// Whether control never continues after the instruction.
@@ -43,59 +43,67 @@ impl Displaced {
 
     /// A jump of a copy, for the code of a point that takes its place. It stands for the instruction at `original`.
     pub fn jump(original: u64, to: u64) -> Self {
-        Displaced { at: original, len: 5, bytes: [0; 15], kind: Kind::Jump(to), rip: None, ends: true }
+        Displaced { at: original, len: 5, bytes: [0; 15], kind: Relocation::Jump(to), rip: None, ends: true }
     }
 
     /// A conditional jump of a copy, which begins with these bytes, like [`Displaced::jump`].
     pub fn branch(original: u64, bytes: [u8; 5], to: u64) -> Self {
-        let kind = Kind::Jcc(bytes[1] & 0x0f, to);
+        let kind = Relocation::Jcc(bytes[1] & 0x0f, to);
         Displaced { at: original, len: 6, bytes: [0; 15], kind, rip: None, ends: false }
     }
 
     /// Length in bytes of the code that replaces a branch.
     pub fn copy_len(&self) -> u64 {
         match self.kind {
-            Kind::Jcc(..) => 6,
-            Kind::Loop(_) => u64::from(self.len) + 7,
-            Kind::Copy | Kind::Jump(_) | Kind::Call(_) | Kind::IndirectCall => 5,
+            Relocation::Jcc(..) => 6,
+            Relocation::Loop(_) => u64::from(self.len) + 7,
+            Relocation::Copy | Relocation::Jump(_) | Relocation::Call(_) | Relocation::IndirectCall => 5,
         }
     }
 
     /// Fixed target of a branch; `None` for calls and for all other instructions.
     pub fn branch_target(&self) -> Option<u64> {
         match self.kind {
-            Kind::Jump(t) | Kind::Jcc(_, t) | Kind::Loop(t) => Some(t),
-            Kind::Copy | Kind::Call(_) | Kind::IndirectCall => None,
+            Relocation::Jump(t) | Relocation::Jcc(_, t) | Relocation::Loop(t) => Some(t),
+            Relocation::Copy | Relocation::Call(_) | Relocation::IndirectCall => None,
         }
     }
 
     /// Condition, as the instruction set numbers it, and target of a conditional jump.
     pub fn condition(&self) -> Option<(u8, u64)> {
         match self.kind {
-            Kind::Jcc(condition, target) => Some((condition, target)),
-            Kind::Copy | Kind::Jump(_) | Kind::Loop(_) | Kind::Call(_) | Kind::IndirectCall => None,
+            Relocation::Jcc(condition, target) => Some((condition, target)),
+            Relocation::Copy
+            | Relocation::Jump(_)
+            | Relocation::Loop(_)
+            | Relocation::Call(_)
+            | Relocation::IndirectCall => None,
         }
     }
 
     /// Whether the instruction can be a point by itself: a return, a jump, conditional or not, or a call.
     pub fn may_be_point(&self) -> bool {
         match self.kind {
-            Kind::Copy => self.ends,
-            Kind::Jump(_) | Kind::Jcc(..) | Kind::Call(_) | Kind::IndirectCall => true,
-            Kind::Loop(_) => false,
+            Relocation::Copy => self.ends,
+            Relocation::Jump(_) | Relocation::Jcc(..) | Relocation::Call(_) | Relocation::IndirectCall => true,
+            Relocation::Loop(_) => false,
         }
     }
 
     /// Whether the instruction is a jump, conditional or not, whose copy has a displacement of 32 bits.
     pub fn is_branch(&self) -> bool {
-        matches!(self.kind, Kind::Jump(_) | Kind::Jcc(..))
+        matches!(self.kind, Relocation::Jump(_) | Relocation::Jcc(..))
     }
 
     /// Target of a call of a fixed address.
     pub fn callee(&self) -> Option<u64> {
         match self.kind {
-            Kind::Call(target) => Some(target),
-            Kind::Copy | Kind::Jump(_) | Kind::Jcc(..) | Kind::Loop(_) | Kind::IndirectCall => None,
+            Relocation::Call(target) => Some(target),
+            Relocation::Copy
+            | Relocation::Jump(_)
+            | Relocation::Jcc(..)
+            | Relocation::Loop(_)
+            | Relocation::IndirectCall => None,
         }
     }
 
@@ -136,42 +144,42 @@ pub(crate) fn decode(bytes: &[u8], at: u64, function: u64, shadow_stack: bool) -
     Ok(Displaced { at, len: own.len() as u8, bytes: copy, kind, rip, ends })
 }
 
-fn classify(i: &Instruction, bytes: &[u8], shadow_stack: bool) -> Result<(Kind, bool), &'static str> {
+fn classify(i: &Instruction, bytes: &[u8], shadow_stack: bool) -> Result<(Relocation, bool), &'static str> {
     let target = i.near_branch_target();
     match i.flow_control() {
         FlowControl::Next if i.is_privileged() => Err("it is privileged"),
-        FlowControl::Next => Ok((Kind::Copy, false)),
-        FlowControl::Return if matches!(i.code(), Code::Retnq | Code::Retnq_imm16) => Ok((Kind::Copy, true)),
+        FlowControl::Next => Ok((Relocation::Copy, false)),
+        FlowControl::Return if matches!(i.code(), Code::Retnq | Code::Retnq_imm16) => Ok((Relocation::Copy, true)),
         FlowControl::Return => Err("a far return"),
-        FlowControl::IndirectBranch if i.code() == Code::Jmp_rm64 => Ok((Kind::Copy, true)),
+        FlowControl::IndirectBranch if i.code() == Code::Jmp_rm64 => Ok((Relocation::Copy, true)),
         FlowControl::IndirectBranch => Err("a far jump"),
         // The kernel restarts a system call by moving back two bytes, which works in the copy as well.
-        FlowControl::Call if i.code() == Code::Syscall => Ok((Kind::Copy, false)),
+        FlowControl::Call if i.code() == Code::Syscall => Ok((Relocation::Copy, false)),
         FlowControl::Call | FlowControl::IndirectCall if shadow_stack => {
             Err("a call, whose return address a shadow stack would miss")
         }
         FlowControl::Call if i.code() == Code::Call_rel32_64 && plain_prefixes(bytes, false) => {
-            Ok((Kind::Call(target), true))
+            Ok((Relocation::Call(target), true))
         }
         FlowControl::IndirectCall if i.code() == Code::Call_rm64 => {
             if i.memory_base() == Register::RSP || i.op0_register() == Register::RSP {
                 return Err("a call through the stack pointer");
             }
-            Ok((Kind::IndirectCall, true))
+            Ok((Relocation::IndirectCall, true))
         }
         FlowControl::Call | FlowControl::IndirectCall => Err("a call to the kernel or to another segment"),
         FlowControl::UnconditionalBranch if i.is_jmp_short_or_near() && plain_prefixes(bytes, false) => {
-            Ok((Kind::Jump(target), true))
+            Ok((Relocation::Jump(target), true))
         }
         FlowControl::UnconditionalBranch => Err("an unusual jump"),
         FlowControl::ConditionalBranch if i.is_jcc_short_or_near() && plain_prefixes(bytes, false) => {
             let condition = condition_number(i.condition_code()).ok_or("an unusual branch")?;
-            Ok((Kind::Jcc(condition, target), false))
+            Ok((Relocation::Jcc(condition, target), false))
         }
         FlowControl::ConditionalBranch
             if (i.is_loop() || i.is_loopcc() || i.is_jcx_short()) && plain_prefixes(bytes, true) =>
         {
-            Ok((Kind::Loop(target), false))
+            Ok((Relocation::Loop(target), false))
         }
         FlowControl::ConditionalBranch => Err("an unusual branch"),
         FlowControl::Interrupt => Err("an interrupt or breakpoint"),
@@ -225,8 +233,8 @@ pub(crate) fn decode_call(bytes: &[u8], at: u64, function: u64) -> Result<Displa
     let call = decode(bytes, at, function, false)?;
     let offset = Offset::between(function, at);
     match call.kind {
-        Kind::Call(_) | Kind::IndirectCall => Ok(call),
-        Kind::Copy | Kind::Jump(_) | Kind::Jcc(..) | Kind::Loop(_) => {
+        Relocation::Call(_) | Relocation::IndirectCall => Ok(call),
+        Relocation::Copy | Relocation::Jump(_) | Relocation::Jcc(..) | Relocation::Loop(_) => {
             Err(Refusal::NotDisplaceable { offset, why: "not a call" })
         }
     }
@@ -278,13 +286,13 @@ fn condition_number(c: ConditionCode) -> Option<u8> {
 }
 
 /// Writes code that does the same as `d` did at its old address. `resolve` maps the original target of a branch to the target of the copy.
-pub(crate) fn emit(d: &Displaced, resolve: impl Fn(u64) -> u64, block: &mut Block) -> Result<(), OutOfReach> {
+pub(crate) fn emit(d: &Displaced, resolve: impl Fn(u64) -> u64, block: &mut CodeBuffer) -> Result<(), OutOfReach> {
     let back = Back::To(d.at);
     match d.kind {
-        Kind::Copy => emit_copy(d, d.bytes, back, block),
-        Kind::Jump(target) => block.jmp(resolve(target), back),
-        Kind::Jcc(condition, target) => block.put_relative(&[0x0f, 0x80 | condition], resolve(target), back),
-        Kind::Loop(target) => {
+        Relocation::Copy => emit_copy(d, d.bytes, back, block),
+        Relocation::Jump(target) => block.jmp(resolve(target), back),
+        Relocation::Jcc(condition, target) => block.put_relative(&[0x0f, 0x80 | condition], resolve(target), back),
+        Relocation::Loop(target) => {
             // loop 1f; jmp 2f; 1: jmp target; 2:
             let len = usize::from(d.len);
             let mut bytes = d.bytes;
@@ -293,12 +301,12 @@ pub(crate) fn emit(d: &Displaced, resolve: impl Fn(u64) -> u64, block: &mut Bloc
             block.put(&[0xeb, 5], Back::To(d.next()));
             block.jmp(resolve(target), Back::To(target))
         }
-        Kind::Call(_) => {
+        Relocation::Call(_) => {
             push_return(d, block);
             // Once the return address is pushed, a thread has arrived at the target of the call.
             emit_callee(d, block)
         }
-        Kind::IndirectCall => {
+        Relocation::IndirectCall => {
             push_return(d, block);
             emit_callee(d, block)
         }
@@ -306,8 +314,8 @@ pub(crate) fn emit(d: &Displaced, resolve: impl Fn(u64) -> u64, block: &mut Bloc
 }
 
 /// Writes the rest of a call whose return address is pushed: the jump to the callee.
-pub(crate) fn emit_callee(d: &Displaced, block: &mut Block) -> Result<(), OutOfReach> {
-    if let Kind::Call(target) = d.kind {
+pub(crate) fn emit_callee(d: &Displaced, block: &mut CodeBuffer) -> Result<(), OutOfReach> {
+    if let Relocation::Call(target) = d.kind {
         return block.jmp(target, Back::To(target));
     }
     // call r/m is ff /2, jmp r/m is ff /4
@@ -320,7 +328,7 @@ pub(crate) fn emit_callee(d: &Displaced, block: &mut Block) -> Result<(), OutOfR
     emit_copy(d, bytes, Back::StepOut, block)
 }
 
-fn emit_copy(d: &Displaced, mut bytes: [u8; 15], back: Back, block: &mut Block) -> Result<(), OutOfReach> {
+fn emit_copy(d: &Displaced, mut bytes: [u8; 15], back: Back, block: &mut CodeBuffer) -> Result<(), OutOfReach> {
     let len = usize::from(d.len);
     if let Some(offset) = d.rip
         && let Some(field) = bytes.get_mut(usize::from(offset)..usize::from(offset) + 4)
@@ -335,7 +343,7 @@ fn emit_copy(d: &Displaced, mut bytes: [u8; 15], back: Back, block: &mut Block) 
 }
 
 /// Pushes the original return address of a call. In contrast to a literal in memory, this code has no data between the instructions.
-fn push_return(d: &Displaced, block: &mut Block) {
+fn push_return(d: &Displaced, block: &mut CodeBuffer) {
     let address = d.next();
     block.put_absolute(&[0x68], address as u32, Back::To(d.at));
     if i64::from(address as u32 as i32).cast_unsigned() != address {

@@ -6,7 +6,7 @@ use rustc_hash::FxHashSet;
 use crate::code::block::{USER_END, displacement, jmp_bytes, straddles};
 use crate::code::body::{Held, Probe};
 use crate::code::environment::Environment;
-use crate::code::woven::{Inner, WovenPoint};
+use crate::code::woven::{DisplacedCopy, WovenPoint};
 use crate::patch::back_branches::Redirect;
 use crate::patch::relocate::{Displaced, decode, decode_call};
 use crate::patch::text_space::{ISLAND, Island, TextSpace};
@@ -20,7 +20,7 @@ const SIGNAL_RETURNS: [&[u8]; 2] = [&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x0
 
 /// Form of a springboard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum SpringboardForm {
     /// `jmp rel32`.
     Near,
     /// `jmp rel8` to an island with a `jmp rel32`.
@@ -36,13 +36,13 @@ pub(crate) const DISPLACEMENT: u64 = 4;
 /// Prefix that a direct call ignores.
 const PADDING: u8 = 0x67;
 
-impl Form {
+impl SpringboardForm {
     /// Number of bytes that the springboard itself overwrites.
     pub fn len(self) -> u64 {
         match self {
-            Form::Near => 5,
-            Form::Short(_) => 2,
-            Form::Call { len, .. } => u64::from(len),
+            SpringboardForm::Near => 5,
+            SpringboardForm::Short(_) => 2,
+            SpringboardForm::Call { len, .. } => u64::from(len),
         }
     }
 
@@ -50,12 +50,12 @@ impl Form {
     /// island. `None` if a jump does not reach.
     pub fn write(self, at: u64, target: u64) -> Option<(u64, Vec<u8>)> {
         match self {
-            Form::Near => jmp_bytes(at, target).map(|b| (0, b.to_vec())),
-            Form::Short(island) => {
+            SpringboardForm::Near => jmp_bytes(at, target).map(|b| (0, b.to_vec())),
+            SpringboardForm::Short(island) => {
                 let disp = i8::try_from(island.at.wrapping_sub(at + 2).cast_signed()).ok()?;
                 Some((0, vec![0xeb, disp.cast_unsigned()]))
             }
-            Form::Call { len, direct } => {
+            SpringboardForm::Call { len, direct } => {
                 let disp = displacement(at + u64::from(len), target)?.to_le_bytes();
                 let field = u64::from(len) - DISPLACEMENT;
                 if direct {
@@ -72,15 +72,15 @@ impl Form {
 
 /// Chosen springboard of one point, and the instructions that it displaces.
 #[derive(Clone, Debug)]
-pub(crate) struct Head {
+pub(crate) struct ChosenSpringboard {
     pub at: u64,
     pub function: u64,
-    pub form: Form,
+    pub form: SpringboardForm,
     pub displaced: Vec<Displaced>,
     /// Address of the point's instruction, before which snippets run.
     pub point: u64,
     /// Copy of the point's instruction into which the point is woven; `None` unless another point displaces the instruction.
-    pub host: Option<Inner>,
+    pub host: Option<DisplacedCopy>,
     /// Place in the copy of the function into which the point is woven; `None` unless the function is copied.
     pub probe: Option<Probe>,
     /// Range that is displaced in addition, to make room for the island.
@@ -90,7 +90,7 @@ pub(crate) struct Head {
     pub first: Option<FirstInstruction>,
 }
 
-impl Head {
+impl ChosenSpringboard {
     /// Displaced instructions that run before the snippets.
     pub fn before(&self) -> &[Displaced] {
         let n = self.displaced.iter().take_while(|d| d.at < self.point).count();
@@ -138,7 +138,7 @@ impl Head {
 
     /// Whether the return address is pushed before the base is reached, because the call itself leads there.
     pub fn is_called(&self) -> bool {
-        matches!(self.form, Form::Call { .. })
+        matches!(self.form, SpringboardForm::Call { .. })
     }
 
     /// Whether control never continues after the last displaced instruction.
@@ -149,16 +149,16 @@ impl Head {
 
 /// Site of a request, with actual addresses.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct LocatedSite<'a> {
     pub site: &'a Site,
     pub at: u64,
     pub function: u64,
 }
 
-impl<'a> Place<'a> {
+impl<'a> LocatedSite<'a> {
     pub fn new(request: &PointRequest<'a>) -> Self {
         let site = request.site;
-        Place { site, at: site.at.to_avma(request.bias).0, function: site.function.to_avma(request.bias).0 }
+        LocatedSite { site, at: site.at.to_avma(request.bias).0, function: site.function.to_avma(request.bias).0 }
     }
 
     /// Minimum number of bytes to displace. At an entry and after a call: the bytes of the springboard, or more if the analysis advises
@@ -203,9 +203,9 @@ impl<'a> Place<'a> {
         self.at.wrapping_add(u64::from(self.site.point))
     }
 
-    fn head(&self, form: Form, displaced: Vec<Displaced>) -> Head {
+    fn head(&self, form: SpringboardForm, displaced: Vec<Displaced>) -> ChosenSpringboard {
         let point = self.point();
-        Head {
+        ChosenSpringboard {
             at: self.at,
             function: self.function,
             form,
@@ -219,18 +219,23 @@ impl<'a> Place<'a> {
     }
 
     /// The springboard behind the first instruction, if that is to stay in place.
-    fn head_behind(&self, first: Option<&FirstInstruction>, form: Form, displaced: Vec<Displaced>) -> Head {
+    fn head_behind(
+        &self,
+        first: Option<&FirstInstruction>,
+        form: SpringboardForm,
+        displaced: Vec<Displaced>,
+    ) -> ChosenSpringboard {
         let head = self.head(form, displaced);
-        Head { at: self.at + repeated_len(first), first: first.cloned(), ..head }
+        ChosenSpringboard { at: self.at + repeated_len(first), first: first.cloned(), ..head }
     }
 
     /// The first instruction that stays in place under a springboard of this width. Fails if one must stay and cannot.
-    fn staying<'r>(width: Width, request: &PointRequest<'r>) -> Result<Option<&'r FirstInstruction>, Refusal> {
+    fn staying<'r>(width: AllowedForms, request: &PointRequest<'r>) -> Result<Option<&'r FirstInstruction>, Refusal> {
         match (request.site.first_instruction(), width) {
             (None, _) => Ok(None),
-            (Some(first), Width::Exposed) if first.must_stay => Err(Refusal::ExposedToUprobes),
-            (Some(_), Width::Exposed) => Ok(None),
-            (Some(first), Width::Near | Width::Any) => {
+            (Some(first), AllowedForms::Exposed) if first.must_stay => Err(Refusal::ExposedToUprobes),
+            (Some(_), AllowedForms::Exposed) => Ok(None),
+            (Some(first), AllowedForms::Near | AllowedForms::Any) => {
                 let spoilt = request.minis.iter().any(|m| first.spoils(m.snippet));
                 if spoilt { Err(Refusal::ArgumentOverwritten) } else { Ok(Some(first)) }
             }
@@ -296,8 +301,8 @@ pub(crate) fn within(
     env: &Environment,
     request: &PointRequest<'_>,
     host: Option<&WovenPoint>,
-) -> Result<Head, Refusal> {
-    let place = Place::new(request);
+) -> Result<ChosenSpringboard, Refusal> {
+    let place = LocatedSite::new(request);
     let point = place.point();
     let inner = host.filter(|host| place.function == host.function.0);
     let Some(inner) = inner.and_then(|host| host.inner.iter().find(|inner| inner.original.0 == point)) else {
@@ -306,25 +311,25 @@ pub(crate) fn within(
     };
     let own = request.site.bytes.get(usize::from(request.site.point)..).unwrap_or_default();
     let displaced = decode(own, point, place.function, env.shadow_stack)?;
-    let head = place.head(Form::Near, vec![displaced]);
-    Ok(Head { at: inner.copy.0, host: Some(*inner), ..head })
+    let head = place.head(SpringboardForm::Near, vec![displaced]);
+    Ok(ChosenSpringboard { at: inner.copy.0, host: Some(*inner), ..head })
 }
 
 /// Springboard of a point that is woven into the copy of its function.
-pub(crate) fn at_probe(request: &PointRequest<'_>, probe: Probe) -> Head {
-    let place = Place::new(request);
+pub(crate) fn at_probe(request: &PointRequest<'_>, probe: Probe) -> ChosenSpringboard {
+    let place = LocatedSite::new(request);
     let jump = match probe.holds {
         Held::Nop | Held::Called => None,
         Held::Jump(to) => Some(Displaced::jump(probe.original.0, to.copy.0)),
         Held::Branch(to, _) => Some(Displaced::branch(probe.original.0, probe.bytes, to.copy.0)),
     };
-    let head = place.head(Form::Near, jump.into_iter().collect());
-    Head { at: probe.copy.0, point: probe.original.0, probe: Some(probe), ..head }
+    let head = place.head(SpringboardForm::Near, jump.into_iter().collect());
+    ChosenSpringboard { at: probe.copy.0, point: probe.original.0, probe: Some(probe), ..head }
 }
 
 /// Forms of springboards to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Width {
+pub(crate) enum AllowedForms {
     /// Five bytes only.
     Near,
     /// Five bytes, or two bytes and an island.
@@ -338,10 +343,10 @@ pub(crate) fn choose(
     env: &Environment,
     text: &mut TextSpace,
     request: &PointRequest<'_>,
-    width: Width,
+    width: AllowedForms,
     keep: &FxHashSet<u64>,
-) -> Result<Head, Refusal> {
-    let place = Place::new(request);
+) -> Result<ChosenSpringboard, Refusal> {
+    let place = LocatedSite::new(request);
     if place.at >= USER_END {
         return Err(Refusal::BeyondUserSpace);
     }
@@ -352,20 +357,24 @@ pub(crate) fn choose(
     if is_call && let Some(chosen) = choose_call(text, &place, request.name) {
         return chosen;
     }
-    let first = Place::staying(width, request)?;
+    let first = LocatedSite::staying(width, request)?;
     let behind = request.behind(first);
     let request = &request.at(behind.as_ref());
-    let place = Place::new(request);
+    let place = LocatedSite::new(request);
     let near = choose_near(env, text, &place, first, keep, request.name);
     match near {
         Ok(head) => Ok(head),
-        Err(why) if width == Width::Near => Err(why),
+        Err(why) if width == AllowedForms::Near => Err(why),
         Err(why) => choose_short(env, text, &place, first, keep, request.name).map_err(|_| why),
     }
 }
 
 /// Uses the call itself as the springboard, if possible.
-fn choose_call(text: &mut TextSpace, place: &Place<'_>, name: &str) -> Option<Result<Head, Refusal>> {
+fn choose_call(
+    text: &mut TextSpace,
+    place: &LocatedSite<'_>,
+    name: &str,
+) -> Option<Result<ChosenSpringboard, Refusal>> {
     let own = place.site.bytes.get(..usize::from(place.site.own))?;
     let call = decode_call(own, place.at, place.function).ok()?;
     let (len, direct) = (call.bytes().len() as u64, call.callee().is_some());
@@ -374,7 +383,7 @@ fn choose_call(text: &mut TextSpace, place: &Place<'_>, name: &str) -> Option<Re
         return None;
     }
     let taken = text.take(place.at, place.at + len, name).map_err(|other| Refusal::Overlap { other });
-    Some(taken.map(|()| place.head(Form::Call { len: len as u8, direct }, vec![call])))
+    Some(taken.map(|()| place.head(SpringboardForm::Call { len: len as u8, direct }, vec![call])))
 }
 
 /// Number of bytes of a first instruction that stays in place and is displaced nevertheless.
@@ -385,40 +394,40 @@ fn repeated_len(first: Option<&FirstInstruction>) -> u64 {
 fn choose_near(
     env: &Environment,
     text: &mut TextSpace,
-    place: &Place<'_>,
+    place: &LocatedSite<'_>,
     first: Option<&FirstInstruction>,
     keep: &FxHashSet<u64>,
     name: &str,
-) -> Result<Head, Refusal> {
-    let (stays, len) = (repeated_len(first), Form::Near.len());
+) -> Result<ChosenSpringboard, Refusal> {
+    let (stays, len) = (repeated_len(first), SpringboardForm::Near.len());
     let displaced = place.displaced_by(env, stays + len)?;
     if straddles(place.at + stays, len) {
         return Err(Refusal::StraddlesPages);
     }
-    take(env, text, place, place.head_behind(first, Form::Near, displaced), keep, name)
+    take(env, text, place, place.head_behind(first, SpringboardForm::Near, displaced), keep, name)
 }
 
 fn choose_short(
     env: &Environment,
     text: &mut TextSpace,
-    place: &Place<'_>,
+    place: &LocatedSite<'_>,
     first: Option<&FirstInstruction>,
     keep: &FxHashSet<u64>,
     name: &str,
-) -> Result<Head, Refusal> {
+) -> Result<ChosenSpringboard, Refusal> {
     let stays = repeated_len(first);
     let end = place.at + stays + 2;
     let displaced = place.displaced_by(env, stays + 2)?;
     if straddles(place.at + stays, 2) {
         return Err(Refusal::StraddlesPages);
     }
-    let unknown = Form::Short(Island { at: 0, old: [0; 5] });
+    let unknown = SpringboardForm::Short(Island { at: 0, old: [0; 5] });
     let head = take(env, text, place, place.head_behind(first, unknown, displaced), keep, name)?;
     if let Some(island) = text.take_island(end.saturating_sub(128), end + 127, name) {
-        return Ok(Head { form: Form::Short(island), ..head });
+        return Ok(ChosenSpringboard { form: SpringboardForm::Short(island), ..head });
     }
     if let Some((island, room)) = place.make_room(env, text, end, name) {
-        return Ok(Head { form: Form::Short(island), island_room: Some(room), ..head });
+        return Ok(ChosenSpringboard { form: SpringboardForm::Short(island), island_room: Some(room), ..head });
     }
     text.release(&(ingraft_model::Avma(place.at)..ingraft_model::Avma(end)));
     Err(Refusal::TooShort { available: 2, next: "the next place where control can arrive" })
@@ -429,19 +438,19 @@ fn choose_short(
 fn take(
     env: &Environment,
     text: &mut TextSpace,
-    place: &Place<'_>,
-    head: Head,
+    place: &LocatedSite<'_>,
+    head: ChosenSpringboard,
     keep: &FxHashSet<u64>,
     name: &str,
-) -> Result<Head, Refusal> {
-    let mut taken = |head: &Head| {
+) -> Result<ChosenSpringboard, Refusal> {
+    let mut taken = |head: &ChosenSpringboard| {
         if head.displaced.iter().any(|d| keep.contains(&d.at)) {
             return Err(name.to_owned());
         }
         text.take(head.start(), head.home().max(head.at + head.form.len()), name)
     };
     if let Some(displaced) = extended(env, place, &head) {
-        let longer = Head { displaced, ..head.clone() };
+        let longer = ChosenSpringboard { displaced, ..head.clone() };
         if taken(&longer).is_ok() {
             return Ok(longer);
         }
@@ -454,7 +463,7 @@ fn take(
 fn make_room(
     env: &Environment,
     text: &mut TextSpace,
-    place: &Place<'_>,
+    place: &LocatedSite<'_>,
     room: &IslandRoom,
     end: u64,
     name: &str,
@@ -463,9 +472,9 @@ fn make_room(
     if at >= USER_END {
         return None;
     }
-    let island = at + Form::Near.len();
+    let island = at + SpringboardForm::Near.len();
     let reached = i8::try_from(island.wrapping_sub(end).cast_signed()).is_ok();
-    if !reached || straddles(at, Form::Near.len()) || straddles(island, ISLAND) {
+    if !reached || straddles(at, SpringboardForm::Near.len()) || straddles(island, ISLAND) {
         return None;
     }
     let mut displaced: Vec<Displaced> = Vec::new();
@@ -490,7 +499,7 @@ fn make_room(
 
 /// Displaces more than the springboard needs, if that includes a short branch of the function to its own entry. The displaced copy of the
 /// branch leads to the tail, so it is not counted.
-fn extended(env: &Environment, place: &Place<'_>, head: &Head) -> Option<Vec<Displaced>> {
+fn extended(env: &Environment, place: &LocatedSite<'_>, head: &ChosenSpringboard) -> Option<Vec<Displaced>> {
     let ends = place.site.back_branches().iter().filter_map(|b| {
         let end = b.at.0.checked_sub(place.site.at.0)?.checked_add(2).filter(|end| *end <= EXTEND_MAX)?;
         (place.at + end > head.home()).then_some(end)

@@ -12,8 +12,8 @@ use crate::code::woven::WovenPoint;
 use crate::patch::back_branches::{self, Redirect};
 use crate::patch::build::Builder;
 use crate::patch::choose::{self, Carried, Choice};
-use crate::patch::parallel::{self, Built, Task};
-use crate::patch::springboard::{self, Form, Head};
+use crate::patch::parallel::{self, BuiltPoint, PointTask};
+use crate::patch::springboard::{self, ChosenSpringboard, SpringboardForm};
 use crate::patch::text_space::TextSpace;
 use crate::snippet::mini::{self, MiniRequest};
 
@@ -103,10 +103,10 @@ pub fn weave_points_on<'a>(
     spread.check();
     let designs = weaver.redirects(choices, requests);
     spread.check();
-    let task = |(design, request)| -> Option<Task<'_, '_>> {
-        let (design, request): (&Chosen, &PointRequest<'_>) = (design, request);
+    let task = |(design, request)| -> Option<PointTask<'_, '_>> {
+        let (design, request): (&ChosenSpringboards, &PointRequest<'_>) = (design, request);
         let (head, redirects) = design.as_ref().ok()?.as_ref()?;
-        Some(Task { head, redirects, request })
+        Some(PointTask { head, redirects, request })
     };
     let tasks: Vec<_> = designs.iter().zip(requests).filter_map(task).collect();
     let mut built = parallel::build_all(&mut weaver.builder, &tasks, spread).into_iter();
@@ -131,7 +131,7 @@ pub fn weave_points_on<'a>(
 }
 
 /// A springboard with all redirected branches; `None` for a point that another point holds.
-type Chosen = Result<Option<(Head, Vec<Redirect>)>, Refusal>;
+type ChosenSpringboards = Result<Option<(ChosenSpringboard, Vec<Redirect>)>, Refusal>;
 
 /// Index of the point that displaces the instruction, by the instruction's address.
 fn hosts(woven: &[Result<WovenPoint, Refusal>]) -> FxHashMap<Avma, usize> {
@@ -146,10 +146,10 @@ struct Weaver<'a> {
 
 impl<'a> Weaver<'a> {
     /// Redirects the branches to every springboard. If that fails, the point is refused, and so are points that rely on its copies.
-    fn redirects(&mut self, choices: Vec<Choice>, requests: &[PointRequest<'_>]) -> Vec<Chosen> {
+    fn redirects(&mut self, choices: Vec<Choice>, requests: &[PointRequest<'_>]) -> Vec<ChosenSpringboards> {
         let (env, arena) = (self.builder.env, self.builder.arena.range());
         let mut carried = Carried::new(&choices, requests);
-        let mut designs: Vec<Chosen> = Vec::with_capacity(choices.len());
+        let mut designs: Vec<ChosenSpringboards> = Vec::with_capacity(choices.len());
         for (owner, (choice, request)) in choices.into_iter().zip(requests).enumerate() {
             designs.push(match choice {
                 Choice::Hosted => Ok(request.probe.map(|probe| (springboard::at_probe(request, probe), Vec::new()))),
@@ -192,8 +192,8 @@ impl<'a> Weaver<'a> {
     /// Result for a point. If the arena has no room, releases the point's text and refuses the point.
     fn built(
         &mut self,
-        built: Built,
-        head: &Head,
+        built: BuiltPoint,
+        head: &ChosenSpringboard,
         redirects: &[Redirect],
     ) -> Result<Result<WovenPoint, Refusal>, CodegenError> {
         match built {
@@ -211,7 +211,7 @@ impl<'a> Weaver<'a> {
     fn within(
         &mut self,
         requests: &[PointRequest<'a>],
-        designs: &[Chosen],
+        designs: &[ChosenSpringboards],
         woven: &mut [Result<WovenPoint, Refusal>],
     ) -> Result<(), CodegenError> {
         let hosts = hosts(woven);
@@ -238,7 +238,7 @@ impl<'a> Weaver<'a> {
     fn lead(
         &mut self,
         requests: &[PointRequest<'_>],
-        designs: &[Chosen],
+        designs: &[ChosenSpringboards],
         woven: &mut [Result<WovenPoint, Refusal>],
     ) -> Result<(), CodegenError> {
         let hosts = hosts(woven);
@@ -263,14 +263,14 @@ impl<'a> Weaver<'a> {
         Ok(())
     }
 
-    fn release(&mut self, head: &Head, redirects: &[Redirect]) {
+    fn release(&mut self, head: &ChosenSpringboard, redirects: &[Redirect]) {
         if head.host.is_some() || head.probe.is_some() {
             return;
         }
         let own = std::iter::once((head.start(), head.at + head.form.len()));
         let island = match head.form {
-            Form::Short(island) => Some((island.at, island.at + 5)),
-            Form::Near | Form::Call { .. } => None,
+            SpringboardForm::Short(island) => Some((island.at, island.at + 5)),
+            SpringboardForm::Near | SpringboardForm::Call { .. } => None,
         };
         for (start, end) in own.chain(island).chain(redirects.iter().flat_map(Redirect::taken)) {
             self.text.release(&(Avma(start)..Avma(end)));

@@ -9,12 +9,12 @@ use iced_x86::code_asm::{AsmMemoryOperand, cl, dword_ptr, eax, ecx, edx, qword_p
 use ingraft_model::histogram::{HEAD, OWN, Resolution, VALUE_BITS};
 use ingraft_model::layout::{COUNTERS, record};
 use ingraft_model::{
-    BinaryOp, Clock, CpuClock, Expr, Kept, Record, Restore, Stmt, TimeUnit, VariableId, WallClock, Whose,
+    BinaryOp, CallRecord, Clock, CpuClock, Expr, KeptValue, Restore, Stmt, TimeUnit, VariableId, WallClock, Whose,
 };
 
 use crate::code::environment::Assembly;
 use crate::code::routine::Routine;
-use crate::snippet::generator::{Access, Generator, Operand};
+use crate::snippet::generator::{Generator, Operand, ShardAccess};
 use crate::snippet::routines;
 
 /// Counters of a timer: depth of nesting (the timer runs if it is not 0), and clock at all stops less clock at all starts.
@@ -96,7 +96,7 @@ impl Generator<'_> {
     }
 
     pub(crate) fn prune(&mut self) -> Result<(), Assembly> {
-        if self.access == Access::Shared {
+        if self.access == ShardAccess::Shared {
             return Ok(());
         }
         if self.frame.stack.moving {
@@ -119,8 +119,8 @@ impl Generator<'_> {
         Ok(BinaryOp::NotEqual)
     }
 
-    pub(crate) fn open(&mut self, r: &Record, body: &[Stmt]) -> Result<(), Assembly> {
-        if self.access == Access::Shared {
+    pub(crate) fn open(&mut self, r: &CallRecord, body: &[Stmt]) -> Result<(), Assembly> {
+        if self.access == ShardAccess::Shared {
             return self.unrecorded(r);
         }
         self.used = [true; 3];
@@ -157,13 +157,13 @@ impl Generator<'_> {
             self.a.mov(qword_ptr(rcx + new(record::SAVED)).gs(), rax)?;
         }
         // Times are the first words of a record; the reverse order reads the clocks last.
-        for (n, kept) in (0..).zip(r.kept.iter().take(Record::KEPT_MAX)).collect::<Vec<_>>().into_iter().rev() {
+        for (n, kept) in (0..).zip(r.kept.iter().take(CallRecord::KEPT_MAX)).collect::<Vec<_>>().into_iter().rev() {
             let from = match kept {
-                Kept::Spent(_) if self.frame.stack.moving => continue,
-                Kept::Spent(clock) => self.a.mov(rax, self.spent(*clock)).map(|()| rax)?,
-                Kept::Time(clock) => self.clock(*clock).map(|()| rax)?,
-                Kept::Float(float) => self.float(*float).map(|()| rax)?,
-                Kept::Argument(n) => match self.source(&Expr::Arg(*n))? {
+                KeptValue::Spent(_) if self.frame.stack.moving => continue,
+                KeptValue::Spent(clock) => self.a.mov(rax, self.spent(*clock)).map(|()| rax)?,
+                KeptValue::Time(clock) => self.clock(*clock).map(|()| rax)?,
+                KeptValue::Float(float) => self.float(*float).map(|()| rax)?,
+                KeptValue::Argument(n) => match self.source(&Expr::Arg(*n))? {
                     Operand::Register(from) => from,
                     Operand::Immediate(_) | Operand::Memory(_) => rax,
                 },
@@ -183,18 +183,18 @@ impl Generator<'_> {
         if r.is_optional() { self.stmts(body) } else { Ok(()) }
     }
 
-    pub(crate) fn close(&mut self, r: &Record, body: &[Stmt]) -> Result<(), Assembly> {
+    pub(crate) fn close(&mut self, r: &CallRecord, body: &[Stmt]) -> Result<(), Assembly> {
         let inside = if r.is_optional() { &[] } else { body };
         self.at_record(r, Whose::Own, |g| g.end(r, inside), |_| Ok(()))?;
-        let recorded = self.access == Access::Own;
+        let recorded = self.access == ShardAccess::Own;
         if recorded && r.is_optional() { self.stmts(body) } else { Ok(()) }
     }
 
-    pub(crate) fn close_handed(&mut self, r: &Record, body: &[Stmt]) -> Result<(), Assembly> {
+    pub(crate) fn close_handed(&mut self, r: &CallRecord, body: &[Stmt]) -> Result<(), Assembly> {
         self.at_record(r, Whose::Earlier, |g| g.end(r, body), |_| Ok(()))
     }
 
-    pub(crate) fn hand_over(&mut self, r: &Record, whose: Whose, body: &[Stmt]) -> Result<(), Assembly> {
+    pub(crate) fn hand_over(&mut self, r: &CallRecord, whose: Whose, body: &[Stmt]) -> Result<(), Assembly> {
         let mark = |g: &mut Self| {
             g.a.or(dword_ptr(rcx + g.last(record::RESTORE)).gs(), record::HANDED)?;
             if g.frame.stack.moving { g.park() } else { Ok(()) }
@@ -202,7 +202,7 @@ impl Generator<'_> {
         self.at_record(r, whose, mark, |g| g.without_record(r, body))
     }
 
-    pub(crate) fn give_up(&mut self, r: &Record, whose: Whose, body: &[Stmt]) -> Result<(), Assembly> {
+    pub(crate) fn give_up(&mut self, r: &CallRecord, whose: Whose, body: &[Stmt]) -> Result<(), Assembly> {
         let take_away = |g: &mut Self| {
             if g.frame.stack.moving {
                 g.a.inc(g.slot(r.activations, LEFT_BY_TAIL_JUMP)?)?;
@@ -217,7 +217,7 @@ impl Generator<'_> {
     }
 
     /// Emits the statements that run at the end of a call even if the call has no record.
-    fn without_record(&mut self, r: &Record, body: &[Stmt]) -> Result<(), Assembly> {
+    fn without_record(&mut self, r: &CallRecord, body: &[Stmt]) -> Result<(), Assembly> {
         if r.is_optional() { self.stmts(body) } else { Ok(()) }
     }
 
@@ -225,12 +225,12 @@ impl Generator<'_> {
     /// `Whose::Own`, the other case counts the call as unseen and runs `missed_it`.
     fn at_record(
         &mut self,
-        r: &Record,
+        r: &CallRecord,
         whose: Whose,
         found_it: impl FnOnce(&mut Self) -> Result<(), Assembly>,
         missed_it: impl FnOnce(&mut Self) -> Result<(), Assembly>,
     ) -> Result<(), Assembly> {
-        if self.access == Access::Shared {
+        if self.access == ShardAccess::Shared {
             return if whose == Whose::Own { self.unrecorded(r) } else { Ok(()) };
         }
         self.used = [true; 3];
@@ -270,7 +270,7 @@ impl Generator<'_> {
     /// Emits the end of a call without a record.
     fn missed(
         &mut self,
-        r: &Record,
+        r: &CallRecord,
         whose: Whose,
         missed_it: impl FnOnce(&mut Self) -> Result<(), Assembly>,
     ) -> Result<(), Assembly> {
@@ -282,16 +282,16 @@ impl Generator<'_> {
     }
 
     /// Ends the call of the last record: turns start times into durations, runs the statements, and removes the record.
-    fn end(&mut self, r: &Record, body: &[Stmt]) -> Result<(), Assembly> {
+    fn end(&mut self, r: &CallRecord, body: &[Stmt]) -> Result<(), Assembly> {
         for (n, kept) in (0..).zip(&r.kept) {
-            if let Kept::Time(clock) = kept {
+            if let KeptValue::Time(clock) = kept {
                 let time = qword_ptr(rcx + self.last(kept_at(n))).gs();
                 self.clock_since(*clock, time)?;
                 self.a.mov(time, rax)?;
             }
         }
         for (n, kept) in (0..).zip(&r.kept) {
-            if let Kept::Spent(clock) = kept {
+            if let KeptValue::Spent(clock) = kept {
                 self.own_time(&r.kept, *clock, kept_at(n))?;
             }
         }
@@ -309,8 +309,8 @@ impl Generator<'_> {
 
     /// Turns the kept time spent in ended calls, at `field` of the last record, into the own time of the call that ends, and adds the call to
     /// the time spent. The sum at the entry is known, so calls inside that have ended without an exit leave nothing wrong.
-    fn own_time(&mut self, kept: &[Kept], clock: Clock, field: u32) -> Result<(), Assembly> {
-        let Some(time) = kept.iter().position(|kept| *kept == Kept::Time(clock)) else {
+    fn own_time(&mut self, kept: &[KeptValue], clock: Clock, field: u32) -> Result<(), Assembly> {
+        let Some(time) = kept.iter().position(|kept| *kept == KeptValue::Time(clock)) else {
             return Err(Assembly(format!("the own time by the {clock}clock needs its time")));
         };
         if self.frame.stack.moving {
@@ -334,11 +334,11 @@ impl Generator<'_> {
     }
 
     /// Counts a call that has no record.
-    fn unrecorded(&mut self, r: &Record) -> Result<(), Assembly> {
+    fn unrecorded(&mut self, r: &CallRecord) -> Result<(), Assembly> {
         let slot = self.slot(r.activations, UNRECORDED)?;
         match self.access {
-            Access::Own => self.a.inc(slot)?,
-            Access::Shared => {
+            ShardAccess::Own => self.a.inc(slot)?,
+            ShardAccess::Shared => {
                 let absolute = u64::from(self.env.data.counter(self.index(r.activations)? + UNRECORDED));
                 self.a.lock().inc(qword_ptr(absolute))?;
             }
@@ -354,7 +354,7 @@ impl Generator<'_> {
     }
 
     /// Loads the word that holds `kept` in the record that the enclosing statement closes into rax. Fails if the record does not keep it.
-    pub(crate) fn kept(&mut self, kept: Kept) -> Result<(), Assembly> {
+    pub(crate) fn kept(&mut self, kept: KeptValue) -> Result<(), Assembly> {
         match (0..).zip(&self.closed).find(|(_, known)| **known == kept) {
             Some((n, _)) => self.field(kept_at(n)),
             None => Err(Assembly(format!("{kept} is not kept"))),
@@ -375,7 +375,7 @@ impl Generator<'_> {
     }
 
     pub(crate) fn start(&mut self, timer: VariableId, clock: Clock) -> Result<(), Assembly> {
-        if self.access == Access::Shared {
+        if self.access == ShardAccess::Shared {
             return Ok(());
         }
         self.used = [true, self.used[1], true];
@@ -389,7 +389,7 @@ impl Generator<'_> {
     }
 
     pub(crate) fn stop(&mut self, timer: VariableId, clock: Clock) -> Result<(), Assembly> {
-        if self.access == Access::Shared {
+        if self.access == ShardAccess::Shared {
             return Ok(());
         }
         self.used = [true, self.used[1], true];
@@ -414,12 +414,12 @@ impl Generator<'_> {
         e: &Expr,
         own: Option<Clock>,
     ) -> Result<(), Assembly> {
-        if self.access == Access::Shared {
+        if self.access == ShardAccess::Shared {
             return Ok(());
         }
         self.used = [true; 3];
         if let Some(clock) = own.filter(|_| !self.frame.stack.moving) {
-            self.kept(Kept::Spent(clock))?;
+            self.kept(KeptValue::Spent(clock))?;
             self.a.inc(rax)?;
             self.a.add(self.slot(histogram, OWN)?, rax)?;
         }

@@ -8,12 +8,12 @@ use ingraft_model::{VariableId, token};
 
 use crate::code::environment::Assembly;
 use crate::code::routine::Routine;
-use crate::snippet::generator::{Access, Generator};
+use crate::snippet::generator::{Generator, ShardAccess};
 
 impl Generator<'_> {
     /// Appends bytes to a buffer, or counts them as lost.
     pub(crate) fn append(&mut self, v: VariableId, capacity: Capacity, appended: &Appended) -> Result<(), Assembly> {
-        if self.access == Access::Shared {
+        if self.access == ShardAccess::Shared {
             let _ = self.a.lock();
             return Ok(self.a.inc(self.word_of(v, LOST)?)?);
         }

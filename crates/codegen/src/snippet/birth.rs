@@ -12,7 +12,7 @@ use ingraft_model::layout::{self, CHILD_SHARD, CLAIMS, COUNTERS, FIRST_SHARD, OW
 
 use crate::code::environment::{Assembly, Environment};
 use crate::code::routine::Routine;
-use crate::snippet::generator::{Access, Generator};
+use crate::snippet::generator::{Generator, ShardAccess};
 use crate::snippet::routines::Writer;
 
 /// Displacement of the entry for shard 0 in the table `layout::HEIRS`, which holds for each shard the shard that its thread leaves to a
@@ -28,7 +28,7 @@ pub(crate) fn heir_shift(env: &Environment) -> u32 {
 
 impl Generator<'_> {
     pub(crate) fn fork(&mut self) -> Result<(), Assembly> {
-        if self.access == Access::Shared {
+        if self.access == ShardAccess::Shared {
             return Ok(());
         }
         self.used = [true; 3];
@@ -38,7 +38,7 @@ impl Generator<'_> {
     }
 
     pub(crate) fn forked(&mut self) -> Result<(), Assembly> {
-        if self.access == Access::Shared {
+        if self.access == ShardAccess::Shared {
             return Ok(());
         }
         self.used = [true; 3];

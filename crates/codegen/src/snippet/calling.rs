@@ -14,15 +14,15 @@ use iced_x86::code_asm::{
     rbp, rbx, rcx, rdi, rdx, rsi, rsp, word_ptr,
 };
 use ingraft_model::layout::{CALL_SP, CALLING, header};
-use ingraft_model::{Call, Called, Expr};
+use ingraft_model::{Called, Expr, ProgramCall};
 
 use crate::code::environment::Assembly;
 use crate::code::routine::Routine;
-use crate::snippet::generator::{Access, Generator};
+use crate::snippet::generator::{Generator, ShardAccess};
 use crate::snippet::routines::Writer;
 
 /// Words that a snippet pushes for a call: the arguments from the last to the first, then the function. The routine pops them.
-pub(crate) const WORDS: i32 = Call::ARGS_MAX as i32 + 1;
+pub(crate) const WORDS: i32 = ProgramCall::ARGS_MAX as i32 + 1;
 /// Registers that the routine saves on the stack; rcx is not among them, because it returns the result.
 const KEPT: [AsmRegister64; 14] = [rax, rdx, rbx, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15];
 /// Offset in bytes of the header in an XSAVE area, and number of its 8-byte words. The words must be 0 (SDM vol. 1, 13.4.2).
@@ -40,12 +40,12 @@ pub(crate) fn words_of(text: &str) -> Vec<i64> {
 
 impl Generator<'_> {
     /// Calls a function; leaves its result in rax.
-    pub(crate) fn call_function(&mut self, call: &Call) -> Result<(), Assembly> {
+    pub(crate) fn call_function(&mut self, call: &ProgramCall) -> Result<(), Assembly> {
         self.used[0] = true;
         self.used[1] = true;
         let before = self.depth;
         // Texts stay on the stack until the call has returned.
-        let mut texts = [0; Call::ARGS_MAX];
+        let mut texts = [0; ProgramCall::ARGS_MAX];
         for (arg, text) in call.args.iter().zip(&mut texts) {
             if let Expr::Text(arg) = arg {
                 for word in words_of(arg).into_iter().rev() {
@@ -56,7 +56,7 @@ impl Generator<'_> {
             }
         }
         let texts_end = self.depth;
-        for n in (0..Call::ARGS_MAX).rev() {
+        for n in (0..ProgramCall::ARGS_MAX).rev() {
             match (call.args.get(n), texts.get(n)) {
                 (Some(Expr::Text(_)), Some(text)) => self.a.lea(rax, qword_ptr(rsp + 8 * (self.depth - text)))?,
                 (Some(Expr::Address(v)), _) => {
@@ -85,7 +85,7 @@ impl Generator<'_> {
     /// Emits the code of a snippet with calls for a thread without a shard: only a count of missed calls. Without a shard, nothing would
     /// keep the called function from running the snippet again.
     pub(crate) fn missed_calls(&mut self) -> Result<(), Assembly> {
-        debug_assert_eq!(self.access, Access::Shared);
+        debug_assert_eq!(self.access, ShardAccess::Shared);
         let missed = u64::from(self.env.data.displacement(header::CALLS_MISSED));
         Ok(self.a.lock().inc(dword_ptr(missed))?)
     }

@@ -17,7 +17,7 @@ use ingraft_model::{ThreadIdentity, VariableId};
 use crate::code::cost::Cost;
 use crate::code::environment::{Assembly, Environment};
 use crate::code::routine::Routine;
-use crate::snippet::generator::{Access, Generator};
+use crate::snippet::generator::{Generator, ShardAccess};
 use crate::snippet::routines::Writer;
 
 /// System call numbers of perf_event_open(2), mmap(2) and close(2).
@@ -55,7 +55,7 @@ pub(crate) fn can_read(env: &Environment) -> bool {
 impl Generator<'_> {
     /// Reads the event's count into rax; overwrites rcx and rdx.
     pub(crate) fn event(&mut self, v: VariableId) -> Result<(), Assembly> {
-        if self.access == Access::Shared {
+        if self.access == ShardAccess::Shared {
             let unread = self.env.data.displacement(header::EVENTS_UNREAD);
             self.a.lock().inc(dword_ptr(u64::from(unread)))?;
             return Ok(self.a.xor(eax, eax)?);

@@ -11,14 +11,15 @@ use iced_x86::code_asm::{
 use ingraft_model::layout::record;
 use ingraft_model::snippet::Appended;
 use ingraft_model::{
-    BinaryOp, Call, Called, Expr, Float, Fold, Kept, Restore, Shape, Snippet, Stmt, TimeUnit, UnaryOp, VariableId,
+    BinaryOp, Called, Expr, Float, Fold, KeptValue, ProgramCall, Restore, Shape, Snippet, Stmt, TimeUnit, UnaryOp,
+    VariableId,
 };
 
 use crate::code::cost::Cost;
 use crate::code::environment::{Assembly, CodegenError, Environment};
 use crate::code::routine::Routine;
 use crate::snippet::calling::{WORDS, words_of};
-use crate::snippet::mini::Frame;
+use crate::snippet::mini::BaseState;
 use crate::snippet::routines::FAR;
 
 /// Maximum nesting of a snippet. Each level may push one word onto the target's stack.
@@ -26,7 +27,7 @@ const DEPTH_MAX: u32 = 64;
 
 /// Shard that the code works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
+pub(crate) enum ShardAccess {
     /// Shard of the executing thread, through gs.
     Own,
     /// Shard 0, with `lock`.
@@ -47,9 +48,9 @@ pub(crate) fn check(snippet: &Snippet, bound: &[u32], counters: u32) -> Result<(
 }
 
 /// Check that a variable is bound to counters of the given shape.
-type Bound<'a> = dyn Fn(VariableId, Shape) -> Result<(), CodegenError> + 'a;
+type BindingCheck<'a> = dyn Fn(VariableId, Shape) -> Result<(), CodegenError> + 'a;
 
-fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), CodegenError> {
+fn check_stmts(stmts: &[Stmt], bound: &BindingCheck<'_>, depth: u32) -> Result<(), CodegenError> {
     stmts.iter().try_for_each(|stmt| match stmt {
         Stmt::Add(v, e) | Stmt::Set(v, e) => bound(*v, Shape::Counter).and_then(|()| check_expr(e, bound, depth)),
         Stmt::If(c, body) => check_expr(c, bound, depth).and_then(|()| check_stmts(body, bound, deeper(depth)?)),
@@ -96,7 +97,7 @@ fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), Code
     })
 }
 
-fn check_expr(e: &Expr, bound: &Bound<'_>, depth: u32) -> Result<(), CodegenError> {
+fn check_expr(e: &Expr, bound: &BindingCheck<'_>, depth: u32) -> Result<(), CodegenError> {
     match e {
         Expr::Const(_) | Expr::Arg(_) | Expr::Return | Expr::Saved(_) | Expr::Elapsed(..) | Expr::Restored => Ok(()),
         // The environment decides whether these can be read, see [`crate::snippet::reading`].
@@ -118,11 +119,11 @@ fn check_expr(e: &Expr, bound: &Bound<'_>, depth: u32) -> Result<(), CodegenErro
     }
 }
 
-fn check_call(call: &Call, bound: &Bound<'_>, depth: u32) -> Result<(), CodegenError> {
+fn check_call(call: &ProgramCall, bound: &BindingCheck<'_>, depth: u32) -> Result<(), CodegenError> {
     if let Called::Named(_) = call.callee {
         return Err(CodegenError::NoCall { why: "it is known by its name only" });
     }
-    if call.args.len() > Call::ARGS_MAX {
+    if call.args.len() > ProgramCall::ARGS_MAX {
         return Err(CodegenError::NoCall { why: "more than six arguments" });
     }
     // The check assumes that all texts and words of a call are on the stack when an argument is computed.
@@ -142,7 +143,7 @@ fn deeper(depth: u32) -> Result<u32, CodegenError> {
 
 /// Code of a snippet, position-independent except for the jumps to shared routines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Code {
+pub(crate) struct SnippetCode {
     pub bytes: Vec<u8>,
     /// Offset of the end of each `jmp rel32` to a routine.
     pub exits: Vec<(u32, Routine)>,
@@ -150,10 +151,10 @@ pub(crate) struct Code {
     pub cost: Cost,
     /// Code that runs only if the last instruction of `bytes`, a `jcc rel32`, jumps to it; control continues after that jump. So a
     /// constraint that is not met costs a load and a branch that is not taken.
-    pub cold: Option<Box<Code>>,
+    pub cold: Option<Box<SnippetCode>>,
 }
 
-impl Code {
+impl SnippetCode {
     /// Routines to which the code jumps, in both parts.
     pub fn routines(&self) -> impl Iterator<Item = Routine> {
         let cold = self.cold.iter().flat_map(|cold| &cold.exits);
@@ -167,7 +168,7 @@ impl Code {
 }
 
 /// Condition for code that runs only sometimes.
-enum Gate {
+enum CodeCondition {
     /// The value of the expression is not 0.
     If(Expr),
     /// The thread has records, or has never had any. In the second case it lacks even the first record, which ends every search.
@@ -175,12 +176,12 @@ enum Gate {
 }
 
 /// Splits a snippet whose end runs only sometimes into statements that always run, a condition, and statements that run if it is met.
-fn split(stmts: &[Stmt]) -> Option<(&[Stmt], Gate, &[Stmt])> {
+fn split(stmts: &[Stmt]) -> Option<(&[Stmt], CodeCondition, &[Stmt])> {
     match stmts {
-        [Stmt::Prune | Stmt::CloseHanded(..)] => Some((&[], Gate::Records, stmts)),
+        [Stmt::Prune | Stmt::CloseHanded(..)] => Some((&[], CodeCondition::Records, stmts)),
         [first @ .., Stmt::If(c, body)] => match fold(c) {
             Expr::Const(_) => None,
-            c => Some((first, Gate::If(c), body)),
+            c => Some((first, CodeCondition::If(c), body)),
         },
         _ => None,
     }
@@ -191,9 +192,9 @@ pub(crate) fn compile(
     snippet: &Snippet,
     counters: &[u32],
     env: &Environment,
-    frame: &Frame,
-    access: Access,
-) -> Result<Code, CodegenError> {
+    frame: &BaseState,
+    access: ShardAccess,
+) -> Result<SnippetCode, CodegenError> {
     let compiler = Compiler { snippet, counters, env, frame, access };
     compiler.compile().map_err(|Assembly(why)| CodegenError::Assembler { what: "a snippet", why })
 }
@@ -202,28 +203,28 @@ struct Compiler<'a> {
     snippet: &'a Snippet,
     counters: &'a [u32],
     env: &'a Environment,
-    frame: &'a Frame,
-    access: Access,
+    frame: &'a BaseState,
+    access: ShardAccess,
 }
 
 impl<'a> Compiler<'a> {
-    fn compile(&self) -> Result<Code, Assembly> {
+    fn compile(&self) -> Result<SnippetCode, Assembly> {
         // A thread has no records of a goroutine, so the gate by its records does not apply.
-        let gated = |gate: &Gate| !self.frame.stack.moving || !matches!(gate, Gate::Records);
-        let parts = split(&self.snippet.stmts).filter(|(_, gate, _)| self.access == Access::Own && gated(gate));
+        let gated = |gate: &CodeCondition| !self.frame.stack.moving || !matches!(gate, CodeCondition::Records);
+        let parts = split(&self.snippet.stmts).filter(|(_, gate, _)| self.access == ShardAccess::Own && gated(gate));
         if let Some((first, gate, rest)) = parts {
             let mut g = self.generator(Vec::new())?;
             g.stmts(first)?;
             if g.gate(&gate)? && self.saves(g.used).is_empty() {
                 let cold = Some(Box::new(self.all(rest)?));
-                return Ok(Code { cold, ..encode(g)? });
+                return Ok(SnippetCode { cold, ..encode(g)? });
             }
         }
         self.all(&self.snippet.stmts)
     }
 
     /// Compiles the statements, and saves around them the registers that they need.
-    fn all(&self, stmts: &[Stmt]) -> Result<Code, Assembly> {
+    fn all(&self, stmts: &[Stmt]) -> Result<SnippetCode, Assembly> {
         // The first pass only shows which registers the second one must save.
         let used = self.generate(WORK.to_vec(), stmts)?.used;
         encode(self.generate(self.saves(used), stmts)?)
@@ -232,8 +233,8 @@ impl<'a> Compiler<'a> {
     fn generate(&self, saved: Vec<AsmRegister64>, stmts: &[Stmt]) -> Result<Generator<'a>, Assembly> {
         let mut g = self.generator(saved)?;
         match self.access {
-            Access::Shared if self.snippet.interferes() => g.missed_calls()?,
-            Access::Own | Access::Shared => g.all(stmts)?,
+            ShardAccess::Shared if self.snippet.interferes() => g.missed_calls()?,
+            ShardAccess::Own | ShardAccess::Shared => g.all(stmts)?,
         }
         Ok(g)
     }
@@ -260,12 +261,12 @@ impl<'a> Compiler<'a> {
     }
 }
 
-fn encode(mut g: Generator<'_>) -> Result<Code, Assembly> {
+fn encode(mut g: Generator<'_>) -> Result<SnippetCode, Assembly> {
     let result = g.a.assemble_options(0, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
     let exit = |(label, routine): &(CodeLabel, Routine)| Ok((result.label_ip(label)? as u32, *routine));
     let exits = g.exits.iter().map(exit).collect::<Result<_, Assembly>>()?;
     let bytes = result.inner.code_buffer;
-    Ok(Code { cost: Cost::of(0, &bytes), bytes, exits, cold: None })
+    Ok(SnippetCode { cost: Cost::of(0, &bytes), bytes, exits, cold: None })
 }
 
 /// Work registers: accumulator, operand, and the upper half of a dividend.
@@ -284,15 +285,15 @@ pub(crate) struct Generator<'a> {
     pub a: CodeAssembler,
     counters: &'a [u32],
     pub env: &'a Environment,
-    pub access: Access,
+    pub access: ShardAccess,
     /// For each register of [`WORK`], whether the code overwrites it.
     pub used: [bool; 3],
     saved: Vec<AsmRegister64>,
     /// Words that were pushed since the point was reached.
     pub depth: i32,
     /// Words in the record that the enclosing statement closes.
-    pub closed: Vec<Kept>,
-    pub frame: Frame,
+    pub closed: Vec<KeptValue>,
+    pub frame: BaseState,
     /// Label after each jump to a shared routine.
     pub exits: Vec<(CodeLabel, Routine)>,
 }
@@ -310,13 +311,15 @@ impl Generator<'_> {
     }
 
     /// Emits a jump that is taken if the code after the gate must run. Returns false if the condition is more than one comparison.
-    fn gate(&mut self, gate: &Gate) -> Result<bool, Assembly> {
+    fn gate(&mut self, gate: &CodeCondition) -> Result<bool, Assembly> {
         let op = match gate {
-            Gate::Records => self.has_records()?,
-            Gate::If(Expr::Binary(BinaryOp::LogicalAnd | BinaryOp::LogicalOr, ..) | Expr::Unary(UnaryOp::Not, _)) => {
+            CodeCondition::Records => self.has_records()?,
+            CodeCondition::If(
+                Expr::Binary(BinaryOp::LogicalAnd | BinaryOp::LogicalOr, ..) | Expr::Unary(UnaryOp::Not, _),
+            ) => {
                 return Ok(false);
             }
-            Gate::If(c) => self.test(c)?,
+            CodeCondition::If(c) => self.test(c)?,
         };
         self.jump_if(op, None)?;
         Ok(true)
@@ -348,8 +351,8 @@ impl Generator<'_> {
     fn variable(&self, v: VariableId) -> Result<AsmMemoryOperand, Assembly> {
         let slot = qword_ptr(u64::from(self.env.data.counter(self.index(v)?)));
         Ok(match self.access {
-            Access::Own => slot.gs(),
-            Access::Shared => slot,
+            ShardAccess::Own => slot.gs(),
+            ShardAccess::Shared => slot,
         })
     }
 
@@ -403,7 +406,7 @@ impl Generator<'_> {
                 if let Operand::Immediate(0) = source {
                     return Ok(());
                 }
-                if self.access == Access::Shared {
+                if self.access == ShardAccess::Shared {
                     let _ = self.a.lock();
                 }
                 self.add(slot, &source)?;
@@ -518,12 +521,12 @@ impl Generator<'_> {
             Expr::Restored => self.field(record::SAVED)?,
             Expr::Saved(kept) => {
                 self.kept(*kept)?;
-                if let Kept::Float(float) = kept {
+                if let KeptValue::Float(float) = kept {
                     self.truncate(float.format)?;
                 }
             }
             Expr::Elapsed(clock, unit) => {
-                self.kept(Kept::Time(*clock))?;
+                self.kept(KeptValue::Time(*clock))?;
                 if *unit == TimeUnit::Nanoseconds {
                     self.nanoseconds()?;
                 }
@@ -792,8 +795,8 @@ fn negate(op: BinaryOp) -> BinaryOp {
     }
 }
 
-fn fold_call(call: &Call) -> Call {
-    Call { callee: call.callee.clone(), args: call.args.iter().map(fold).collect() }
+fn fold_call(call: &ProgramCall) -> ProgramCall {
+    ProgramCall { callee: call.callee.clone(), args: call.args.iter().map(fold).collect() }
 }
 
 /// Computes constant expressions.

@@ -12,7 +12,7 @@
 use iced_x86::code_asm::{
     AsmMemoryOperand, CodeLabel, dword_ptr, eax, ecx, edi, esi, qword_ptr, r8, r9, r10, rax, rcx, rdi, rdx, rsi, rsp,
 };
-use ingraft_model::Record;
+use ingraft_model::CallRecord;
 use ingraft_model::layout::goroutine::{
     FREE, MULTIPLIER, PLACE, PLACE_BITS, PLACES, PROBES, RECORDS, RECORDS_MAX, SHARD, STACK, USED,
 };
@@ -52,7 +52,7 @@ impl Generator<'_> {
 
     /// Takes the record of this call from the list of the goroutine, and jumps to `none` if there is none. The record is then the thread's
     /// last one, and rcx holds the top.
-    pub(crate) fn fetch(&mut self, r: &Record, none: CodeLabel) -> Result<(), Assembly> {
+    pub(crate) fn fetch(&mut self, r: &CallRecord, none: CodeLabel) -> Result<(), Assembly> {
         let mut answer = self.a.create_label();
         self.call()?;
         self.a.mov(ecx, self.offset(r.activations)? as i32)?;

@@ -4,17 +4,17 @@
 use iced_x86::code_asm::{AsmMemoryOperand, ecx, qword_ptr, rax, rcx, rdx};
 use ingraft_model::listed::PROBES;
 use ingraft_model::table::MULTIPLIER;
-use ingraft_model::{Expr, Listing, VariableId};
+use ingraft_model::{Expr, KeyListing, VariableId};
 
 use crate::code::environment::Assembly;
-use crate::snippet::generator::{Access, Generator, Operand};
+use crate::snippet::generator::{Generator, Operand, ShardAccess};
 
 impl Generator<'_> {
     /// Adds to the value of a key if the key is listed. An amount that is not constant is on the stack meanwhile.
     pub(crate) fn add_listed(
         &mut self,
         table: VariableId,
-        listing: Listing,
+        listing: KeyListing,
         key: &Expr,
         amount: &Expr,
     ) -> Result<(), Assembly> {
@@ -56,8 +56,8 @@ impl Generator<'_> {
             self.a.pop(rax)?;
         }
         let value = self.listed_word(table, listing.value(0))?;
-        let value = if self.access == Access::Own { value.gs() } else { value };
-        if self.access == Access::Shared {
+        let value = if self.access == ShardAccess::Own { value.gs() } else { value };
+        if self.access == ShardAccess::Shared {
             let _ = self.a.lock();
         }
         self.add(value, &known.map_or(Operand::Register(rax), Operand::Immediate))?;

@@ -7,17 +7,17 @@ use ingraft_model::patch::ArenaCode;
 use ingraft_model::{Avma, Clock, CpuClock, Gpr, Snippet, Stmt, ThreadIdentity, WallClock};
 
 use crate::code::arena::Arena;
-use crate::code::block::{Back, Block, EmitError, LINK_NOP};
+use crate::code::block::{Back, CodeBuffer, EmitError, LINK_NOP};
 use crate::code::cost::Cost;
 use crate::code::environment::{CodegenError, Environment};
 use crate::code::routine::Routine;
 use crate::code::woven::{MiniCode, RemovalRecord, StackView, WovenMini, WovenPoint};
 use crate::snippet::event;
-use crate::snippet::generator::{self, Access, Code};
+use crate::snippet::generator::{self, ShardAccess, SnippetCode};
 use crate::snippet::reading;
 use crate::snippet::routines;
 use crate::snippet::slow::{COUNT, LOCKED_COUNT, MARKER};
-use crate::snippet::template::{Bound, Templates};
+use crate::snippet::template::{CounterBinding, Templates};
 
 /// Request to put one snippet at a point.
 #[derive(Clone, Copy, Debug)]
@@ -41,9 +41,9 @@ impl WovenMini {
         env: &Environment,
         id: u64,
         compiled: &Compiled<'_>,
-        parts: &Parts,
+        parts: &MiniParts,
         inline: bool,
-        block: &Block,
+        block: &CodeBuffer,
     ) -> Self {
         let first = if inline { parts.aside.start } else { parts.start };
         let (moves, step_out) = block.exits(first, parts.aside.end);
@@ -58,7 +58,7 @@ impl WovenMini {
 
 /// State in which the base trampoline of a point enters the snippets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Frame {
+pub(crate) struct BaseState {
     /// Resume point of a thread that has nothing to restore. If the point has no resume address, the thread is single-stepped out of the
     /// code.
     pub home: Back,
@@ -71,7 +71,7 @@ pub(crate) struct Frame {
     pub pushed: u8,
 }
 
-impl Frame {
+impl BaseState {
     /// Resume point for an instruction with only changes of dead registers before it or after it.
     pub fn back(&self) -> Back {
         if self.pushed == 0 { self.home } else { Back::StepOut }
@@ -79,7 +79,7 @@ impl Frame {
 }
 
 impl WovenPoint {
-    pub(crate) fn frame(&self, arena: &Arena) -> Result<Frame, CodegenError> {
+    pub(crate) fn frame(&self, arena: &Arena) -> Result<BaseState, CodegenError> {
         let private = match self.scratch {
             None => None,
             Some(r) => match arena.slow(r) {
@@ -88,7 +88,7 @@ impl WovenPoint {
             },
         };
         let home = self.resume.map_or(Back::StepOut, |at| Back::To(at.0));
-        Ok(Frame { home, stack: self.stack, private, rax_free: self.rax_free, pushed: self.pushed })
+        Ok(BaseState { home, stack: self.stack, private, rax_free: self.rax_free, pushed: self.pushed })
     }
 }
 
@@ -99,19 +99,19 @@ pub(crate) enum Compiled<'a> {
     Count(u32),
     /// Code that several snippets may share. `bound` holds the counters to write over those of the code, if the code was compiled for
     /// others.
-    Code { codes: Arc<Codes>, bound: Option<Bound<'a>> },
+    Code { codes: Arc<Codes>, bound: Option<CounterBinding<'a>> },
 }
 
 /// Code for the thread's own shard and code for shard 0. With locked counters, only the second exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Codes {
-    own: Option<Code>,
-    shared: Code,
+    own: Option<SnippetCode>,
+    shared: SnippetCode,
 }
 
 /// Part of the code of a snippet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum SnippetPart {
     /// Code for the thread's own shard.
     Own,
     /// Code for the thread's own shard that runs only sometimes.
@@ -120,24 +120,24 @@ pub(crate) enum Part {
     Shared,
 }
 
-impl Part {
-    pub const ALL: [Part; 3] = [Part::Own, Part::Cold, Part::Shared];
+impl SnippetPart {
+    pub const ALL: [SnippetPart; 3] = [SnippetPart::Own, SnippetPart::Cold, SnippetPart::Shared];
 }
 
 impl Codes {
-    pub fn part(&self, part: Part) -> Option<&Code> {
+    pub fn part(&self, part: SnippetPart) -> Option<&SnippetCode> {
         match part {
-            Part::Own => self.own.as_ref(),
-            Part::Cold => self.own.as_ref()?.cold.as_deref(),
-            Part::Shared => Some(&self.shared),
+            SnippetPart::Own => self.own.as_ref(),
+            SnippetPart::Cold => self.own.as_ref()?.cold.as_deref(),
+            SnippetPart::Shared => Some(&self.shared),
         }
     }
 
-    pub fn part_mut(&mut self, part: Part) -> Option<&mut Code> {
+    pub fn part_mut(&mut self, part: SnippetPart) -> Option<&mut SnippetCode> {
         match part {
-            Part::Own => self.own.as_mut(),
-            Part::Cold => self.own.as_mut()?.cold.as_deref_mut(),
-            Part::Shared => Some(&mut self.shared),
+            SnippetPart::Own => self.own.as_mut(),
+            SnippetPart::Cold => self.own.as_mut()?.cold.as_deref_mut(),
+            SnippetPart::Shared => Some(&mut self.shared),
         }
     }
 }
@@ -179,7 +179,7 @@ pub(crate) fn check_counters(env: &Environment, request: &MiniRequest<'_>) -> Re
 /// Compiles a request for a point.
 pub(crate) fn compile<'a>(
     env: &Environment,
-    frame: &Frame,
+    frame: &BaseState,
     request: &MiniRequest<'a>,
     templates: &mut Templates<'a>,
 ) -> Result<Compiled<'a>, CodegenError> {
@@ -201,24 +201,28 @@ pub(crate) fn compile<'a>(
 }
 
 /// Compiles a snippet that is more than a count.
-pub(crate) fn compile_anew(env: &Environment, frame: &Frame, request: &MiniRequest<'_>) -> Result<Codes, CodegenError> {
+pub(crate) fn compile_anew(
+    env: &Environment,
+    frame: &BaseState,
+    request: &MiniRequest<'_>,
+) -> Result<Codes, CodegenError> {
     let code = |access| generator::compile(request.snippet, request.counters, env, frame, access);
-    let own = frame.private.map(|_| code(Access::Own)).transpose()?;
-    Ok(Codes { own, shared: code(Access::Shared)? })
+    let own = frame.private.map(|_| code(ShardAccess::Own)).transpose()?;
+    Ok(Codes { own, shared: code(ShardAccess::Shared)? })
 }
 
 /// Addresses of the parts of a mini trampoline.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Parts {
+pub(crate) struct MiniParts {
     pub start: u64,
     pub link: u64,
     /// See [`MiniCode::aside`].
     pub aside: Range<u64>,
 }
 
-impl Parts {
+impl MiniParts {
     /// Cost of the snippet `code` at these addresses, without the link to it and the link to the next one.
-    pub fn cost(&self, env: &Environment, code: &Compiled<'_>, block: &Block) -> Cost {
+    pub fn cost(&self, env: &Environment, code: &Compiled<'_>, block: &CodeBuffer) -> Cost {
         let calls = |routine: Routine| match (routine, env.cpu) {
             (Routine::CpuTime, CpuClock::SystemCall) => 1,
             (Routine::Time, _) if env.wall == WallClock::SystemCall => 1,
@@ -226,7 +230,7 @@ impl Parts {
             (Routine::Usage, _) => 1,
             _ => 0,
         };
-        let exits = || code.usual().into_iter().flat_map(Code::routines);
+        let exits = || code.usual().into_iter().flat_map(SnippetCode::routines);
         let system_calls = exits().map(calls).sum();
         let of = |which| exits().filter(move |routine| *routine == which);
         let read: Cost = of(Routine::Event).map(|_| event::COST).sum();
@@ -261,16 +265,16 @@ impl Compiled<'_> {
     /// Routines to which the code jumps, in all parts.
     fn exits(&self) -> impl Iterator<Item = Routine> {
         let codes = self.codes().into_iter().flat_map(|codes| [codes.own.as_ref(), Some(&codes.shared)]);
-        codes.flatten().flat_map(Code::routines)
+        codes.flatten().flat_map(SnippetCode::routines)
     }
 
     /// Code that a thread runs normally: that for its own shard, or with locked counters that for shard 0. `None` for a plain count.
-    fn usual(&self) -> Option<&Code> {
+    fn usual(&self) -> Option<&SnippetCode> {
         self.codes().map(|codes| codes.own.as_ref().unwrap_or(&codes.shared))
     }
 
     /// Writes a part, with its counters and its jumps to routines filled in.
-    fn put(&self, part: Part, arena: &Arena, block: &mut Block) -> Result<(), EmitError> {
+    fn put(&self, part: SnippetPart, arena: &Arena, block: &mut CodeBuffer) -> Result<(), EmitError> {
         let Compiled::Code { codes, bound } = self else { return Ok(()) };
         let Some(code) = codes.part(part) else { return Ok(()) };
         let start = block.here();
@@ -304,40 +308,45 @@ impl Compiled<'_> {
 }
 
 /// Writes a mini trampoline, whose link leads to the next address. `emit_aside` writes the other parts.
-pub(crate) fn emit(frame: &Frame, arena: &Arena, code: &Compiled<'_>, block: &mut Block) -> Result<Parts, EmitError> {
+pub(crate) fn emit(
+    frame: &BaseState,
+    arena: &Arena,
+    code: &Compiled<'_>,
+    block: &mut CodeBuffer,
+) -> Result<MiniParts, EmitError> {
     let (start, back) = (block.here(), frame.back());
     match (code, frame.private) {
         (Compiled::Count(counter), Some(_)) => block.put_absolute(&COUNT, *counter, back),
         (Compiled::Count(counter), None) => block.put_absolute(&LOCKED_COUNT, *counter, back),
         (Compiled::Code { .. }, Some(_)) => {
             block.put_relative(&MARKER, start, back)?;
-            code.put(Part::Own, arena, block)?;
+            code.put(SnippetPart::Own, arena, block)?;
         }
-        (Compiled::Code { .. }, None) => code.put(Part::Shared, arena, block)?,
+        (Compiled::Code { .. }, None) => code.put(SnippetPart::Shared, arena, block)?,
     }
     let link = block.here();
     block.put(&LINK_NOP, back);
-    Ok(Parts { start, link, aside: block.here()..block.here() })
+    Ok(MiniParts { start, link, aside: block.here()..block.here() })
 }
 
 /// Writes the parts of a mini trampoline that lie aside: the twin for shard 0, which makes the slow routine walk on at the link, and the
 /// code that runs only sometimes, which continues at the link.
 pub(crate) fn emit_aside(
-    frame: &Frame,
+    frame: &BaseState,
     arena: &Arena,
     code: &Compiled<'_>,
-    parts: &mut Parts,
-    block: &mut Block,
+    parts: &mut MiniParts,
+    block: &mut CodeBuffer,
 ) -> Result<(), EmitError> {
     let (Some(codes), Some((r, walk))) = (code.codes(), frame.private) else { return Ok(()) };
     let first = block.here();
-    code.put(Part::Shared, arena, block)?;
+    code.put(SnippetPart::Shared, arena, block)?;
     block.lea(r, parts.link, Back::StepOut)?;
     block.jmp(walk, Back::StepOut)?;
     block.patch_relative(parts.start + MARKER.len() as u64, first)?;
-    if codes.part(Part::Cold).is_some() {
+    if codes.part(SnippetPart::Cold).is_some() {
         block.patch_relative(parts.link - 4, block.here())?;
-        code.put(Part::Cold, arena, block)?;
+        code.put(SnippetPart::Cold, arena, block)?;
         block.jmp(parts.link, Back::StepOut)?;
     }
     parts.aside = first..block.here();

@@ -11,7 +11,7 @@ use iced_x86::code_asm::{
     rsi, rsp, word_ptr,
 };
 use ingraft_model::layout::header;
-use ingraft_model::{Avma, Expr, Scalar, Snippet, ThreadIdentity, Width};
+use ingraft_model::{Avma, Expr, IntegerWidth, Scalar, Snippet, ThreadIdentity};
 
 use crate::code::environment::{Assembly, CodegenError, Environment};
 use crate::code::routine::Routine;
@@ -21,25 +21,25 @@ use crate::snippet::routines::Writer;
 
 /// Kind of access to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
+pub(crate) enum MemoryAccess {
     Read,
     Write,
 }
 
-impl Access {
+impl MemoryAccess {
     /// System call number of process_vm_readv(2) or process_vm_writev(2).
     pub const fn number(self) -> i32 {
         match self {
-            Access::Read => 310,
-            Access::Write => 311,
+            MemoryAccess::Read => 310,
+            MemoryAccess::Write => 311,
         }
     }
 
     /// Offset of the word in the header that counts failed accesses.
     pub const fn failed(self) -> u32 {
         match self {
-            Access::Read => header::READS_FAILED,
-            Access::Write => header::WRITES_FAILED,
+            MemoryAccess::Read => header::READS_FAILED,
+            MemoryAccess::Write => header::WRITES_FAILED,
         }
     }
 }
@@ -81,18 +81,18 @@ impl Generator<'_> {
     /// Loads a value that stays mapped into rax.
     pub(crate) fn load(&mut self, at: Avma, scalar: Scalar) -> Result<(), Assembly> {
         match scalar.width {
-            Width::One => self.a.mov(al, byte_ptr(at.0))?,
-            Width::Two => self.a.mov(ax, word_ptr(at.0))?,
-            Width::Four => self.a.mov(eax, dword_ptr(at.0))?,
-            Width::Eight => self.a.mov(rax, qword_ptr(at.0))?,
+            IntegerWidth::One => self.a.mov(al, byte_ptr(at.0))?,
+            IntegerWidth::Two => self.a.mov(ax, word_ptr(at.0))?,
+            IntegerWidth::Four => self.a.mov(eax, dword_ptr(at.0))?,
+            IntegerWidth::Eight => self.a.mov(rax, qword_ptr(at.0))?,
         }
         match (scalar.width, scalar.signed) {
-            (Width::One, true) => self.a.movsx(rax, al)?,
-            (Width::One, false) => self.a.movzx(eax, al)?,
-            (Width::Two, true) => self.a.movsx(rax, ax)?,
-            (Width::Two, false) => self.a.movzx(eax, ax)?,
-            (Width::Four, true) => self.a.movsxd(rax, eax)?,
-            (Width::Four, false) | (Width::Eight, _) => {}
+            (IntegerWidth::One, true) => self.a.movsx(rax, al)?,
+            (IntegerWidth::One, false) => self.a.movzx(eax, al)?,
+            (IntegerWidth::Two, true) => self.a.movsx(rax, ax)?,
+            (IntegerWidth::Two, false) => self.a.movzx(eax, ax)?,
+            (IntegerWidth::Four, true) => self.a.movsxd(rax, eax)?,
+            (IntegerWidth::Four, false) | (IntegerWidth::Eight, _) => {}
         }
         Ok(())
     }
@@ -107,9 +107,9 @@ impl Generator<'_> {
         self.routine(Routine::Read, answer)?;
         self.place(&mut answer)?;
         match (scalar.width, scalar.signed) {
-            (Width::One, true) => self.a.movsx(rax, cl)?,
-            (Width::Two, true) => self.a.movsx(rax, cx)?,
-            (Width::Four, true) => self.a.movsxd(rax, ecx)?,
+            (IntegerWidth::One, true) => self.a.movsx(rax, cl)?,
+            (IntegerWidth::Two, true) => self.a.movsx(rax, cx)?,
+            (IntegerWidth::Four, true) => self.a.movsxd(rax, ecx)?,
             _ => self.a.mov(rax, rcx)?,
         }
         Ok(())
@@ -119,7 +119,7 @@ impl Generator<'_> {
 impl Writer<'_> {
     /// Emits [`Routine::Read`] or [`Routine::Write`]. The verifier compares the instructions from the mask of the length to the system
     /// call one by one.
-    pub(crate) fn memory(&mut self, access: Access) -> Result<(), Assembly> {
+    pub(crate) fn memory(&mut self, access: MemoryAccess) -> Result<(), Assembly> {
         let [mut parent, mut whole, mut done] = std::array::from_fn(|_| self.a.create_label());
         self.save()?;
         // A fork child has another process id, and no engine reads its counters.
@@ -136,8 +136,8 @@ impl Writer<'_> {
         // On the stack, from the top down: the buffer, the iovec structure for the buffer, and the iovec structure for the program's
         // memory.
         match access {
-            Access::Read => self.a.xor(r8d, r8d)?,
-            Access::Write => self.a.mov(r8, qword_ptr(rsp + VALUE))?,
+            MemoryAccess::Read => self.a.xor(r8d, r8d)?,
+            MemoryAccess::Write => self.a.mov(r8, qword_ptr(rsp + VALUE))?,
         }
         self.a.push(r8)?;
         self.a.push(r8)?;

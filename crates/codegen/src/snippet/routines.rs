@@ -11,7 +11,7 @@ use ingraft_model::layout::{TOP, record};
 
 use crate::code::environment::{Assembly, CodegenError, Environment};
 use crate::code::routine::Routine;
-use crate::snippet::reading::Access;
+use crate::snippet::reading::MemoryAccess;
 
 /// Placeholder for a routine's address while a snippet is assembled at address 0. The placeholder is so far away that the assembler uses a
 /// jump of five bytes.
@@ -46,8 +46,8 @@ pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, C
             Routine::Call => w.call()?,
             Routine::Await => w.await_engine()?,
             Routine::Room => w.await_room()?,
-            Routine::Read => w.memory(Access::Read)?,
-            Routine::Write => w.memory(Access::Write)?,
+            Routine::Read => w.memory(MemoryAccess::Read)?,
+            Routine::Write => w.memory(MemoryAccess::Write)?,
             Routine::Usage => w.usage()?,
             Routine::Event => w.event()?,
             Routine::Time => w.time()?,

@@ -10,7 +10,7 @@
 
 use ingraft_model::TextWrite;
 
-use crate::code::block::{Back, Block, OutOfReach, jmp_bytes, jmp_target, text_write};
+use crate::code::block::{Back, CodeBuffer, OutOfReach, jmp_bytes, jmp_target, text_write};
 use crate::code::cost::Cost;
 
 use crate::code::woven::WovenMini;
@@ -89,7 +89,7 @@ impl Slot {
 
     /// Cost of a count; 0 for the other forms.
     pub fn cost(self) -> Cost {
-        let mut block = Block::default();
+        let mut block = CodeBuffer::default();
         match self.emit(&mut block, Back::StepOut) {
             Ok(()) if matches!(self.holds, Holds::Count(_)) => Cost::of(self.at, &block.bytes),
             _ => Cost::default(),
@@ -97,7 +97,7 @@ impl Slot {
     }
 
     /// Writes the slot, one instruction, into code under construction.
-    pub fn emit(self, block: &mut Block, back: Back) -> Result<(), OutOfReach> {
+    pub fn emit(self, block: &mut CodeBuffer, back: Back) -> Result<(), OutOfReach> {
         block.put_absolute(&self.opcode().ok_or(OutOfReach)?, self.operand(), back);
         Ok(())
     }

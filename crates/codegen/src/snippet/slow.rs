@@ -35,14 +35,14 @@ pub(crate) struct SlowCode {
 }
 
 #[derive(Clone, Copy)]
-struct Pair {
+struct RegisterPair {
     wide: AsmRegister64,
     half: AsmRegister32,
 }
 
-impl Pair {
+impl RegisterPair {
     fn new(wide: Register) -> Option<Self> {
-        Some(Pair { wide: get_gpr64(wide)?, half: get_gpr32(wide.full_register32())? })
+        Some(RegisterPair { wide: get_gpr64(wide)?, half: get_gpr32(wide.full_register32())? })
     }
 }
 
@@ -68,7 +68,7 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     let mut spare = [Register::RCX, Register::RDX, Register::RSI, Register::RDI]
         .into_iter()
         .filter(|&s| s != Register::RAX + u32::from(r.0))
-        .filter_map(Pair::new);
+        .filter_map(RegisterPair::new);
     let mut next = || spare.next().ok_or_else(missing);
     let (k, id, n) = (next()?, next()?, next()?);
     // cmpxchg compares with rax, so the address of the slot must be in another register.

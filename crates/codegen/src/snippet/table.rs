@@ -7,14 +7,14 @@ use ingraft_model::table::{KEYS, MULTIPLIER, OF_ZERO, OTHERS, PLACE_BITS, PLACES
 use ingraft_model::{Expr, ObjectState, VariableId};
 
 use crate::code::environment::Assembly;
-use crate::snippet::generator::{Access, Generator, Operand};
+use crate::snippet::generator::{Generator, Operand, ShardAccess};
 
 /// Mask that turns any number into the number of a place.
 const PLACE_MASK: i32 = (PLACES - 1) as i32;
 
 /// Change of a value.
 #[derive(Clone, Copy)]
-enum Change {
+enum ValueChange {
     Add(i32),
     /// Adds the number on top of the stack, and pops it.
     AddPushed,
@@ -24,7 +24,7 @@ enum Change {
 impl Generator<'_> {
     /// Adds to the value of a key.
     pub(crate) fn add_at(&mut self, table: VariableId, key: &Expr, amount: &Expr) -> Result<(), Assembly> {
-        if self.access == Access::Shared {
+        if self.access == ShardAccess::Shared {
             return self.add_to_others(table, amount);
         }
         let known = if let Expr::Const(c) = amount { i32::try_from(*c).ok() } else { None };
@@ -32,7 +32,11 @@ impl Generator<'_> {
             self.value(amount)?;
             self.push(rax)?;
         }
-        self.at_key(table, key, if let Some(known) = known { Change::Add(known) } else { Change::AddPushed })?;
+        self.at_key(
+            table,
+            key,
+            if let Some(known) = known { ValueChange::Add(known) } else { ValueChange::AddPushed },
+        )?;
         // Every path has popped the amount.
         self.depth -= i32::from(known.is_none());
         Ok(())
@@ -40,10 +44,10 @@ impl Generator<'_> {
 
     /// Records the state of an object, and the time, as the value of its key.
     pub(crate) fn mark(&mut self, table: VariableId, key: &Expr, state: ObjectState) -> Result<(), Assembly> {
-        if self.access == Access::Shared {
+        if self.access == ShardAccess::Shared {
             return self.add_to_others(table, &Expr::Const(1));
         }
-        self.at_key(table, key, Change::Mark(state))
+        self.at_key(table, key, ValueChange::Mark(state))
     }
 
     fn add_to_others(&mut self, table: VariableId, amount: &Expr) -> Result<(), Assembly> {
@@ -54,7 +58,7 @@ impl Generator<'_> {
 
     /// Computes this thread's value of a key into rax. A key may have two places, see [`ingraft_model::table`]; their values are added.
     pub(crate) fn value_at(&mut self, table: VariableId, key: &Expr) -> Result<(), Assembly> {
-        if self.access == Access::Shared {
+        if self.access == ShardAccess::Shared {
             return Ok(self.a.xor(eax, eax)?);
         }
         let [mut zero, mut end] = std::array::from_fn(|_| self.a.create_label());
@@ -95,7 +99,7 @@ impl Generator<'_> {
     }
 
     /// Changes the value of a key.
-    fn at_key(&mut self, table: VariableId, key: &Expr, change: Change) -> Result<(), Assembly> {
+    fn at_key(&mut self, table: VariableId, key: &Expr, change: ValueChange) -> Result<(), Assembly> {
         let [mut zero, mut taken, mut found, mut end] = std::array::from_fn(|_| self.a.create_label());
         self.hash(key, zero)?;
         for probe in 0..PROBES {
@@ -106,8 +110,10 @@ impl Generator<'_> {
             self.a.je(taken)?;
         }
         match change {
-            Change::Mark(_) => self.a.inc(self.word_of(table, OTHERS)?)?,
-            change @ (Change::Add(_) | Change::AddPushed) => self.change(self.word_of(table, OTHERS)?, change)?,
+            ValueChange::Mark(_) => self.a.inc(self.word_of(table, OTHERS)?)?,
+            change @ (ValueChange::Add(_) | ValueChange::AddPushed) => {
+                self.change(self.word_of(table, OTHERS)?, change)?
+            }
         }
         self.a.jmp(end)?;
         self.place(&mut zero)?;
@@ -121,14 +127,14 @@ impl Generator<'_> {
     }
 
     /// Changes a value. Overwrites rax and, for a mark, rdx.
-    fn change(&mut self, value: AsmMemoryOperand, change: Change) -> Result<(), Assembly> {
+    fn change(&mut self, value: AsmMemoryOperand, change: ValueChange) -> Result<(), Assembly> {
         match change {
-            Change::Add(amount) => self.add(value, &Operand::Immediate(amount)),
-            Change::AddPushed => {
+            ValueChange::Add(amount) => self.add(value, &Operand::Immediate(amount)),
+            ValueChange::AddPushed => {
                 self.a.pop(rax)?;
                 self.add(value, &Operand::Register(rax))
             }
-            Change::Mark(state) => {
+            ValueChange::Mark(state) => {
                 // The fence keeps the processor from reading the clock before this thread's earlier loads, which may show changes by other
                 // threads.
                 self.a.lfence()?;
@@ -143,7 +149,7 @@ impl Generator<'_> {
     /// Operand for the n-th word of a variable, in the shard that the code works on.
     pub(crate) fn word_of(&self, table: VariableId, n: u32) -> Result<AsmMemoryOperand, Assembly> {
         let word = qword_ptr(u64::from(self.env.data.counter(self.index(table)? + n)));
-        Ok(if self.access == Access::Own { word.gs() } else { word })
+        Ok(if self.access == ShardAccess::Own { word.gs() } else { word })
     }
 
     /// Operand for the word of the place in rcx, in the part of the table that begins at counter `first`.

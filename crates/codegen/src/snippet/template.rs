@@ -9,8 +9,8 @@ use ingraft_model::Snippet;
 
 use crate::code::environment::{CodegenError, Environment};
 use crate::code::woven::StackView;
-use crate::snippet::generator::Code;
-use crate::snippet::mini::{self, Codes, Frame, MiniRequest, Part};
+use crate::snippet::generator::SnippetCode;
+use crate::snippet::mini::{self, BaseState, Codes, MiniRequest, SnippetPart};
 
 /// Maximum number of templates in the cache: a metric has a few for each kind of point.
 const KEPT: usize = 32;
@@ -24,23 +24,23 @@ pub struct Templates<'a>(Vec<Template<'a>>);
 #[derive(Clone, Debug)]
 struct Template<'a> {
     snippet: &'a Snippet,
-    form: Form,
+    form: PointForm,
     codes: Arc<Codes>,
-    places: Places,
+    places: CounterFields,
 }
 
 #[derive(Clone, Debug)]
-enum Places {
+enum CounterFields {
     /// The code was needed only once.
     NotSought,
     /// Some counter is not in a field of its own, so the code cannot be copied.
     None,
-    Known(Arc<[Place]>),
+    Known(Arc<[CounterField]>),
 }
 
 /// Properties of a point on which the code of a snippet depends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Form {
+struct PointForm {
     stack: StackView,
     private: bool,
     rax_free: bool,
@@ -49,8 +49,8 @@ struct Form {
 
 /// Field of an instruction that holds the index of a counter, or the displacement of a counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Place {
-    part: Part,
+struct CounterField {
+    part: SnippetPart,
     at: usize,
     wide: bool,
     variable: usize,
@@ -60,7 +60,7 @@ struct Place {
     base: i64,
 }
 
-impl Place {
+impl CounterField {
     /// Value of the field with these counters; `None` if it does not fit.
     fn value(&self, counters: &[u32]) -> Option<i64> {
         let value = self.base + self.scale * i64::from(*counters.get(self.variable)?);
@@ -70,20 +70,20 @@ impl Place {
 
 /// Counters that replace those of a template.
 #[derive(Clone, Debug)]
-pub(crate) struct Bound<'a> {
-    places: Arc<[Place]>,
+pub(crate) struct CounterBinding<'a> {
+    places: Arc<[CounterField]>,
     counters: &'a [u32],
 }
 
-impl<'a> Bound<'a> {
+impl<'a> CounterBinding<'a> {
     /// Returns `None` if the value for some counter does not fit into its field.
-    fn new(places: &Arc<[Place]>, counters: &'a [u32]) -> Option<Self> {
+    fn new(places: &Arc<[CounterField]>, counters: &'a [u32]) -> Option<Self> {
         let fits = places.iter().all(|place| place.value(counters).is_some());
-        fits.then(|| Bound { places: Arc::clone(places), counters })
+        fits.then(|| CounterBinding { places: Arc::clone(places), counters })
     }
 
     /// Overwrites the fields for counters in the code of a part.
-    pub fn write_over(&self, part: Part, code: &mut [u8]) {
+    pub fn write_over(&self, part: SnippetPart, code: &mut [u8]) {
         for place in self.places.iter().filter(|place| place.part == part) {
             let (Some(value), Some(field)) = (place.value(self.counters), code.get_mut(place.at..)) else { continue };
             let bytes = value.to_le_bytes();
@@ -98,10 +98,10 @@ impl<'a> Templates<'a> {
     pub(crate) fn compile(
         &mut self,
         env: &Environment,
-        frame: &Frame,
+        frame: &BaseState,
         request: &MiniRequest<'a>,
-    ) -> Result<(Arc<Codes>, Option<Bound<'a>>), CodegenError> {
-        let form = Form {
+    ) -> Result<(Arc<Codes>, Option<CounterBinding<'a>>), CodegenError> {
+        let form = PointForm {
             stack: frame.stack,
             private: frame.private.is_some(),
             rax_free: frame.rax_free,
@@ -117,23 +117,23 @@ impl<'a> Templates<'a> {
             if self.0.len() == KEPT {
                 self.0.remove(0);
             }
-            let (snippet, places) = (request.snippet, Places::NotSought);
+            let (snippet, places) = (request.snippet, CounterFields::NotSought);
             self.0.push(Template { snippet, form, codes: Arc::clone(&codes), places });
             return Ok((codes, None));
         };
-        if let Places::NotSought = template.places {
+        if let CounterFields::NotSought = template.places {
             template.codes = Arc::new(anew(request.counters)?);
             let shifted: Vec<u32> = (0..).zip(request.counters).map(|(v, c)| c.wrapping_add(shift(v))).collect();
             let other = Some(&shifted).filter(|c| c.len() <= VARIABLES_MAX).and_then(|c| anew(c).ok());
             let places = other.and_then(|other| {
                 let places = places(&template.codes, &other, request.counters)?.into();
-                (with(&template.codes, &Bound::new(&places, &shifted)?) == other).then_some(places)
+                (with(&template.codes, &CounterBinding::new(&places, &shifted)?) == other).then_some(places)
             });
-            template.places = places.map_or(Places::None, Places::Known);
+            template.places = places.map_or(CounterFields::None, CounterFields::Known);
         }
         let bound = match &template.places {
-            Places::Known(places) => Bound::new(places, request.counters),
-            Places::NotSought | Places::None => None,
+            CounterFields::Known(places) => CounterBinding::new(places, request.counters),
+            CounterFields::NotSought | CounterFields::None => None,
         };
         match bound {
             Some(bound) => Ok((Arc::clone(&template.codes), Some(bound))),
@@ -149,9 +149,9 @@ fn shift(variable: u32) -> u32 {
 }
 
 /// Finds the fields for counters by comparing code with code for shifted counters. Returns `None` if the two differ in anything else.
-fn places(one: &Codes, other: &Codes, counters: &[u32]) -> Option<Vec<Place>> {
+fn places(one: &Codes, other: &Codes, counters: &[u32]) -> Option<Vec<CounterField>> {
     let mut places = Vec::new();
-    for part in Part::ALL {
+    for part in SnippetPart::ALL {
         let (Some(one), Some(other)) = (one.part(part), other.part(part)) else { continue };
         let mut decoders = [one, other].map(|code| Decoder::new(64, &code.bytes, DecoderOptions::NONE));
         while decoders.iter().all(|d| d.can_decode()) {
@@ -161,7 +161,7 @@ fn places(one: &Codes, other: &Codes, counters: &[u32]) -> Option<Vec<Place>> {
                 return None;
             }
             for (offset, size) in fields(&decoders[0].get_constant_offsets(&mine)) {
-                let field = |code: &Code| number(code.bytes.get(at + offset..at + offset + size)?);
+                let field = |code: &SnippetCode| number(code.bytes.get(at + offset..at + offset + size)?);
                 let (value, shifted) = (field(one)?, field(other)?);
                 if value == shifted {
                     continue;
@@ -170,7 +170,7 @@ fn places(one: &Codes, other: &Codes, counters: &[u32]) -> Option<Vec<Place>> {
                 let found = (0..counters.len()).find_map(|v| Some((v, [8, 1].into_iter().find(|s| by(v, *s))?)));
                 let (variable, scale) = found.filter(|_| size >= 4)?;
                 let base = value - scale * i64::from(*counters.get(variable)?);
-                places.push(Place { part, at: at + offset, wide: size == 8, variable, scale, base });
+                places.push(CounterField { part, at: at + offset, wide: size == 8, variable, scale, base });
             }
         }
     }
@@ -195,9 +195,9 @@ fn number(bytes: &[u8]) -> Option<i64> {
 }
 
 /// Copy of code for other counters.
-fn with(codes: &Codes, bound: &Bound<'_>) -> Codes {
+fn with(codes: &Codes, bound: &CounterBinding<'_>) -> Codes {
     let mut copy = codes.clone();
-    for part in Part::ALL {
+    for part in SnippetPart::ALL {
         if let Some(code) = copy.part_mut(part) {
             bound.write_over(part, &mut code.bytes);
         }
@@ -208,8 +208,8 @@ fn with(codes: &Codes, bound: &Bound<'_>) -> Codes {
 #[cfg(test)]
 mod tests {
     use ingraft_model::{
-        Avma, BinaryOp, Clock, CpuClock, DataArea, Expr, Gpr, Kept, Record, Restore, Scale, Stmt, ThreadIdentity,
-        VariableId,
+        Avma, BinaryOp, CallRecord, Clock, CpuClock, DataArea, Expr, Gpr, KeptValue, Restore, Scale, Stmt,
+        ThreadIdentity, VariableId,
     };
 
     use super::*;
@@ -233,16 +233,16 @@ mod tests {
         }
     }
 
-    fn frame(pushed: u8) -> Frame {
+    fn frame(pushed: u8) -> BaseState {
         let private = Some((Gpr(0), 0x1000));
-        Frame { home: Back::StepOut, stack: StackView::FUNCTION, private, rax_free: true, pushed }
+        BaseState { home: Back::StepOut, stack: StackView::FUNCTION, private, rax_free: true, pushed }
     }
 
     /// Snippet with a flag, a timer and a record that depend on a constraint.
     fn timer() -> Snippet {
         let restore = Some(Restore::Timer(V[1], Clock::Wall));
-        let kept = vec![Kept::Time(Clock::Wall), Kept::Argument(0)];
-        let record = Record { activations: V[0], restore, kept };
+        let kept = vec![KeptValue::Time(Clock::Wall), KeptValue::Argument(0)];
+        let record = CallRecord { activations: V[0], restore, kept };
         let met = Expr::Binary(BinaryOp::Greater, Box::new(Expr::Variable(V[2])), Box::new(Expr::Const(0)));
         let body = vec![Stmt::Open(record, vec![Stmt::Start(V[1], Clock::Wall)])];
         Snippet { stmts: vec![Stmt::Add(V[2], Expr::Const(1)), Stmt::If(met, body)] }
@@ -264,7 +264,7 @@ mod tests {
                     let code = bound.map_or_else(|| Codes::clone(&code), |bound| with(&code, &bound));
                     assert_eq!(code, mini::compile_anew(&env, &frame, &request).unwrap(), "{snippet} {counters:?}");
                 }
-                let known = templates.0.iter().all(|t| matches!(t.places, Places::Known(_)));
+                let known = templates.0.iter().all(|t| matches!(t.places, CounterFields::Known(_)));
                 assert_eq!(known, n > 0 && fields, "{snippet}");
             }
             templates = Templates::default();

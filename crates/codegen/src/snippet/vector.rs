@@ -6,7 +6,7 @@ use ingraft_model::vector::{FIRST, OUTSIDE, USED};
 use ingraft_model::{Expr, Ranges, VariableId};
 
 use crate::code::environment::Assembly;
-use crate::snippet::generator::{Access, Generator, Operand};
+use crate::snippet::generator::{Generator, Operand, ShardAccess};
 
 impl Generator<'_> {
     /// Adds to the value of the granule in which a number lies. An amount that is not constant is on the stack meanwhile.
@@ -60,8 +60,8 @@ impl Generator<'_> {
     fn known_index(&self, ranges: Ranges, number: &Expr) -> Option<Option<u32>> {
         match (number, self.access) {
             (Expr::Const(number), _) => Some(ranges.index(*number)),
-            (_, Access::Shared) => Some(None),
-            (_, Access::Own) => None,
+            (_, ShardAccess::Shared) => Some(None),
+            (_, ShardAccess::Own) => None,
         }
     }
 
@@ -105,7 +105,7 @@ impl Generator<'_> {
     /// Adds to the n-th word of a variable.
     fn add_to_word(&mut self, v: VariableId, n: u32, amount: &Expr) -> Result<(), Assembly> {
         let source = self.source(amount)?;
-        if self.access == Access::Shared {
+        if self.access == ShardAccess::Shared {
             let _ = self.a.lock();
         }
         self.add(self.word_of(v, n)?, &source)?;

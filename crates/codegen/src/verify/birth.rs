@@ -30,7 +30,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Addresses and numbers of the data area that occur in operands.
-struct Places {
+struct AreaOperands {
     base: u32,
     records: u32,
     rules: u64,
@@ -39,10 +39,10 @@ struct Places {
     log: u32,
 }
 
-impl Places {
+impl AreaOperands {
     fn of(env: &Environment) -> Self {
         let data = &env.data;
-        Places {
+        AreaOperands {
             base: data.displacement(0),
             records: data.displacement(data.records()),
             rules: data.base.0 + u64::from(birth::RULES) * data.stride,
@@ -69,7 +69,7 @@ const BEGIN: &str = "push r8; push r9; push r10; push rbx; mov rbx,rax; push rcx
 const END: &str = "pop rdi; pop rdx; pop rcx; mov rax,rbx; pop rbx; pop r10; pop r9; pop r8; jmp rax";
 
 fn before(env: &Environment) -> Vec<Right> {
-    let p = Places::of(env);
+    let p = AreaOperands::of(env);
     let (claim, hint, shards) = (p.claim("rcx"), p.at(header::CLAIM_HINT), p.shards);
     let mut form: Vec<Right> = Vec::new();
     let f = &mut form;
@@ -132,7 +132,7 @@ fn before(env: &Environment) -> Vec<Right> {
 }
 
 fn after(env: &Environment) -> Vec<Right> {
-    let p = Places::of(env);
+    let p = AreaOperands::of(env);
     let mut form: Vec<Right> = Vec::new();
     let f = &mut form;
     put(f, words(BEGIN));
@@ -215,7 +215,7 @@ mod tests {
     use crate::code::arena::Arena;
     use crate::code::environment::Readable;
     use crate::snippet::routines::assemble;
-    use crate::verify::interpreter::Facts;
+    use crate::verify::interpreter::PlanFacts;
     use crate::verify::memory::Memory;
 
     const AT: Avma = Avma(0x80_0000);
@@ -224,7 +224,7 @@ mod tests {
         let arena = Arena::new(AT..AT.offset(0x1000));
         let code = [ArenaCode { at: AT, bytes: bytes.to_vec() }];
         let memory = Memory::new(&code, &arena.range()).expect("one piece");
-        let facts = Facts::new(env, &arena, &memory, std::iter::empty());
+        let facts = PlanFacts::new(env, &arena, &memory, std::iter::empty());
         Interpreter::new(&facts).routine(AT.0, routine).is_ok()
     }
 

@@ -63,7 +63,7 @@ pub fn verify_body(
     let BodyWeave { plan, body } = weave;
     check_writes(&plan.text)?;
     let memory = Memory::new(&plan.code, &arena.range())?;
-    let mut proof = Proof {
+    let mut proof = BodyProof {
         request,
         body,
         memory: &memory,
@@ -102,7 +102,7 @@ pub fn verify_body(
     proof.moves(plan, &doors)
 }
 
-pub(super) struct Proof<'a> {
+pub(super) struct BodyProof<'a> {
     pub(super) request: &'a BodyRequest<'a>,
     pub(super) body: &'a WovenBody,
     pub(super) memory: &'a Memory<'a>,
@@ -131,7 +131,7 @@ pub(super) struct Proof<'a> {
 }
 
 /// Springboards of a copy.
-struct Found {
+struct CopySpringboards {
     /// First byte of each, with the block to whose copy it leads.
     doors: FxHashMap<u64, BlockId>,
     /// First byte of each springboard that makes room for an island, and leads to the copy of the instruction there.
@@ -140,7 +140,7 @@ struct Found {
     islands: FxHashSet<u64>,
 }
 
-impl Proof<'_> {
+impl BodyProof<'_> {
     /// Checks the facts that all further steps use.
     fn claims(&self, plan: &PatchPlan) -> Result<(), VerifyError> {
         let (body, blocks) = (self.body, &self.request.body.blocks);
@@ -542,7 +542,7 @@ impl Proof<'_> {
     }
 
     /// Checks the writes to the text, and finds the springboards.
-    fn springboards(&self, text: &TextSpace) -> Result<Found, VerifyError> {
+    fn springboards(&self, text: &TextSpace) -> Result<CopySpringboards, VerifyError> {
         let mut doors = FxHashMap::default();
         let mut rooms: FxHashSet<u64> = FxHashSet::default();
         let writes = &self.body.removal.text;
@@ -601,7 +601,7 @@ impl Proof<'_> {
             self.covers_nothing_kept(island, 5)?;
         }
         rooms.iter().try_for_each(|at| self.covers_nothing_kept(*at, 5))?;
-        Ok(Found { doors, rooms, islands })
+        Ok(CopySpringboards { doors, rooms, islands })
     }
 
     /// Whether an island lies right after the springboard of a range that is displaced for it, and in that range.
@@ -635,7 +635,7 @@ impl Proof<'_> {
     }
 
     /// Checks that every arrival in the text leads to the copy, except at blocks that are named, and at those to which they lead.
-    fn exposed(&self, found: &Found) -> Result<(), VerifyError> {
+    fn exposed(&self, found: &CopySpringboards) -> Result<(), VerifyError> {
         let mut with_door = IndexVec::filled(false, self.body.blocks.len());
         found.doors.values().chain(self.calls.keys()).for_each(|block| with_door.set(*block, true));
         let misses = |block: BlockId| !self.is_exposed(block) && with_door.get(block) != Some(&true);
@@ -654,7 +654,7 @@ impl Proof<'_> {
     }
 
     /// Checks the moves of threads, into the copy and out of it.
-    fn moves(&mut self, plan: &PatchPlan, found: &Found) -> Result<(), VerifyError> {
+    fn moves(&mut self, plan: &PatchPlan, found: &CopySpringboards) -> Result<(), VerifyError> {
         let mut doors = found.rooms.clone();
         for (at, block) in &found.doors {
             doors.extend([*at, self.start(*block)?]);

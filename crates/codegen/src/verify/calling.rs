@@ -2,7 +2,7 @@
 //! of the called function are unknown.
 
 use ingraft_model::layout::{CALL_SP, CALLING, header};
-use ingraft_model::{Call, VectorState};
+use ingraft_model::{ProgramCall, VectorState};
 
 use super::form::{self, Right, put};
 use super::interpreter::Interpreter;
@@ -30,7 +30,7 @@ fn form(env: &Environment, vectors: VectorState) -> Vec<Right> {
         format!("mov edx,{:#x}", vectors.components >> 32),
     ];
     let kept: Vec<&str> = KEPT.split(' ').collect();
-    let taken = 8 * (Call::ARGS_MAX as u64 + 1);
+    let taken = 8 * (ProgramCall::ARGS_MAX as u64 + 1);
     let end = || [format!("lea rsp,[rsp+{taken:#x}]"), "jmp rax".to_owned()];
     let gs = |what: String| ["rdgsbase rax".to_owned(), what, "wrgsbase rax".to_owned()];
 

@@ -4,7 +4,7 @@ use ingraft_model::patch::ArenaCode;
 use ingraft_model::{Avma, AvmaRange, PatchPlan, PcMove};
 use rustc_hash::FxHashSet;
 
-use super::interpreter::{Facts, Interpreter};
+use super::interpreter::{Interpreter, PlanFacts};
 use super::memory::Memory;
 use super::{Flaw, VerifyError, check_writes, fail, prove_routines, ways_out};
 use crate::code::arena::Arena;
@@ -12,7 +12,7 @@ use crate::code::block::{LINK, link_target};
 use crate::code::body::{Held, Probe};
 use crate::code::environment::Environment;
 use crate::code::spread::{self, OneThread, Spread};
-use crate::code::woven::{Inner, MiniCode, WovenMini, WovenPoint};
+use crate::code::woven::{DisplacedCopy, MiniCode, WovenMini, WovenPoint};
 use crate::snippet::mini::MiniRequest;
 use crate::snippet::slot::{OPCODE, Slot};
 use crate::snippet::slow::{COUNT, LOCKED_COUNT};
@@ -23,7 +23,7 @@ pub fn verify_removal(plan: &PatchPlan, points: &[WovenPoint]) -> Result<(), Ver
     if let Some(code) = plan.code.first() {
         return fail(code.at.0, Flaw::Forbidden);
     }
-    let offered: FxHashSet<&Inner> = points.iter().flat_map(|p| &p.inner).collect();
+    let offered: FxHashSet<&DisplacedCopy> = points.iter().flat_map(|p| &p.inner).collect();
     if let Some(stays) = points.iter().flat_map(WovenPoint::needs).find(|inner| !offered.contains(inner)) {
         return fail(stays.copy.0, Flaw::Unmatched);
     }
@@ -60,13 +60,13 @@ pub fn verify_removal(plan: &PatchPlan, points: &[WovenPoint]) -> Result<(), Ver
 pub fn verify_removed_within(
     plan: &PatchPlan,
     point: &WovenPoint,
-    stays: impl Fn(&Inner) -> bool,
+    stays: impl Fn(&DisplacedCopy) -> bool,
     body_stays: bool,
 ) -> Result<(), VerifyError> {
     check_writes(&plan.text)?;
     let probe = point.probe.filter(|_| body_stays);
     let host = point.host.filter(|host| stays(host));
-    let redirected: Vec<&Inner> = point.redirected.iter().filter(|inner| stays(inner)).collect();
+    let redirected: Vec<&DisplacedCopy> = point.redirected.iter().filter(|inner| stays(inner)).collect();
     let own = point.removal.text.len();
     if plan.text.len() != own + redirected.len() + usize::from(host.is_some()) + usize::from(probe.is_some()) {
         return fail(point.at.0, Flaw::Unmatched);
@@ -99,7 +99,7 @@ pub fn verify_removed_within(
     }
     let inside = |to: Avma| match host {
         Some(host) if to == host.original => host.copy,
-        Some(Inner { next: Some((text, copy)), .. }) if to == text => copy,
+        Some(DisplacedCopy { next: Some((text, copy)), .. }) if to == text => copy,
         _ => equivalent(probe.as_ref(), to),
     };
     let mut moves: Vec<_> =
@@ -159,7 +159,7 @@ pub fn verify_all_added(
     added: &[Added<'_>],
 ) -> Result<(), VerifyError> {
     let memory = Memory::new(code, &arena.range())?;
-    let facts = Facts::new(env, arena, &memory, added.iter().map(|added| &added.request));
+    let facts = PlanFacts::new(env, arena, &memory, added.iter().map(|added| &added.request));
     let mut proven = Vec::with_capacity(2 * added.len() + 4);
     prove_routines(&mut Interpreter::new(&facts), arena, &memory, &mut proven)?;
     // The plans are applied together, so a thread leaves these ranges if one of the plans demands it.
@@ -321,7 +321,7 @@ fn stepped_out(plan: &PatchPlan, ranges: &[AvmaRange]) -> bool {
 }
 
 /// Change that the writes of a plan make.
-struct Change {
+struct WrittenChange {
     /// Index of the snippet to which the changed link leads, or the number of snippets if the link leads to the end.
     link: usize,
     /// Displacement of the count that stood in the slot before the change.
@@ -330,7 +330,7 @@ struct Change {
 
 /// Checks the writes of a change: they change one link of the chain, or the slot. Afterwards the link or slot leads to the next part of
 /// the chain, or the slot is the only snippet.
-fn check_live_jump(plan: &PatchPlan, after: &WovenPoint) -> Result<Change, VerifyError> {
+fn check_live_jump(plan: &PatchPlan, after: &WovenPoint) -> Result<WrittenChange, VerifyError> {
     check_writes(&plan.text)?;
     let chain = || after.minis.iter().filter_map(|m| m.code.as_ref());
     let froms = std::iter::once(after.slot).chain(chain().map(|m| m.link));
@@ -343,7 +343,7 @@ fn check_live_jump(plan: &PatchPlan, after: &WovenPoint) -> Result<Change, Verif
         let whole = u64::from(write.len) == LINK && rest.is_empty();
         let Some((link, (from, start))) = found.filter(|_| whole) else { return astray() };
         let right = link_target(from.0, write.new_bytes()) == Some(start.0);
-        return if right { Ok(Change { link, counted: None }) } else { astray() };
+        return if right { Ok(WrittenChange { link, counted: None }) } else { astray() };
     }
     let count = if after.scratch.is_some() { COUNT } else { LOCKED_COUNT };
     let leads = |bytes: &[u8]| Slot::target_of(after.slot.0, bytes).map(Avma);
@@ -369,7 +369,7 @@ fn check_live_jump(plan: &PatchPlan, after: &WovenPoint) -> Result<Change, Verif
         _ => None,
     };
     match operand {
-        Some(counted) if right && counted.is_some() == was_count => Ok(Change { link: 0, counted }),
+        Some(counted) if right && counted.is_some() == was_count => Ok(WrittenChange { link: 0, counted }),
         _ => astray(),
     }
 }

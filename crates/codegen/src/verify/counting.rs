@@ -15,7 +15,7 @@ use ingraft_model::machine::SPRINGBOARD;
 use ingraft_model::{Avma, BlockId, BodyBlock, EdgeKind, Gpr, PcMove, PointId, ThreadIdentity};
 use rustc_hash::FxHashMap;
 
-use super::body::{Proof, stays};
+use super::body::{BodyProof, stays};
 use super::equivalence::equal;
 use super::memory::decode;
 use super::{Flaw, VerifyError, fail};
@@ -26,7 +26,7 @@ use crate::code::environment::Environment;
 const INCREMENT: [u8; 5] = [0x65, 0x48, 0xff, 0x04, 0x25];
 
 /// Proves the counting copy, if there is one.
-pub(super) fn prove(env: &Environment, proof: &mut Proof<'_>) -> Result<(), VerifyError> {
+pub(super) fn prove(env: &Environment, proof: &mut BodyProof<'_>) -> Result<(), VerifyError> {
     let Some(counting) = proof.body.counting.as_ref() else { return Ok(()) };
     let at = counting.code.start.0;
     let sorted = counting.gates.windows(2).all(|pair| pair[0].block < pair[1].block);
@@ -61,7 +61,7 @@ pub(super) fn prove(env: &Environment, proof: &mut Proof<'_>) -> Result<(), Veri
 
 struct Checked<'c, 'a> {
     env: &'c Environment,
-    proof: &'c mut Proof<'a>,
+    proof: &'c mut BodyProof<'a>,
     counting: &'a CountingCopy,
     /// For each point, the address of its counter in shard 0 if it is a count, and its probe in the ordinary copy.
     passages: FxHashMap<PointId, (Option<u32>, u64)>,

@@ -9,7 +9,7 @@ use super::{Flaw, VerifyError, fail};
 
 /// Instruction of the copy, with the original instruction that it replaces.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pair {
+pub(super) struct InstructionPair {
     pub original: u64,
     pub original_end: u64,
     pub copy: u64,
@@ -27,10 +27,10 @@ pub(super) fn run(
     at: u64,
     copy: u64,
     resolve: &impl Fn(u64) -> u64,
-    pairs: &mut Vec<Pair>,
+    pairs: &mut Vec<InstructionPair>,
 ) -> Result<Option<u64>, VerifyError> {
     let begin = at;
-    let mut step = Step { interpreter, pairs, copy };
+    let mut step = PairedStep { interpreter, pairs, copy };
     let mut at = at;
     loop {
         if at != begin && step.leads_to(at)? {
@@ -54,9 +54,9 @@ pub(super) fn straight(
     bytes: &[u8],
     at: u64,
     copy: u64,
-    pairs: &mut Vec<Pair>,
+    pairs: &mut Vec<InstructionPair>,
 ) -> Result<u64, VerifyError> {
-    let mut step = Step { interpreter, pairs, copy };
+    let mut step = PairedStep { interpreter, pairs, copy };
     let mut rest = bytes;
     while !rest.is_empty() {
         let original = decode(rest, at + (bytes.len() - rest.len()) as u64)?;
@@ -78,14 +78,14 @@ pub(super) fn leaves_if(
     copy: u64,
     tail: u64,
     lands: Option<u64>,
-    pairs: &mut Vec<Pair>,
+    pairs: &mut Vec<InstructionPair>,
 ) -> Result<u64, VerifyError> {
     let original = decode(bytes, at)?;
     let (end, target) = (original.next_ip(), original.near_branch_target());
     let mut opposite = original;
     opposite.negate_condition_code();
-    let stays = Step { interpreter, pairs, copy }.part(at, end, Some(at))?;
-    let leaves = Step { interpreter, pairs, copy: tail }.rest(at, end, Some(target))?;
+    let stays = PairedStep { interpreter, pairs, copy }.part(at, end, Some(at))?;
+    let leaves = PairedStep { interpreter, pairs, copy: tail }.rest(at, end, Some(target))?;
     let right = stays.is_jcc_short_or_near()
         && stays.condition_code() == opposite.condition_code()
         && stays.near_branch_target() == lands.unwrap_or(end)
@@ -99,9 +99,9 @@ pub(super) fn stays(
     interpreter: &mut Interpreter<'_>,
     at: u64,
     copy: u64,
-    pairs: &mut Vec<Pair>,
+    pairs: &mut Vec<InstructionPair>,
 ) -> Result<u64, VerifyError> {
-    Step { interpreter, pairs, copy }.part(at, at, Some(at))?;
+    PairedStep { interpreter, pairs, copy }.part(at, at, Some(at))?;
     Ok(at)
 }
 
@@ -111,10 +111,10 @@ pub(super) fn called(
     interpreter: &mut Interpreter<'_>,
     o: &Instruction,
     copy: u64,
-    pairs: &mut Vec<Pair>,
+    pairs: &mut Vec<InstructionPair>,
 ) -> Result<Option<u64>, VerifyError> {
     let callee = (o.code() == Code::Call_rel32_64).then(|| o.near_branch_target());
-    let jump = Step { interpreter, pairs, copy }.rest(o.ip(), o.next_ip(), callee)?;
+    let jump = PairedStep { interpreter, pairs, copy }.rest(o.ip(), o.next_ip(), callee)?;
     if jumps_to_callee(o, &jump) { Ok(callee) } else { fail(copy, Flaw::NotEquivalent) }
 }
 
@@ -130,13 +130,13 @@ fn jumps_to_callee(o: &Instruction, jump: &Instruction) -> bool {
     jump.code() == Code::Jmp_rm64 && o.code() == Code::Call_rm64 && !sp && equal(o, &like)
 }
 
-struct Step<'a, 'w> {
+struct PairedStep<'a, 'w> {
     interpreter: &'a mut Interpreter<'w>,
-    pairs: &'a mut Vec<Pair>,
+    pairs: &'a mut Vec<InstructionPair>,
     copy: u64,
 }
 
-impl Step<'_, '_> {
+impl PairedStep<'_, '_> {
     fn peek(&self) -> Result<Instruction, VerifyError> {
         self.interpreter.memory().decode(self.copy)
     }
@@ -167,7 +167,7 @@ impl Step<'_, '_> {
         first: bool,
     ) -> Result<Instruction, VerifyError> {
         let instruction = self.peek()?;
-        self.pairs.push(Pair { original, original_end, copy: self.copy, first, back });
+        self.pairs.push(InstructionPair { original, original_end, copy: self.copy, first, back });
         self.interpreter.mark(&instruction)?;
         self.copy = instruction.next_ip();
         Ok(instruction)

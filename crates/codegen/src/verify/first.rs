@@ -7,7 +7,7 @@ use iced_x86::{
 };
 use ingraft_model::{FirstInstruction, Site};
 
-use super::equivalence::{self, Pair};
+use super::equivalence::{self, InstructionPair};
 use super::interpreter::Interpreter;
 use super::{Flaw, VerifyError, fail, memory};
 use crate::code::woven::WovenPoint;
@@ -75,7 +75,7 @@ fn keeps_arguments(request: &PointRequest<'_>, first: &FirstInstruction, i: &Ins
 pub(super) fn taken_back(
     interpreter: &mut Interpreter<'_>,
     point: &WovenPoint,
-    pairs: &mut Vec<Pair>,
+    pairs: &mut Vec<InstructionPair>,
 ) -> Result<u64, VerifyError> {
     let base = point.base.0;
     let lowers = point.first.as_ref().map_or(0, FirstInstruction::lowers);

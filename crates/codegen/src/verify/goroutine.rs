@@ -23,7 +23,7 @@ pub(super) fn prove(
     let Some(pointer) = env.goroutine.filter(|_| env.identity != ThreadIdentity::Locked) else {
         return fail(at, Flaw::Forbidden);
     };
-    let mut listing = Listing::of(env, pointer);
+    let mut listing = FormBuilder::of(env, pointer);
     if routine == Routine::Park {
         listing.park();
     } else if routine == Routine::Fetch {
@@ -45,7 +45,7 @@ const _: () = assert!(record::SP == 0 && record::NAME == 8 && record::RESTORE ==
 const _: () = assert!(record::SIZE == 1 << 6 && record::HANDED == 4 && STACK == 0 && PLACE == 1 << 4);
 
 /// Form under construction, and the addresses that occur in its operands.
-struct Listing {
+struct FormBuilder {
     form: Vec<Right>,
     pointer: u64,
     alive: u32,
@@ -55,10 +55,10 @@ struct Listing {
     lists: u64,
 }
 
-impl Listing {
+impl FormBuilder {
     fn of(env: &Environment, pointer: i32) -> Self {
         let data = &env.data;
-        Listing {
+        FormBuilder {
             form: Vec::new(),
             pointer: i64::from(pointer).cast_unsigned(),
             alive: data.alive(),
@@ -280,7 +280,7 @@ mod tests {
     use crate::code::arena::Arena;
     use crate::code::environment::Readable;
     use crate::snippet::routines::assemble;
-    use crate::verify::interpreter::Facts;
+    use crate::verify::interpreter::PlanFacts;
     use crate::verify::memory::Memory;
 
     const AT: Avma = Avma(0x80_0000);
@@ -304,7 +304,7 @@ mod tests {
         let code = [ArenaCode { at: AT, bytes: bytes.to_vec() }];
         let range = AT..AT.offset(0x1000);
         let (arena, memory) = (Arena::new(range.clone()), Memory::new(&code, &range).unwrap());
-        let facts = Facts::new(env, &arena, &memory, std::iter::empty());
+        let facts = PlanFacts::new(env, &arena, &memory, std::iter::empty());
         prove(&mut Interpreter::new(&facts), env, routine, AT.0).is_ok()
     }
 

@@ -1,15 +1,15 @@
 //! Changes that points make in copies of instructions that other points displace: a springboard over a copy of the point's own
 //! instruction, and a redirected copy of a jump.
 
-use ingraft_model::{Avma, BackBranch, Free, PcMove, PointKind, SiteKind, TextWrite};
+use ingraft_model::{Avma, BackBranch, FreeRegisters, PcMove, PointKind, SiteKind, TextWrite};
 use rustc_hash::FxHashMap;
 
-use super::equivalence::{self, Pair};
+use super::equivalence::{self, InstructionPair};
 use super::interpreter::Interpreter;
 use super::memory::decode;
-use super::{Flaw, Proof, VerifyError, fail};
+use super::{Flaw, PointProof, VerifyError, fail};
 use crate::code::body::{Held, Probe, Way};
-use crate::code::woven::{Inner, StackView, WovenPoint};
+use crate::code::woven::{DisplacedCopy, StackView, WovenPoint};
 use crate::patch::weave::{PointRequest, Weave};
 use crate::snippet::slot;
 
@@ -17,7 +17,7 @@ use crate::snippet::slot;
 const ROOM: usize = 5;
 
 /// Copies of displaced instructions that points may need, each with the point whose code holds the copy.
-pub(super) struct Hosts<'a>(FxHashMap<Inner, &'a WovenPoint>);
+pub(super) struct Hosts<'a>(FxHashMap<DisplacedCopy, &'a WovenPoint>);
 
 impl<'a> Hosts<'a> {
     pub fn new(requests: &[PointRequest<'a>], weave: &'a Weave) -> Self {
@@ -31,12 +31,12 @@ impl<'a> Hosts<'a> {
 pub(super) fn offered(
     interpreter: &mut Interpreter<'_>,
     point: &WovenPoint,
-    pairs: &mut Vec<Pair>,
+    pairs: &mut Vec<InstructionPair>,
 ) -> Result<(), VerifyError> {
     if point.inner.is_empty() {
         return Ok(());
     }
-    let first: FxHashMap<(u64, u64), Pair> =
+    let first: FxHashMap<(u64, u64), InstructionPair> =
         pairs.iter().filter(|p| p.first).map(|p| ((p.copy, p.original), *p)).collect();
     for offer in &point.inner {
         let copy = offer.copy.0;
@@ -67,19 +67,19 @@ pub(super) fn offered(
             }
             interpreter.mark(&filler)?;
             let (original, original_end) = (pair.original, pair.original_end);
-            pairs.push(Pair { original, original_end, copy: at, first: false, back: Some(original) });
+            pairs.push(InstructionPair { original, original_end, copy: at, first: false, back: Some(original) });
             at = filler.next_ip();
         }
     }
     Ok(())
 }
 
-impl Proof<'_> {
+impl PointProof<'_> {
     /// Proves a point with a host. Returns the write that leads to the point.
     pub(super) fn within(
         &self,
         interpreter: &mut Interpreter<'_>,
-        host: Inner,
+        host: DisplacedCopy,
         hosts: &Hosts<'_>,
     ) -> Result<TextWrite, VerifyError> {
         let (site, point, original) = (self.site(), self.point, host.original);
@@ -159,7 +159,7 @@ impl Proof<'_> {
         }
         let fits_call = match &site.kind {
             // A register that is free at the beginning of the block may hold an argument here.
-            SiteKind::Block { free } | SiteKind::Edge { free } => *free == Free::default(),
+            SiteKind::Block { free } | SiteKind::Edge { free } => *free == FreeRegisters::default(),
             SiteKind::CallBefore => point.stack == StackView::CALLED,
             SiteKind::Entry { .. } | SiteKind::Exit { .. } | SiteKind::CallAfter { .. } => false,
         };
@@ -169,11 +169,11 @@ impl Proof<'_> {
         interpreter.begin(site, point);
         let mut pairs = Vec::new();
         let (base, tail) = (point.base.0, point.tail.0);
-        let leaves = |interpreter: &mut Interpreter<'_>, pairs: &mut Vec<Pair>, at: u64, way: Way| {
+        let leaves = |interpreter: &mut Interpreter<'_>, pairs: &mut Vec<InstructionPair>, at: u64, way: Way| {
             let jump = interpreter.memory().decode(at)?;
             interpreter.mark(&jump)?;
             let (original, original_end) = (probe.original.0, probe.original.0);
-            pairs.push(Pair { original, original_end, copy: at, first: false, back: Some(way.original.0) });
+            pairs.push(InstructionPair { original, original_end, copy: at, first: false, back: Some(way.original.0) });
             let leads = jump.is_jmp_short_or_near() && jump.near_branch_target() == way.copy.0;
             if leads { Ok(()) } else { fail(at, Flaw::NotEquivalent) }
         };
@@ -189,7 +189,7 @@ impl Proof<'_> {
                 let stays = interpreter.memory().decode(base)?;
                 interpreter.mark(&stays)?;
                 let (original, back) = (probe.original.0, Some(probe.original.0));
-                pairs.push(Pair { original, original_end: original, copy: base, first: false, back });
+                pairs.push(InstructionPair { original, original_end: original, copy: base, first: false, back });
                 let mut opposite = stays;
                 opposite.negate_condition_code();
                 // The sixth byte belongs to the displacement.

@@ -54,8 +54,8 @@ use inner::Hosts;
 
 pub use body::{verify_bodies_on, verify_body};
 pub use change::{Added, verify_added, verify_all_added, verify_removal, verify_removed, verify_removed_within};
-use equivalence::Pair;
-use interpreter::{Facts, Interpreter};
+use equivalence::InstructionPair;
+use interpreter::{Interpreter, PlanFacts};
 use memory::Memory;
 pub use rehost::verify_rehosted;
 
@@ -156,7 +156,7 @@ pub fn verify_weave_on(
     let plan = &weave.plan;
     check_writes(&plan.text)?;
     let memory = Memory::new(&plan.code, &arena.range())?;
-    let facts = Facts::new(env, arena, &memory, requests.iter().flat_map(|r| r.minis));
+    let facts = PlanFacts::new(env, arena, &memory, requests.iter().flat_map(|r| r.minis));
     let mut interpreter = Interpreter::new(&facts);
     let mut proven = Vec::with_capacity(2 * weave.woven.len() + 4);
     for routine in arena.slow.iter().enumerate().filter_map(|(r, s)| Some((r, s.as_ref()?))) {
@@ -175,10 +175,10 @@ pub fn verify_weave_on(
     let requests: Vec<_> = requests.iter().zip(&behind).map(|(request, site)| request.at(site.as_ref())).collect();
     spread.check();
     let hosts = Hosts::new(&requests, weave);
-    let proofs: Vec<Proof<'_>> = requests
+    let proofs: Vec<PointProof<'_>> = requests
         .iter()
         .zip(&weave.woven)
-        .filter_map(|(request, point)| Some(Proof { text, request, point: point.as_ref().ok()? }))
+        .filter_map(|(request, point)| Some(PointProof { text, request, point: point.as_ref().ok()? }))
         .collect();
     let all = Points::prove_all(spread, &proofs, &facts, &hosts)?;
     let (mut writes, mut expected) = (all.writes, all.expected);
@@ -209,8 +209,8 @@ impl Points {
     /// Proves points in parts. Overlaps between the code of points in different parts are found after all results are collected.
     fn prove_all(
         spread: &dyn Spread,
-        proofs: &[Proof<'_>],
-        facts: &Facts<'_>,
+        proofs: &[PointProof<'_>],
+        facts: &PlanFacts<'_>,
         hosts: &Hosts<'_>,
     ) -> Result<Self, VerifyError> {
         let parts = spread::map(spread, proofs.chunks(POINTS_OF_PART).collect(), |proofs| {
@@ -229,7 +229,7 @@ impl Points {
 
     fn prove(
         &mut self,
-        proofs: &[Proof<'_>],
+        proofs: &[PointProof<'_>],
         interpreter: &mut Interpreter<'_>,
         hosts: &Hosts<'_>,
     ) -> Result<(), VerifyError> {
@@ -329,13 +329,13 @@ fn ways_out(
 }
 
 /// Proof of one point.
-struct Proof<'a> {
+struct PointProof<'a> {
     text: &'a TextSpace,
     request: &'a PointRequest<'a>,
     point: &'a WovenPoint,
 }
 
-impl Proof<'_> {
+impl PointProof<'_> {
     fn site(&self) -> &Site {
         self.request.site
     }
@@ -360,7 +360,7 @@ impl Proof<'_> {
         interpreter.begin(site, point);
 
         // Pairs of original instructions and their copies.
-        let mut pairs: Vec<Pair> = Vec::new();
+        let mut pairs: Vec<InstructionPair> = Vec::new();
         // A branch to the springboard, or to the function's first byte, must be redirected to the tail.
         let begins = |t: u64| site.arrival().is_some() && t == at.0 || entry && t == point.function.0;
         let resolve = |t: u64| if begins(t) { point.tail.0 } else { t };
@@ -417,7 +417,9 @@ impl Proof<'_> {
         inner::offered(interpreter, point, &mut pairs)?;
         let first_parts = pairs.iter().filter(|p| p.first && !begins.contains(&p.original));
         // A thread at the point's instruction has not passed the point yet.
-        let arrival = |p: &Pair| if p.original == self.point_at() && site.arrival().is_none() { begin } else { p.copy };
+        let arrival = |p: &InstructionPair| {
+            if p.original == self.point_at() && site.arrival().is_none() { begin } else { p.copy }
+        };
         expected.extend(first_parts.map(|p| PcMove { from: Avma(p.original), to: Avma(arrival(p)) }));
         if looped && entry && point.function != at {
             expected.push(PcMove { from: point.function, to: point.tail });
@@ -477,7 +479,12 @@ impl Proof<'_> {
     }
 
     /// Proves the code before the tail, from the base on and along the links.
-    fn snippets(&self, interpreter: &mut Interpreter<'_>, begin: u64, pairs: &[Pair]) -> Result<(), VerifyError> {
+    fn snippets(
+        &self,
+        interpreter: &mut Interpreter<'_>,
+        begin: u64,
+        pairs: &[InstructionPair],
+    ) -> Result<(), VerifyError> {
         let point = self.point;
         let at = point.at;
         interpreter.from(begin, point)?;
@@ -525,7 +532,12 @@ impl Proof<'_> {
     }
 
     /// Checks that the instructions before the point run first, without a gap. Returns the end of their copies.
-    fn before(&self, interpreter: &mut Interpreter<'_>, begin: u64, pairs: &mut Vec<Pair>) -> Result<u64, VerifyError> {
+    fn before(
+        &self,
+        interpreter: &mut Interpreter<'_>,
+        begin: u64,
+        pairs: &mut Vec<InstructionPair>,
+    ) -> Result<u64, VerifyError> {
         let bytes = self.site().bytes.get(..usize::from(self.site().point)).unwrap_or_default();
         equivalence::straight(interpreter, bytes, self.site().at.to_avma(self.request.bias).0, begin, pairs)
     }
@@ -536,7 +548,7 @@ impl Proof<'_> {
         interpreter: &mut Interpreter<'_>,
         begin: u64,
         resolve: &impl Fn(u64) -> u64,
-        pairs: &mut Vec<Pair>,
+        pairs: &mut Vec<InstructionPair>,
     ) -> Result<Option<u64>, VerifyError> {
         let (at, tail) = (self.point_at(), self.point.tail.0);
         let bytes = self.site().bytes.get(usize::from(self.site().point)..).unwrap_or_default();
@@ -624,7 +636,7 @@ impl Proof<'_> {
         &self,
         interpreter: &mut Interpreter<'_>,
         c: &IslandRoom,
-        pairs: &mut Vec<Pair>,
+        pairs: &mut Vec<InstructionPair>,
     ) -> Result<Option<u64>, VerifyError> {
         let at = c.at.to_avma(self.request.bias).0;
         if !self.point.rooms.contains(&Avma(at)) {
@@ -660,7 +672,7 @@ impl Proof<'_> {
         branch: &ingraft_model::BackBranch,
         displaced: std::ops::Range<u64>,
         resolve: &impl Fn(u64) -> u64,
-        pairs: &mut Vec<Pair>,
+        pairs: &mut Vec<InstructionPair>,
     ) -> Result<Option<u64>, VerifyError> {
         let bias = self.request.bias;
         let (from, at) = (branch.from.to_avma(bias).0, branch.at.to_avma(bias).0);
@@ -706,7 +718,7 @@ impl Proof<'_> {
         &self,
         interpreter: &Interpreter<'_>,
         record: &RemovalRecord,
-        pairs: &[Pair],
+        pairs: &[InstructionPair],
     ) -> Result<(), VerifyError> {
         let home = self.point.resume;
         let proven_elsewhere = |at| pairs.iter().find(|p| p.copy == at).and_then(|pair| pair.back).map(Avma);

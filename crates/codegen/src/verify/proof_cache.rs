@@ -11,9 +11,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, OpKind, Register};
 use rustc_hash::FxHashMap;
 
-use super::interpreter::Facts;
+use super::interpreter::PlanFacts;
 use super::rules::number_of;
-use super::state::Bound;
+use super::state::RegisterBound;
 
 /// Maximum number of known pieces of code with the same shape. With more, the search takes as long as the execution that it saves.
 const KNOWN_MAX: usize = 8;
@@ -21,7 +21,7 @@ const KNOWN_MAX: usize = 8;
 /// Part of a point's code that moves as a whole: address of the first byte, and end. The parts are the jump to the slow routine; the code
 /// from the first instruction that is not displaced to the tail; and the code aside of each snippet. Those of a snippet that is added to a
 /// point are its code, its code aside, and one byte at the address where the chain continues.
-pub(super) type Part = (u64, u64);
+pub(super) type MovedRange = (u64, u64);
 
 /// Index of the part that ends with the tail.
 const MAIN: usize = 1;
@@ -32,12 +32,12 @@ pub(super) struct Visited {
     /// Whether a thread at the instruction has changed nothing that is live.
     pub harmless: bool,
     /// Knowledge about a register before the instruction.
-    pub bound: Bound,
+    pub bound: RegisterBound,
 }
 
 /// Code that was executed, with the results.
-pub(super) struct Known {
-    parts: Box<[Part]>,
+pub(super) struct ExecutedCode {
+    parts: Box<[MovedRange]>,
     /// Runs, sorted by address.
     runs: Vec<Run>,
 }
@@ -48,13 +48,13 @@ struct Run {
     /// Offset in bytes from the start of the part.
     offset: u64,
     bytes: Vec<u8>,
-    steps: Vec<Step>,
+    steps: Vec<CachedInstruction>,
     /// Fields whose values may differ in equivalent code, sorted by offset.
     fields: Vec<Field>,
 }
 
 /// One instruction.
-struct Step {
+struct CachedInstruction {
     /// Offset in bytes from the start of the run.
     offset: u64,
     /// Whether a thread at the instruction has changed nothing that is live.
@@ -91,11 +91,11 @@ enum Means {
 #[derive(Default)]
 pub(super) struct Executed(RwLock<ByShape>);
 
-type ByShape = FxHashMap<Box<[u64]>, Vec<Arc<Known>>>;
+type ByShape = FxHashMap<Box<[u64]>, Vec<Arc<ExecutedCode>>>;
 
 impl Executed {
     /// Known code that is equivalent to the code at `parts`, which has this shape.
-    pub fn alike(&self, facts: &Facts<'_>, shape: &[u64], parts: &[Part]) -> Option<Arc<Known>> {
+    pub fn alike(&self, facts: &PlanFacts<'_>, shape: &[u64], parts: &[MovedRange]) -> Option<Arc<ExecutedCode>> {
         // No code can panic while it writes to the map, so a poisoned lock holds valid data.
         let executed = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let all = executed.get(shape).filter(|_| is_ordered(parts))?;
@@ -104,15 +104,15 @@ impl Executed {
 
     /// Keeps the results of an execution. Keeps nothing if an instruction lies outside the parts, or if its bytes alone do not determine the
     /// result.
-    pub fn keep(&self, facts: &Facts<'_>, shape: &[u64], parts: &[Part], mut visited: Vec<Visited>) {
-        let is_full = |all: &Vec<Arc<Known>>| all.len() >= KNOWN_MAX;
+    pub fn keep(&self, facts: &PlanFacts<'_>, shape: &[u64], parts: &[MovedRange], mut visited: Vec<Visited>) {
+        let is_full = |all: &Vec<Arc<ExecutedCode>>| all.len() >= KNOWN_MAX;
         let executed = self.0.read().unwrap_or_else(PoisonError::into_inner);
         if !is_ordered(parts) || executed.get(shape).is_some_and(is_full) {
             return;
         }
         drop(executed);
         visited.sort_unstable_by_key(|visited| visited.at);
-        let Some(known) = Known::new(facts, parts, &visited) else { return };
+        let Some(known) = ExecutedCode::new(facts, parts, &visited) else { return };
         let mut executed = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let all = executed.entry(shape.into()).or_default();
         // Another thread may have added the same code in the meantime.
@@ -123,19 +123,19 @@ impl Executed {
 }
 
 /// Whether the parts are sorted and disjoint. Execution depends on the direction of branches.
-fn is_ordered(parts: &[Part]) -> bool {
+fn is_ordered(parts: &[MovedRange]) -> bool {
     parts.iter().all(|(from, until)| from <= until) && parts.windows(2).all(|two| two[0].1 <= two[1].0)
 }
 
-impl Known {
-    fn new(facts: &Facts<'_>, parts: &[Part], visited: &[Visited]) -> Option<Self> {
-        let mut known = Known { parts: parts.into(), runs: Vec::new() };
+impl ExecutedCode {
+    fn new(facts: &PlanFacts<'_>, parts: &[MovedRange], visited: &[Visited]) -> Option<Self> {
+        let mut known = ExecutedCode { parts: parts.into(), runs: Vec::new() };
         for &Visited { at, harmless, bound } in visited {
             let bytes = facts.memory().bytes(at)?;
             let mut decoder = Decoder::with_ip(64, bytes, at, DecoderOptions::NONE);
             let instruction = decoder.decode();
             let bytes = bytes.get(..instruction.len())?;
-            let inside = |(from, until): &Part| *from <= at && instruction.next_ip() <= *until;
+            let inside = |(from, until): &MovedRange| *from <= at && instruction.next_ip() <= *until;
             let (part, (from, _)) = parts.iter().enumerate().find(|(_, part)| inside(part))?;
             let goes_on = |run: &Run| run.part == part && from + run.offset + run.bytes.len() as u64 == at;
             if !known.runs.last().is_some_and(goes_on) {
@@ -148,7 +148,7 @@ impl Known {
             let offset = known.runs.last()?.bytes.len();
             let means = known.means(facts, (&instruction, bound), part, offset + instruction.len())?;
             let run = known.runs.last_mut()?;
-            run.steps.push(Step { offset: offset as u64, harmless });
+            run.steps.push(CachedInstruction { offset: offset as u64, harmless });
             run.bytes.extend_from_slice(bytes);
             for ((at, len), means) in [displacement, immediate].into_iter().zip(means) {
                 match means {
@@ -165,8 +165,8 @@ impl Known {
     /// inner `None` requires the same value. The result is `None` if an address is used in a way that this function does not know.
     fn means(
         &self,
-        facts: &Facts<'_>,
-        (i, bound): (&Instruction, Bound),
+        facts: &PlanFacts<'_>,
+        (i, bound): (&Instruction, RegisterBound),
         own: usize,
         behind: usize,
     ) -> Option<[Option<Means>; 2]> {
@@ -210,7 +210,7 @@ impl Known {
     }
 
     /// Instructions in a range of the code at `parts`, each with whether it is harmless.
-    pub fn instructions(&self, parts: &[Part], range: std::ops::Range<u64>) -> impl Iterator<Item = (u64, bool)> {
+    pub fn instructions(&self, parts: &[MovedRange], range: std::ops::Range<u64>) -> impl Iterator<Item = (u64, bool)> {
         let here = self.runs.iter().map(|run| (run.start(parts), run));
         let last = range.end;
         let here = here.filter(move |(start, run)| *start < last && start + run.bytes.len() as u64 > range.start);
@@ -220,13 +220,13 @@ impl Known {
     }
 
     /// End and number of the instructions in the run that begins at `at` in the code at `parts`; `None` if no run begins there.
-    pub fn run_at(&self, parts: &[Part], at: u64) -> Option<(u64, usize)> {
+    pub fn run_at(&self, parts: &[MovedRange], at: u64) -> Option<(u64, usize)> {
         let run = self.runs.iter().find(|run| run.start(parts) == at)?;
         Some((at + run.bytes.len() as u64, run.steps.len()))
     }
 
     /// Whether the code at `parts` is equivalent to this code.
-    fn is_like(&self, facts: &Facts<'_>, parts: &[Part]) -> bool {
+    fn is_like(&self, facts: &PlanFacts<'_>, parts: &[MovedRange]) -> bool {
         parts.len() == self.parts.len() && self.runs.iter().all(|run| run.is_like(facts, parts) == Some(true))
     }
 
@@ -240,12 +240,12 @@ impl Known {
 
 impl Run {
     /// Address of the run in code at `parts`.
-    fn start(&self, parts: &[Part]) -> u64 {
+    fn start(&self, parts: &[MovedRange]) -> u64 {
         parts.get(self.part).map_or(u64::MAX, |(from, _)| from + self.offset)
     }
 
     /// Whether the code at `parts` is equivalent to this run; `None` if that code is shorter.
-    fn is_like(&self, facts: &Facts<'_>, parts: &[Part]) -> Option<bool> {
+    fn is_like(&self, facts: &PlanFacts<'_>, parts: &[MovedRange]) -> Option<bool> {
         let start = self.start(parts);
         let own = facts.memory().bytes(start)?.get(..self.bytes.len())?;
         let mut same_from = 0;
@@ -264,7 +264,7 @@ impl Run {
 
 impl Means {
     /// Whether `number` meets the condition in a run at `start` of the code at `parts`.
-    fn is_met(&self, facts: &Facts<'_>, parts: &[Part], start: u64, number: i64) -> bool {
+    fn is_met(&self, facts: &PlanFacts<'_>, parts: &[MovedRange], start: u64, number: i64) -> bool {
         match self {
             Means::Nothing => true,
             Means::Counter => is_place_of_counter(facts, number.cast_unsigned()),
@@ -295,7 +295,7 @@ fn accesses(i: &Instruction) -> bool {
 }
 
 /// Whether the memory operand is one counter, of a thread's shard or of shard 0.
-fn is_counter(facts: &Facts<'_>, i: &Instruction) -> bool {
+fn is_counter(facts: &PlanFacts<'_>, i: &Instruction) -> bool {
     accesses(i)
         && matches!(i.memory_segment(), Register::GS | Register::DS)
         && i.memory_base() == Register::None
@@ -304,8 +304,8 @@ fn is_counter(facts: &Facts<'_>, i: &Instruction) -> bool {
 }
 
 /// Length of the counters of which the memory operand is one, if its number is bounded and all of them are counters of the thread's shard.
-fn bucket_bytes(facts: &Facts<'_>, i: &Instruction, bound: Bound) -> Option<u64> {
-    let Bound::Most(bounded, most) = bound else { return None };
+fn bucket_bytes(facts: &PlanFacts<'_>, i: &Instruction, bound: RegisterBound) -> Option<u64> {
+    let RegisterBound::Most(bounded, most) = bound else { return None };
     let bytes = 8 * u64::from(most) + 8;
     let first = i.memory_displacement64();
     let is_bucket = accesses(i)
@@ -319,12 +319,12 @@ fn bucket_bytes(facts: &Facts<'_>, i: &Instruction, bound: Bound) -> Option<u64>
 }
 
 /// Whether so many bytes from an address on lie before the activation records.
-fn are_before_records(facts: &Facts<'_>, first: u64, bytes: u64) -> bool {
+fn are_before_records(facts: &PlanFacts<'_>, first: u64, bytes: u64) -> bool {
     let data = &facts.env().data;
     first.checked_add(bytes).is_some_and(|end| end <= u64::from(data.displacement(data.records())))
 }
 
-fn is_place_of_counter(facts: &Facts<'_>, place: u64) -> bool {
+fn is_place_of_counter(facts: &PlanFacts<'_>, place: u64) -> bool {
     let data = &facts.env().data;
     (u64::from(data.counter(0))..u64::from(data.displacement(data.records()))).contains(&place)
         && place % 8 == data.base.0 % 8

@@ -5,7 +5,7 @@ use ingraft_model::layout::{COUNTERS, CPU_DESCRIPTOR, CPU_LAST, CPU_OFFSET, OWNE
 use ingraft_model::{Avma, CpuClock, ThreadIdentity};
 
 use super::interpreter::Mode;
-use super::state::Bound;
+use super::state::RegisterBound;
 use crate::code::environment::Environment;
 use crate::code::routine::Routine;
 use crate::snippet::cpu::{PROCESSOR, SELF};
@@ -23,7 +23,13 @@ pub(super) fn writes(access: OpAccess) -> bool {
 /// Whether an instruction may write to its memory operand. A point may write to its thread's counters and records through gs. A point or a
 /// twin may write to counters of shard 0, with `lock` or by `mov`. A routine may write to its thread's shard, its stack, the thread's rseq
 /// pointer, and the header's words for its own results.
-pub(super) fn may_write(env: &Environment, i: &Instruction, memory: &UsedMemory, bound: Bound, mode: Mode) -> bool {
+pub(super) fn may_write(
+    env: &Environment,
+    i: &Instruction,
+    memory: &UsedMemory,
+    bound: RegisterBound,
+    mode: Mode,
+) -> bool {
     let (base, end) = (env.data.base.0, env.data.base.0 + env.data.stride);
     let counters = base + u64::from(COUNTERS)..end;
     let place = memory.displacement();
@@ -50,7 +56,13 @@ pub(super) fn may_write(env: &Environment, i: &Instruction, memory: &UsedMemory,
 /// Whether an instruction may read its memory operand: the thread's identity, owners, counters, records, lasting memory of the program,
 /// the `alive` word, or the stack (arguments and saved words). Further words are for clocks, failures and the loader's hook. All of this
 /// memory is mapped.
-pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, bound: Bound, mode: Mode) -> bool {
+pub(super) fn may_read(
+    env: &Environment,
+    i: &Instruction,
+    memory: &UsedMemory,
+    bound: RegisterBound,
+    mode: Mode,
+) -> bool {
     if mode == Mode::Point && is_record_or_bucket(env, memory, bound) {
         return true;
     }
@@ -104,7 +116,7 @@ pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, 
 
 /// Whether the operand is, through gs, the top of the activation records, the record at the top or the one below, or a bucket or a byte
 /// with a bounded number.
-fn is_record_or_bucket(env: &Environment, memory: &UsedMemory, bound: Bound) -> bool {
+fn is_record_or_bucket(env: &Environment, memory: &UsedMemory, bound: RegisterBound) -> bool {
     let data = &env.data;
     let place = memory.displacement();
     if memory.segment() != Register::GS || env.identity == ThreadIdentity::Locked {
@@ -114,13 +126,13 @@ fn is_record_or_bucket(env: &Environment, memory: &UsedMemory, bound: Bound) -> 
     let bytes = memory.memory_size().size() as u64;
     match (number_of(memory.base()), number_of(memory.index()), bound) {
         (None, None, _) => place == u64::from(data.displacement(TOP)),
-        (Some(r), None, Bound::Top(top)) => {
+        (Some(r), None, RegisterBound::Top(top)) => {
             r == top && (records - u64::from(record::SIZE)..records + u64::from(record::SIZE)).contains(&place)
         }
-        (Some(r), None, Bound::Most(bounded, most)) => {
+        (Some(r), None, RegisterBound::Most(bounded, most)) => {
             r == bounded && place >= u64::from(data.counter(0)) && place + u64::from(most) + bytes <= records
         }
-        (None, Some(r), Bound::Most(bounded, most)) => {
+        (None, Some(r), RegisterBound::Most(bounded, most)) => {
             let end = place + 8 * u64::from(most) + 8;
             r == bounded && memory.scale() == 8 && place >= u64::from(data.counter(0)) && end <= records
         }
@@ -206,12 +218,12 @@ fn ends_waits(env: &Environment, i: &Instruction, memory: &UsedMemory) -> bool {
 
 /// Whether a thread at the loader's hook may read the operand: the words that it shares with the engine, the `alive` word, or the loader's
 /// own word.
-fn reads_loader(env: &Environment, i: &Instruction, memory: &UsedMemory, bound: Bound) -> bool {
+fn reads_loader(env: &Environment, i: &Instruction, memory: &UsedMemory, bound: RegisterBound) -> bool {
     let words = [header::LISTENING, header::LOADS, header::ANSWERED, header::LOADER_STATE, header::RENEWED];
     let place = memory.displacement();
     let shared = words.iter().any(|at| place == u64::from(env.data.displacement(*at)));
     let known = is_absolute(memory) && (shared || place == u64::from(env.data.alive()));
-    let loader = matches!(bound, Bound::Loader(r) if number_of(memory.base()) == Some(r))
+    let loader = matches!(bound, RegisterBound::Loader(r) if number_of(memory.base()) == Some(r))
         && memory.index() == Register::None
         && place == 0
         && matches!(i.code(), Code::Mov_r32_rm32);

@@ -21,7 +21,7 @@ pub(super) fn prove(
     routine: &SlowRoutine,
 ) -> Result<(), VerifyError> {
     let r = Register::RAX + u32::from(r);
-    let own = Own::of(r);
+    let own = RegisterNames::of(r);
     if form::prove(interpreter, &claim(env, &own), routine.range.start.0)? != routine.walk.0 {
         return fail(routine.walk.0, Flaw::Astray);
     }
@@ -29,7 +29,7 @@ pub(super) fn prove(
 }
 
 /// Names of the registers that a routine uses.
-struct Own {
+struct RegisterNames {
     /// Register with the slot's address on entry, and with the resume address at the end.
     r: String,
     /// Register with a shard's number or offset.
@@ -47,7 +47,7 @@ fn name(r: Register) -> String {
     format!("{r:?}").to_lowercase()
 }
 
-impl Own {
+impl RegisterNames {
     fn of(r: Register) -> Self {
         let all = [Register::RCX, Register::RDX, Register::RSI, Register::RDI];
         let mut spare = all.into_iter().filter(|s| *s != r);
@@ -56,7 +56,7 @@ impl Own {
         let slot = if r == Register::RAX { next()[0].clone() } else { name(r) };
         let first = if r == Register::RAX { slot.clone() } else { name(Register::RAX) };
         let saved = [first, k[0].clone(), id[0].clone(), n[0].clone()];
-        Own { r: name(r), k, id, n, slot, saved }
+        RegisterNames { r: name(r), k, id, n, slot, saved }
     }
 
     /// Restores all registers.
@@ -75,9 +75,9 @@ impl Own {
 
 /// First part of the routine: a thread without a shard claims one. If that is impossible, control continues along the chain, or after it.
 #[expect(clippy::too_many_lines, reason = "a listing of assembly code")]
-fn claim(env: &Environment, own: &Own) -> Vec<Right> {
+fn claim(env: &Environment, own: &RegisterNames) -> Vec<Right> {
     let data = &env.data;
-    let Own { r, k: [k, k_half], id: [id, id_half], n: [n, n_half], slot, saved } = own;
+    let RegisterNames { r, k: [k, k_half], id: [id, id_half], n: [n, n_half], slot, saved } = own;
     let (shards, last) = (data.shards, data.stride - 1);
     let all = data.stride * u64::from(data.shards);
     let place = |word: u32| format!("[{:#x}]", data.displacement(word));
@@ -260,7 +260,7 @@ mod tests {
     use crate::code::arena::Arena;
     use crate::code::environment::Readable;
     use crate::snippet::slow::assemble;
-    use crate::verify::interpreter::Facts;
+    use crate::verify::interpreter::PlanFacts;
     use crate::verify::memory::Memory;
 
     const AT: Avma = Avma(0x80_0000);
@@ -286,7 +286,7 @@ mod tests {
         let arena = Arena::new(AT..AT.offset(0x1000));
         let code = [ArenaCode { at: AT, bytes: bytes.to_vec() }];
         let memory = Memory::new(&code, &arena.range()).expect("one piece");
-        let facts = Facts::new(env, &arena, &memory, std::iter::empty());
+        let facts = PlanFacts::new(env, &arena, &memory, std::iter::empty());
         let routine = SlowRoutine { range: AT..AT.offset(bytes.len() as i64), walk: second };
         Interpreter::new(&facts).slow_routine(r, &routine).is_ok()
     }

@@ -9,9 +9,9 @@ use super::{Flaw, VerifyError, fail};
 /// and `OTHER` the kind of any other word.
 pub(super) const FLAGS: u8 = 16;
 pub(super) const OTHER: u8 = 17;
-/// Kind of a pushed word: the original flags, in the form of [`Image::Whole`].
+/// Kind of a pushed word: the original flags, in the form of [`FlagsTransfer::Whole`].
 pub(super) const IMAGE: u8 = 18;
-/// Kind of a pushed word: the address of a function that the code may call ([`Bound::Callee`]).
+/// Kind of a pushed word: the address of a function that the code may call ([`RegisterBound::Callee`]).
 pub(super) const CALLEE: u8 = 19;
 
 /// Placeholder for the resume address with which a shared routine is entered in rax. The placeholder is not the address of an instruction.
@@ -71,7 +71,7 @@ impl Stack {
 
 /// Progress of saving the original flags to ax, or of restoring them from there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Image {
+pub(super) enum FlagsTransfer {
     None,
     /// All arithmetic flags but the overflow flag are in ah (after lahf).
     Low,
@@ -92,7 +92,7 @@ pub(super) enum Parent {
 
 /// Knowledge about the value of one register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Bound {
+pub(super) enum RegisterBound {
     /// Nothing is known about any register.
     None,
     /// The register holds the top of this thread's activation records.
@@ -105,39 +105,41 @@ pub(super) enum Bound {
     Loader(u8),
 }
 
-impl Bound {
+impl RegisterBound {
     fn register(self) -> Option<u8> {
         match self {
-            Bound::None => None,
-            Bound::Top(r) | Bound::Most(r, _) | Bound::Callee(r) | Bound::Loader(r) => Some(r),
+            RegisterBound::None => None,
+            RegisterBound::Top(r) | RegisterBound::Most(r, _) | RegisterBound::Callee(r) | RegisterBound::Loader(r) => {
+                Some(r)
+            }
         }
     }
 }
 
 /// State at one instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct State {
+pub(super) struct AbstractState {
     /// Registers that hold their original values, one bit each.
     pub kept: u16,
     pub flags_kept: bool,
     /// Register that holds an address of the arena, and that address; `None` if no register does.
     pub pointer: Option<(u8, u64)>,
     /// Bound or meaning of the value of one register, as far as it is known.
-    pub bound: Bound,
-    pub image: Image,
+    pub bound: RegisterBound,
+    pub image: FlagsTransfer,
     pub parent: Parent,
     pub stack: Stack,
 }
 
-impl State {
+impl AbstractState {
     /// Returns the state at the point, before any generated instruction.
     pub fn entry() -> Self {
-        State {
+        AbstractState {
             kept: u16::MAX,
             flags_kept: true,
             pointer: None,
-            bound: Bound::None,
-            image: Image::None,
+            bound: RegisterBound::None,
+            image: FlagsTransfer::None,
             parent: Parent::Unknown,
             stack: Stack::default(),
         }
@@ -149,10 +151,10 @@ impl State {
             self.pointer = None;
         }
         if self.bound.register() == Some(r) {
-            self.bound = Bound::None;
+            self.bound = RegisterBound::None;
         }
         if r == 0 {
-            self.image = Image::None;
+            self.image = FlagsTransfer::None;
         }
     }
 
@@ -169,17 +171,17 @@ impl State {
         }
     }
 
-    pub fn meet(&mut self, other: &State) {
+    pub fn meet(&mut self, other: &AbstractState) {
         self.kept &= other.kept;
         self.flags_kept &= other.flags_kept;
         if self.pointer != other.pointer {
             self.pointer = None;
         }
         if self.bound != other.bound {
-            self.bound = Bound::None;
+            self.bound = RegisterBound::None;
         }
         if self.image != other.image {
-            self.image = Image::None;
+            self.image = FlagsTransfer::None;
         }
         if self.parent != other.parent {
             self.parent = Parent::Unknown;

@@ -7,7 +7,7 @@ use super::waiting;
 use crate::code::environment::Environment;
 use crate::code::routine::Routine;
 use crate::snippet::cpu::{CLOCK_GETTIME, THREAD_CPUTIME};
-use crate::snippet::reading::{Access, LENGTHS, VALUE};
+use crate::snippet::reading::{LENGTHS, MemoryAccess, VALUE};
 use crate::snippet::usage::{GETRUSAGE, THREAD};
 use crate::snippet::wall::CLOCK_MONOTONIC;
 
@@ -107,8 +107,8 @@ fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize
         | Routine::PruneGoroutine
         | Routine::Park
         | Routine::Fetch => false,
-        Routine::Read => is_memory(env, Access::Read, at, before),
-        Routine::Write => is_memory(env, Access::Write, at, before),
+        Routine::Read => is_memory(env, MemoryAccess::Read, at, before),
+        Routine::Write => is_memory(env, MemoryAccess::Write, at, before),
     }
 }
 
@@ -129,7 +129,7 @@ fn sets(i: &Instruction, r: Register, value: u32) -> bool {
 
 /// Whether the system call copies at most 15 bytes between the address in rcx and the two words that are pushed first, within the process
 /// itself. The process is named by its id or by its thread's.
-fn is_memory(env: &Environment, access: Access, at: u64, before: &dyn Fn(usize) -> Instruction) -> bool {
+fn is_memory(env: &Environment, access: MemoryAccess, at: u64, before: &dyn Fn(usize) -> Instruction) -> bool {
     use Register as R;
     let Some(process) = env.readable.process else { return false };
     let two = |i: Instruction, mnemonic: Mnemonic, a: Register, b: Register| {
@@ -153,8 +153,8 @@ fn is_memory(env: &Environment, access: Access, at: u64, before: &dyn Fn(usize) 
     };
     let words = before(15);
     let (filled, routine) = match access {
-        Access::Read => (clears(words, R::R8D), Routine::Read),
-        Access::Write => {
+        MemoryAccess::Read => (clears(words, R::R8D), Routine::Read),
+        MemoryAccess::Write => {
             let loaded = words.code() == Code::Mov_r64_rm64
                 && (words.op0_register(), words.memory_base(), words.memory_index()) == (R::R8, R::RSP, R::None)
                 && words.memory_displacement64() == VALUE as u64;

@@ -11,8 +11,8 @@ use ingraft_codegen::{
 };
 use ingraft_model::point::Padding;
 use ingraft_model::{
-    Arrival, Avma, Bias, Block, BlockId, BodyBlock, Edge, EdgeKind, EdgeTarget, Entered, Free, FunctionBody, Key,
-    Offset, PatchPlan, PointId, PointKind, Refusal, Site, SiteKind, Snippet, Svma, ThreadIdentity,
+    Arrival, Avma, Bias, Block, BlockId, BodyBlock, Edge, EdgeKind, EdgeTarget, Entered, FreeRegisters, FunctionBody,
+    Key, Offset, PatchPlan, PointId, PointKind, Refusal, Site, SiteKind, Snippet, Svma, ThreadIdentity,
 };
 
 fn decoded(bytes: &[u8], start: u64) -> Vec<Instruction> {
@@ -85,7 +85,7 @@ pub fn body_of(bytes: &[u8], start: u64) -> FunctionBody {
         let bytes = bytes[(at - start) as usize..(until - start) as usize].to_vec();
         let block = Block { range, instructions: own.len() as u32 };
         let room = Err(Refusal::NoRoomNearby);
-        blocks.push(BodyBlock { block, bytes, free: Free::default(), entered: Entered::Never, room });
+        blocks.push(BodyBlock { block, bytes, free: FreeRegisters::default(), entered: Entered::Never, room });
     }
     edges.sort_unstable();
     edges.dedup();
@@ -122,7 +122,7 @@ fn room(bytes: &[u8], code: &[Instruction], start: u64, at: u64, starts: &[u64])
         return Err(Refusal::NoRoomNearby);
     }
     let own = bytes[(at - start) as usize..(until - start) as usize].to_vec();
-    let site = Site::new(SiteKind::Block { free: Free::default() }, Svma(start), Svma(at), own);
+    let site = Site::new(SiteKind::Block { free: FreeRegisters::default() }, Svma(start), Svma(at), own);
     Ok(Site { landings, ..site })
 }
 

@@ -1,7 +1,7 @@
 //! Registers and flags that are dead at the beginning of blocks, found from the instructions alone.
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, OpAccess, RflagsBits};
-use ingraft_model::{BodyBlock, Edge, EdgeTarget, Free, Gpr, Key};
+use ingraft_model::{BodyBlock, Edge, EdgeTarget, FreeRegisters, Gpr, Key};
 
 /// One bit for each register, and bit 16 for the flags.
 type Live = u32;
@@ -33,7 +33,7 @@ pub fn fill(blocks: &mut [BodyBlock], edges: &[Edge]) {
     }
     for (block, live) in blocks.iter_mut().zip(live) {
         let scratch = (0..16).filter(|r| *r != 4 && live & 1 << r == 0).map(Gpr).collect();
-        block.free = Free { scratch, flags: live & FLAGS == 0 };
+        block.free = FreeRegisters { scratch, flags: live & FLAGS == 0 };
     }
 }
 

@@ -16,8 +16,8 @@ use ingraft_codegen::{
 use ingraft_model::histogram::Scale;
 use ingraft_model::point::{BackBranch, Padding};
 use ingraft_model::{
-    Arrival, Avma, AvmaRange, Bias, CpuClock, DataArea, Free, Gpr, PatchPlan, Refusal, Site, SiteKind, Snippet, Svma,
-    ThreadIdentity, VariableId, WallClock,
+    Arrival, Avma, AvmaRange, Bias, CpuClock, DataArea, FreeRegisters, Gpr, PatchPlan, Refusal, Site, SiteKind,
+    Snippet, Svma, ThreadIdentity, VariableId, WallClock,
 };
 
 /// Returns a configuration with 40 cases for each property, or with as many as `PROPTEST_CASES` says.
@@ -54,8 +54,11 @@ pub const TICKS: Scale = Scale { mult: 1_431_655_765, shift: 32 };
 
 /// Returns the site of an entry at 0x401000. All `bytes` belong to the function; rax and the flags are free.
 pub fn site(bytes: &[u8]) -> Site {
-    let kind =
-        SiteKind::Entry { arrival: Arrival::default(), free: Free { scratch: vec![Gpr(0)], flags: true }, first: None };
+    let kind = SiteKind::Entry {
+        arrival: Arrival::default(),
+        free: FreeRegisters { scratch: vec![Gpr(0)], flags: true },
+        first: None,
+    };
     Site::new(kind, Svma(0x401000), Svma(0x401000), bytes.to_vec())
 }
 
@@ -78,7 +81,7 @@ pub fn call_site(after: bool, function: u64, at: u64, point: usize, bytes: &[u8]
 
 /// Site of a block of a function that begins at `function`. No register and no flag is free.
 pub fn block_site(function: u64, at: u64, bytes: &[u8], padding: &[u8]) -> Site {
-    site_of(SiteKind::Block { free: Free::default() }, function, at, 0, bytes, padding)
+    site_of(SiteKind::Block { free: FreeRegisters::default() }, function, at, 0, bytes, padding)
 }
 
 fn site_of(kind: SiteKind, function: u64, at: u64, point: usize, bytes: &[u8], padding: &[u8]) -> Site {
@@ -101,7 +104,7 @@ impl WithFacts for Site {
         let (SiteKind::Entry { free, .. } | SiteKind::Block { free } | SiteKind::Edge { free }) = &mut self.kind else {
             panic!("only entries and blocks have free registers")
         };
-        *free = Free { scratch: scratch.to_vec(), flags };
+        *free = FreeRegisters { scratch: scratch.to_vec(), flags };
         self
     }
 

@@ -1,14 +1,14 @@
 //! Metrics: the values of metrics at foci. The session reads the values of pairs for all kinds, so this kind only evaluates its request.
 
 use crate::error::Error;
-use crate::measure::request::{self, Wanted};
+use crate::measure::request::{self, WantedPair};
 use crate::session::{KindRequest, Running};
 
 /// The values of metrics at foci.
 pub struct MetricsKind;
 
 impl Running for MetricsKind {
-    fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<Wanted>, Error> {
+    fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<WantedPair>, Error> {
         request::of_metrics(asked.library, asked.modules, asked.request, asked.missing)
     }
 }

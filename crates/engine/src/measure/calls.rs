@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ingraft_analysis::FunctionKind;
-use ingraft_model::{Avma, Called, Instrumentation, Snippet, Svma, Width};
+use ingraft_model::{Avma, Called, Instrumentation, IntegerWidth, Snippet, Svma};
 use ingraft_process::{Mapping, Target};
 
 use crate::error::{Error, Reason};
-use crate::measure::request::{Missing, Wanted, resolve_patterns};
+use crate::measure::request::{Missing, WantedPair, resolve_patterns};
 use crate::program::callees::never_returns;
 use crate::program::images::ImageStore;
 use crate::program::modules::{Module, Modules};
@@ -28,12 +28,12 @@ fn named(instrumentation: &Instrumentation) -> impl Iterator<Item = &String> {
 }
 
 /// The integers of the program that code sets.
-fn stores(instrumentation: &Instrumentation) -> impl Iterator<Item = (Avma, Width)> {
+fn stores(instrumentation: &Instrumentation) -> impl Iterator<Item = (Avma, IntegerWidth)> {
     instrumentation.insertions.iter().flat_map(|i| i.snippet.stores())
 }
 
 /// Fails unless the program itself may write the integers that code sets.
-fn are_writable(target: &Target, stores: &BTreeSet<(Avma, Width)>) -> Result<(), Error> {
+fn are_writable(target: &Target, stores: &BTreeSet<(Avma, IntegerWidth)>) -> Result<(), Error> {
     if stores.is_empty() {
         return Ok(());
     }
@@ -59,12 +59,12 @@ pub fn has_calls(instrumentation: &Instrumentation) -> bool {
 /// `allowed`.
 pub fn place(
     (target, store, modules): (&Target, &ImageStore, &Modules),
-    wanted: &mut [Wanted],
+    wanted: &mut [WantedPair],
     allowed: bool,
     progress: &dyn Fn(&str),
 ) -> Result<(), Error> {
     let names: BTreeSet<String> = wanted.iter().flat_map(|w| named(&w.instrumentation)).cloned().collect();
-    let stores: BTreeSet<(Avma, Width)> = wanted.iter().flat_map(|w| stores(&w.instrumentation)).collect();
+    let stores: BTreeSet<(Avma, IntegerWidth)> = wanted.iter().flat_map(|w| stores(&w.instrumentation)).collect();
     let denied = |what, hint| Err(Error::new(Reason::CallsNotAllowed, what, hint));
     if let (Some(first), false) = (names.first(), allowed) {
         let hint = "--allow-calls (Measure.allow_calls) permits it: it will run at places that its author did not plan";

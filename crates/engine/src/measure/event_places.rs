@@ -7,7 +7,7 @@ use ingraft_process::EventAttributes;
 
 /// An event and its users.
 #[derive(Clone, Debug)]
-struct Place {
+struct EventPlace {
     name: Arc<str>,
     attributes: EventAttributes,
     users: u32,
@@ -15,7 +15,7 @@ struct Place {
 
 /// All events of a target.
 #[derive(Debug, Default)]
-pub struct EventPlaces([Option<Place>; EVENTS_MAX as usize]);
+pub struct EventPlaces([Option<EventPlace>; EVENTS_MAX as usize]);
 
 impl EventPlaces {
     /// The number of an event, with one more user; `None` if there are too many events. `attributes` is called if the event is new.
@@ -30,7 +30,7 @@ impl EventPlaces {
             return Ok(Some(number));
         }
         let Some((number, place)) = (0..).zip(&mut self.0).find(|(_, p)| p.is_none()) else { return Ok(None) };
-        *place = Some(Place { name: Arc::clone(name), attributes: attributes()?, users: 1 });
+        *place = Some(EventPlace { name: Arc::clone(name), attributes: attributes()?, users: 1 });
         Ok(Some(number))
     }
 

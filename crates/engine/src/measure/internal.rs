@@ -38,7 +38,7 @@ pub enum Internal {
 }
 
 /// Description of an [`Internal`], in the order of [`MetricInfo`].
-struct Facts {
+struct InternalFacts {
     name: &'static str,
     unit: &'static str,
     aggregate: Aggregate,
@@ -78,8 +78,8 @@ impl Internal {
     }
 
     #[expect(clippy::too_many_lines, reason = "a table")]
-    fn facts(self) -> Facts {
-        let level = |name, unit, aggregate, developer, doc| Facts {
+    fn facts(self) -> InternalFacts {
+        let level = |name, unit, aggregate, developer, doc| InternalFacts {
             name,
             unit,
             aggregate,
@@ -87,7 +87,7 @@ impl Internal {
             developer,
             doc,
         };
-        let time = |name, aggregate, doc| Facts {
+        let time = |name, aggregate, doc| InternalFacts {
             name,
             unit: "CPUs",
             aggregate,
@@ -186,7 +186,7 @@ impl Internal {
 
     /// Description of the metric for lists.
     pub fn info(self) -> MetricInfo {
-        let Facts { name, unit, aggregate, units_type, developer, doc } = self.facts();
+        let InternalFacts { name, unit, aggregate, units_type, developer, doc } = self.facts();
         let style = if units_type == UnitsType::Sampled { Style::SampledFunction } else { Style::EventCounter };
         MetricInfo {
             name: name.to_owned(),

@@ -26,7 +26,7 @@ use crate::program::images::ImageStore;
 use crate::program::modules::Modules;
 use crate::weaving::cost::{Metered, Meters, Prices};
 use crate::weaving::plan::PRUNE;
-use crate::weaving::sites::{Found, Text, sites};
+use crate::weaving::sites::{FoundPoint, Text, sites};
 
 /// Module and function of the generic program.
 const MODULE: &str = "program";
@@ -335,7 +335,7 @@ fn piece(
         Some((target, modules)) => {
             let bias = modules.module(insertion.function.module).map_or(Bias(0), |(_, module)| module.bias);
             let spot = insertion.point;
-            let is_its = |found: &Found| found.is_among(&insertion.parts);
+            let is_its = |found: &FoundPoint| found.is_among(&insertion.parts);
             let first = sites(&Text::untouched(target), modules, insertion.function, spot)
                 .and_then(|sites| sites.into_iter().find(is_its).ok_or_else(|| missing(&insertion.parts)));
             first.and_then(|found| match (found.site, found.hosted) {

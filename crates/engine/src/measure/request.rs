@@ -25,7 +25,7 @@ use crate::program::pattern::{Pattern, SourceLine};
 const NAMED: usize = 12;
 
 /// A pair of a request, with the code that it needs.
-pub struct Wanted {
+pub struct WantedPair {
     /// Metric and focus.
     pub pair: Arc<MetricFocus>,
     /// Function that the focus names, if the pair came from the request's `functions` or from a pattern in a focus; otherwise `None`.
@@ -49,10 +49,10 @@ pub struct Owner {
     pub hidden: bool,
 }
 
-impl Wanted {
+impl WantedPair {
     /// A pair that belongs to one measurement, with code that is not of MDL.
     pub fn owned(owner: Owner, pair: Arc<MetricFocus>, instrumentation: Instrumentation) -> Self {
-        Wanted {
+        WantedPair {
             pair,
             function: None,
             instrumentation,
@@ -215,8 +215,8 @@ pub fn evaluate(
     (target, store, modules): (&Target, &ImageStore, &Modules),
     (request, also): (&EnableRequest, &[String]),
     progress: &dyn Fn(&str),
-    wanted: &mut dyn FnMut() -> Result<Vec<Wanted>, Error>,
-) -> (Vec<Error>, Result<Vec<Wanted>, Error>) {
+    wanted: &mut dyn FnMut() -> Result<Vec<WantedPair>, Error>,
+) -> (Vec<Error>, Result<Vec<WantedPair>, Error>) {
     if request.beside_uprobes {
         modules.expect_uprobes();
     }
@@ -227,7 +227,7 @@ pub fn evaluate(
         errors.extend(modules.load(target, store, &[], progress));
         evaluated = wanted();
     }
-    let keyed = |w: &Wanted| w.instrumentation.variables.iter().any(|v| matches!(v.shape, Shape::Table(_)));
+    let keyed = |w: &WantedPair| w.instrumentation.variables.iter().any(|v| matches!(v.shape, Shape::Table(_)));
     if evaluated.as_ref().is_ok_and(|wanted| wanted.iter().any(keyed)) {
         // keys may be addresses of the program's variables
         errors.extend(modules.load_files(target, store, &|file| file.is_program));
@@ -240,10 +240,10 @@ pub fn evaluate(
 }
 
 /// A pair, and the function that it is about if a pattern named the function.
-type Chosen = (Arc<MetricFocus>, Option<FunctionId>);
+type ChosenPair = (Arc<MetricFocus>, Option<FunctionId>);
 
 /// The pairs of the functions, parts of functions and source lines that a request names, each with its function.
-fn chosen(modules: &Modules, request: &EnableRequest, missing: Missing) -> Result<Vec<Chosen>, Error> {
+fn chosen(modules: &Modules, request: &EnableRequest, missing: Missing) -> Result<Vec<ChosenPair>, Error> {
     let (lines, functions): (Vec<&String>, Vec<&String>) =
         request.functions.iter().partition(|text| SourceLine::parse(text).is_some());
     let (parts, whole): (Vec<String>, Vec<String>) =
@@ -283,7 +283,7 @@ fn chosen(modules: &Modules, request: &EnableRequest, missing: Missing) -> Resul
         };
         Arc::new(MetricFocus { metric: metric.to_owned(), focus: focus.clone() })
     };
-    let of_metric = |metric: &String| -> Vec<Chosen> {
+    let of_metric = |metric: &String| -> Vec<ChosenPair> {
         chosen.iter().map(|(focus, f, part)| (pair(metric, focus, *part), Some(*f))).collect()
     };
     Ok(metrics.iter().flat_map(of_metric).collect())
@@ -295,7 +295,7 @@ pub fn of_metrics(
     modules: &Modules,
     request: &EnableRequest,
     missing: Missing,
-) -> Result<Vec<Wanted>, Error> {
+) -> Result<Vec<WantedPair>, Error> {
     let helpers: Arc<str> = library.helpers().into();
     let chosen = chosen(modules, request, missing)?;
     let mut pairs = Vec::with_capacity(request.pairs.len());
@@ -322,7 +322,7 @@ pub fn of_metrics(
             Ok(Evaluated { mut instrumentation, warnings }) => {
                 instrumentation.insertions.iter_mut().for_each(|i| share(&mut known, &mut i.snippet));
                 let helpers = Arc::clone(&helpers);
-                wanted.push(Wanted { pair, function, instrumentation, warnings, helpers, owner: None });
+                wanted.push(WantedPair { pair, function, instrumentation, warnings, helpers, owner: None });
             }
             // a library that is not loaded, or no longer loaded, may come
             Err(errors)
@@ -412,7 +412,7 @@ fn share(known: &mut Vec<Arc<Snippet>>, snippet: &mut Arc<Snippet>) {
 const NOT_FOUND: [&str; 3] = [codes::NO_METRIC, codes::NO_CONSTRAINT, codes::NOT_FOUND];
 
 /// Refuses pairs whose value could only be 0: metrics that have code only for a focus, and threads that do not exist.
-pub fn refuse_empty(target: &Target, wanted: &[Wanted]) -> Result<(), Error> {
+pub fn refuse_empty(target: &Target, wanted: &[WantedPair]) -> Result<(), Error> {
     for w in wanted {
         let without_code = |d: &&Diagnostic| w.instrumentation.insertions.is_empty() && d.code == codes::NO_CONSTRAINT;
         if let Some(why) = w.warnings.iter().find(without_code) {

@@ -13,7 +13,7 @@ use super::key::PairKey;
 use super::pair::{Pair, Unloaded};
 
 /// A pair with its code, and the first counter of each of its variables.
-pub type Bound = (PairKey, Instrumentation, Vec<u32>);
+pub type BoundPair = (PairKey, Instrumentation, Vec<u32>);
 
 /// The pairs of a request, by what must be woven for them.
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ pub struct AdmittedPairs {
     /// Pairs to be woven anew, in groups where they share their code.
     pub fresh: Vec<Fresh>,
     /// More code for pairs that are there: functions of modules that were loaded since.
-    pub more: Vec<Bound>,
+    pub more: Vec<BoundPair>,
     /// Pairs that have joined groups. If the insertion fails, they must part again.
     pub joined: Vec<PairKey>,
     /// Whether all pairs of the request are new.
@@ -150,7 +150,7 @@ mod tests {
         let mut pairs = there(&[(1, 1)]);
         for (wanted, more) in [(&[1][..], None), (&[1, 2], Some(vec![2])), (&[3, 2], Some(vec![3, 2])), (&[], None)] {
             let admitted = admit(&mut pairs, vec![("a", counts(wanted))]);
-            let functions = |(_, code, counters): &Bound| {
+            let functions = |(_, code, counters): &BoundPair| {
                 assert_eq!(counters, &[7]);
                 code.insertions.iter().map(|i| i.function.function).collect::<Vec<_>>()
             };

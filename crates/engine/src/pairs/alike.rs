@@ -4,7 +4,8 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use ingraft_model::{
-    BinaryOp, Expr, Insertion, Instrumentation, Listing, Shape, Snippet, Stmt, Tid, Variable, VariableId, VariableKind,
+    BinaryOp, Expr, Insertion, Instrumentation, KeyListing, Shape, Snippet, Stmt, Tid, Variable, VariableId,
+    VariableKind,
 };
 use rustc_hash::FxHasher;
 
@@ -62,7 +63,7 @@ impl Alike {
     }
 
     /// Instrumentation for all pairs of a group, whose first variable is the table.
-    pub fn instrumentation(&self, listing: Listing, one: &Instrumentation) -> Instrumentation {
+    pub fn instrumentation(&self, listing: KeyListing, one: &Instrumentation) -> Instrumentation {
         let mut instrumentation = one.clone();
         let mut sized: Vec<(*const Snippet, Arc<Snippet>)> = Vec::new();
         instrumentation.insertions = self.insertions.clone();
@@ -108,7 +109,7 @@ fn shared(snippet: &Snippet, key: u64) -> Option<Snippet> {
     if conditions.iter().any(|other| compared(other, key).is_some()) {
         return None;
     }
-    let add = Stmt::AddListed(VariableId(0), Listing::of_places(16)?, looked_up, amount.clone());
+    let add = Stmt::AddListed(VariableId(0), KeyListing::of_places(16)?, looked_up, amount.clone());
     let and = |a: Expr, b: &Expr| Expr::Binary(BinaryOp::LogicalAnd, Box::new(a), Box::new(b.clone()));
     let stmts = match conditions.split_first() {
         None => vec![add],
@@ -152,7 +153,7 @@ fn is_of_call(e: &Expr) -> bool {
     )
 }
 
-fn set_listing(stmts: &mut [Stmt], to: Listing) {
+fn set_listing(stmts: &mut [Stmt], to: KeyListing) {
     for stmt in stmts {
         match stmt {
             Stmt::AddListed(_, listing, ..) => *listing = to,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ingraft_model::FunctionId;
 
-use crate::api::{FunctionRef, PairFacts, PairInfo};
+use crate::api::{NamedFunction, PairFacts, PairInfo};
 use crate::program::modules::Modules;
 use crate::weaving::plan::Woven;
 
@@ -35,7 +35,7 @@ pub fn pair_info(
 }
 
 /// A function in the form for clients.
-pub fn function_ref(modules: &Modules, function: FunctionId) -> Option<FunctionRef> {
+pub fn function_ref(modules: &Modules, function: FunctionId) -> Option<NamedFunction> {
     let (file, _, f) = modules.resolve(function)?;
-    Some(FunctionRef { module: file.name.clone(), function: f.display_name().into_owned(), offset: f.start() })
+    Some(NamedFunction { module: file.name.clone(), function: f.display_name().into_owned(), offset: f.start() })
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustc_hash::FxBuildHasher;
 
 use crate::api::MetricFocus;
-use crate::measure::request::{Owner, Wanted};
+use crate::measure::request::{Owner, WantedPair};
 
 /// Key of a pair. Requests with equal keys share code and counters. A key is cheap to copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -31,7 +31,7 @@ impl Hash for PairKey {
 
 impl PairKey {
     /// Key of an evaluated pair.
-    pub fn of(wanted: &Wanted) -> Self {
+    pub fn of(wanted: &WantedPair) -> Self {
         let key = PairKey::new(Arc::clone(&wanted.instrumentation.metric.text), Arc::clone(&wanted.pair));
         PairKey { helpers: Arc::clone(&wanted.helpers), owner: wanted.owner, ..key }
     }

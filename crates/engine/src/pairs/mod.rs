@@ -19,12 +19,12 @@ use ingraft_model::listed::RETIRED;
 use ingraft_model::{FunctionId, Instrumentation, ModuleId, PointKind};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-pub use self::admitted::{AdmittedPairs, Bound};
+pub use self::admitted::{AdmittedPairs, BoundPair};
 pub use self::groups::{COUNTERS_A_PAIR, Forming, Fresh, Group, WovenGroup, WriteWord, write_keys, write_word};
 pub use self::info::{function_ref, pair_info};
 pub use self::key::PairKey;
 pub use self::pair::{Pair, is_costly};
-pub use self::pieces::{Minis, Refused, apart, joined, pieces_of};
+pub use self::pieces::{Minis, RefusedPieces, apart, joined, pieces_of};
 pub use self::points::{CommonSnippets, PointDraft, SnippetIds};
 pub use self::released::Released;
 pub use self::tails::{TailCalls, await_results};

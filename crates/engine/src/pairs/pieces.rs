@@ -7,11 +7,11 @@ use rustc_hash::FxHashMap;
 
 use crate::api::RefusedFunction;
 
-use super::admitted::Bound;
+use super::admitted::BoundPair;
 use super::pair::{Pair, UnwindTarget, restores};
 
 /// Reason why a pair, given by its index in the request, is not woven in a function.
-pub type Refused = FxHashMap<(FunctionId, usize), Refusal>;
+pub type RefusedPieces = FxHashMap<(FunctionId, usize), Refusal>;
 
 /// The snippets of a pair: those of its metric, and those where exceptions and longjmp land, which pairs share.
 #[derive(Debug, Default)]
@@ -50,7 +50,7 @@ pub fn pieces_of(instrumentation: &Instrumentation) -> usize {
 
 /// The pieces of pairs: the insertions that are woven apart, each with its counter, and all other pairs as they are. `None` if all pairs are as
 /// they are.
-pub fn apart(bound: &[Bound]) -> Option<Vec<Bound>> {
+pub fn apart(bound: &[BoundPair]) -> Option<Vec<BoundPair>> {
     if !bound.iter().any(|(_, instrumentation, _)| instrumentation.apart) {
         return None;
     }
@@ -78,7 +78,7 @@ pub fn apart(bound: &[Bound]) -> Option<Vec<Bound>> {
 pub fn joined(
     instrumentation: &Instrumentation,
     pieces: impl Iterator<Item = Minis>,
-    (first, refused): (usize, &Refused),
+    (first, refused): (usize, &RefusedPieces),
 ) -> (Minis, Vec<Result<u64, Refusal>>) {
     let (mut joined, mut probes) = (Minis::default(), Vec::new());
     let functions = instrumentation.insertions.iter().map(|insertion| Some(insertion.function));
@@ -133,7 +133,8 @@ mod tests {
     fn pieces_tell_which_of_them_are_woven() {
         let f = |n| function(0, n);
         let piece = |ids: &[u64]| Minis { points: ids.iter().map(|id| (f(9), *id)).collect(), ..Minis::default() };
-        let refused = Refused::from_iter([((f(1), 6), Refusal::NoRoomNearby), ((f(2), 2), Refusal::NoRoomNearby)]);
+        let refused =
+            RefusedPieces::from_iter([((f(1), 6), Refusal::NoRoomNearby), ((f(2), 2), Refusal::NoRoomNearby)]);
         let pieces = [piece(&[5]), piece(&[]), piece(&[])];
         let (all, probes) = joined(&increments(3, true), pieces.into_iter(), (5, &refused));
         assert_eq!(all.points, [(f(9), 5)]);

@@ -8,12 +8,12 @@ use rustc_hash::FxHashMap;
 
 use crate::weaving::exits::Exits;
 use crate::weaving::plan::PRUNE;
-use crate::weaving::wanted::{NewMini, Wanted as WantedPoints};
+use crate::weaving::wanted::{NewMini, WantedPoints};
 
 use super::Pairs;
-use super::admitted::Bound;
+use super::admitted::BoundPair;
 use super::pair::{UnwindTarget, restores};
-use super::pieces::{Minis, Refused};
+use super::pieces::{Minis, RefusedPieces};
 use super::tails::TailCalls;
 
 /// Allocates the ids of snippets. [`PRUNE`] is none of them.
@@ -52,13 +52,13 @@ impl Default for CommonSnippets {
 }
 
 /// A snippet with its sort key among all snippets of a request.
-struct Placed<'a> {
+struct RankedSnippet<'a> {
     /// Function and kind of its points; then the pair, so that the pair that begins first ends last; then the position in its pair.
     rank: (FunctionId, PointKind, i64, i64),
     mini: NewMini<'a>,
 }
 
-impl<'a> Placed<'a> {
+impl<'a> RankedSnippet<'a> {
     /// Creates the entry of a snippet; `n` is the number of snippets that its pair has had before.
     fn new(insertion: &Insertion, n: i64, mini: NewMini<'a>) -> Self {
         let kind = insertion.point;
@@ -67,7 +67,7 @@ impl<'a> Placed<'a> {
             Order::Append => n,
             Order::Prepend => -1 - n,
         };
-        Placed { rank: (insertion.function, kind, if kind.opens() { pair } else { -pair }, place), mini }
+        RankedSnippet { rank: (insertion.function, kind, if kind.opens() { pair } else { -pair }, place), mini }
     }
 }
 
@@ -82,8 +82,9 @@ pub struct PointDraft<'w> {
 
 impl<'w> PointDraft<'w> {
     /// The points of the pairs' own code.
-    pub fn of(bound: &'w [Bound], common: &'w CommonSnippets, ids: &mut SnippetIds) -> Self {
-        let mut placed: Vec<Placed<'w>> = Vec::with_capacity(bound.iter().map(|(_, i, _)| i.insertions.len()).sum());
+    pub fn of(bound: &'w [BoundPair], common: &'w CommonSnippets, ids: &mut SnippetIds) -> Self {
+        let mut placed: Vec<RankedSnippet<'w>> =
+            Vec::with_capacity(bound.iter().map(|(_, i, _)| i.insertions.len()).sum());
         let mut minis: Vec<Minis> = Vec::with_capacity(bound.len());
         for (pair, (_, instrumentation, counters)) in bound.iter().enumerate() {
             let mut own = Vec::with_capacity(instrumentation.insertions.len());
@@ -97,14 +98,14 @@ impl<'w> PointDraft<'w> {
                     in_place: instrumentation.in_place,
                     ..NewMini::plain(id, pair, &insertion.snippet)
                 };
-                placed.push(Placed::new(insertion, n as i64, mini));
+                placed.push(RankedSnippet::new(insertion, n as i64, mini));
                 own.push((insertion.function, id));
             }
             minis.push(Minis { points: own, ..Minis::default() });
         }
         placed.sort_unstable_by_key(|placed| placed.rank);
         let mut wanted: Vec<WantedPoints<'w>> = Vec::with_capacity(placed.len());
-        for Placed { rank: (function, kind, ..), mini } in placed {
+        for RankedSnippet { rank: (function, kind, ..), mini } in placed {
             match wanted.last_mut() {
                 Some(last) if (last.function, last.kind) == (function, kind) => last.minis.push(mini),
                 _ => {
@@ -133,12 +134,12 @@ impl<'w> PointDraft<'w> {
     pub fn add_landings(
         &mut self,
         pairs: &Pairs,
-        bound: &[Bound],
+        bound: &[BoundPair],
         targets: impl FnOnce() -> Vec<(FunctionId, PointKind)>,
         common: &'w CommonSnippets,
         ids: &mut SnippetIds,
     ) {
-        let puts_back = |(key, instrumentation, _): &Bound| {
+        let puts_back = |(key, instrumentation, _): &BoundPair| {
             restores(instrumentation) || pairs.get(key).is_some_and(|pair| pair.restores)
         };
         let restoring: Vec<usize> = (0..).zip(bound).filter(|(_, bound)| puts_back(bound)).map(|(n, _)| n).collect();
@@ -173,7 +174,7 @@ impl<'w> PointDraft<'w> {
     pub fn add_tail_calls(
         &mut self,
         pairs: &Pairs,
-        bound: &'w [Bound],
+        bound: &'w [BoundPair],
         tails: &'w TailCalls,
         common: &'w CommonSnippets,
         ids: &mut SnippetIds,
@@ -223,13 +224,13 @@ impl<'w> PointDraft<'w> {
     }
 
     /// The refusals if none of the points can be woven, for this reason.
-    pub fn all_refused(&self, refusal: &Refusal) -> Refused {
+    pub fn all_refused(&self, refusal: &Refusal) -> RefusedPieces {
         let pairs = self.wanted.iter().flat_map(|w| w.minis.iter().map(|m| (w.function, m.pair)));
         pairs.map(|place| (place, refusal.clone())).collect()
     }
 
     /// The snippets of each pair that were woven, if these were refused.
-    pub fn woven(self, refused: &Refused) -> Vec<Minis> {
+    pub fn woven(self, refused: &RefusedPieces) -> Vec<Minis> {
         let PointDraft { mut minis, brought, .. } = self;
         for (pair, own) in minis.iter_mut().enumerate() {
             own.points.retain(|(f, _)| !refused.contains_key(&(*f, pair)));
@@ -249,7 +250,7 @@ fn follows(instrumentation: &Instrumentation) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use ingraft_model::{Expr, Record as CallRecord, Restore, Role, VariableId, VariableKind};
+    use ingraft_model::{CallRecord, Expr, Restore, Role, VariableId, VariableKind};
     use rustc_hash::FxHashSet;
 
     use super::*;
@@ -260,14 +261,14 @@ mod tests {
     const EXIT: PointKind = PointKind::Exit;
 
     /// A pair with code at these kinds of points of functions.
-    fn bound(name: &str, points: &[(u32, PointKind)]) -> Bound {
+    fn bound(name: &str, points: &[(u32, PointKind)]) -> BoundPair {
         let mut code = instrumentation(vec![variable(VariableKind::Counter, Shape::Counter)]);
         let count = || vec![Stmt::Add(VariableId(0), Expr::Const(1))];
         code.insertions = points.iter().map(|(n, kind)| insertion(function(0, *n), *kind, count())).collect();
         (key(name), code, vec![0])
     }
 
-    fn following(name: &str, points: &[(u32, PointKind)]) -> Bound {
+    fn following(name: &str, points: &[(u32, PointKind)]) -> BoundPair {
         let (key, mut code, _) = bound(name, points);
         let activations = variable(VariableKind::Activations, Shape::Activations);
         code.variables = [code.variables[0].clone(), activations].into();
@@ -275,7 +276,7 @@ mod tests {
     }
 
     /// A pair whose calls restore a state.
-    fn restoring(name: &str) -> Bound {
+    fn restoring(name: &str) -> BoundPair {
         let (key, mut code, counters) = following(name, &[(1, ENTRY)]);
         let restore = Some(Restore::Value(VariableId(0)));
         let record = CallRecord { activations: VariableId(1), kept: Vec::new(), restore };
@@ -303,7 +304,7 @@ mod tests {
             [(1, ENTRY, vec![(3, 0), (5, 1), (4, 1)]), (1, EXIT, vec![(6, 1), (2, 0)]), (2, ENTRY, vec![(1, 0)]),]
         );
         assert_eq!(ids.take(), 7);
-        let minis = draft.woven(&Refused::default());
+        let minis = draft.woven(&RefusedPieces::default());
         let own = |n: usize| minis[n].points.iter().map(|(f, id)| (f.function, *id)).collect::<Vec<_>>();
         assert_eq!(own(0), [(2, 1), (1, 2), (1, 3)]);
         assert_eq!(own(1), [(1, 4), (1, 5), (1, 6)]);
@@ -329,7 +330,7 @@ mod tests {
         draft.add_landings(&Pairs::default(), &all, landings, &common, &mut ids);
         assert_eq!(shown(&draft)[1..], [(3, EXIT, vec![(4, 0), (2, 1)]), (4, ENTRY, vec![(5, 0)])]);
         // the landing of function 3 is refused to the pair that weaves it
-        let refused = Refused::from_iter([((function(0, 3), 0), Refusal::NoRoomNearby)]);
+        let refused = RefusedPieces::from_iter([((function(0, 3), 0), Refusal::NoRoomNearby)]);
         let minis = draft.woven(&refused);
         for pair in [0, 2] {
             assert_eq!(minis[pair].unwind_targets, [(function(0, 4), ENTRY, 5)]);
@@ -354,7 +355,7 @@ mod tests {
         let mut draft = PointDraft::of(&all, &common, &mut ids);
         draft.add_landings(&pairs, &all, || vec![there, failed], &common, &mut ids);
         assert!(draft.wanted().is_empty(), "one is woven, and the other could not be");
-        assert_eq!(draft.woven(&Refused::default())[0].unwind_targets, [(there.0, there.1, 90)]);
+        assert_eq!(draft.woven(&RefusedPieces::default())[0].unwind_targets, [(there.0, there.1, 90)]);
     }
 
     #[test]
@@ -390,7 +391,7 @@ mod tests {
         assert_eq!(shown(&draft)[2..], [(2, ENTRY, vec![(PRUNE, 1), (3, 1), (4, 0)]), (3, EXIT, vec![(5, 0)]),]);
         let refused = draft.all_refused(&Refusal::NoRoomNearby);
         assert_eq!(refused.len(), 4, "functions 1 to 3 of the first pair, and function 2 of the second one");
-        let minis = draft.woven(&Refused::from_iter([((second, 0), Refusal::NoRoomNearby)]));
+        let minis = draft.woven(&RefusedPieces::from_iter([((second, 0), Refusal::NoRoomNearby)]));
         assert_eq!((minis[0].unlanded.as_slice(), minis[1].unlanded.as_slice()), (&[second][..], &[second][..]));
         assert_eq!(minis[0].points.last(), Some(&(third, 5)));
     }

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use ingraft_analysis::FunctionKind;
 use ingraft_model::{
-    Avma, BinaryOp, CallSite, Callee, Expr, FunctionId, Insertion, Instrumentation, PointKind, Record as CallRecord,
-    Restore, Role, Scalar, Shape, Snippet, Stmt, Svma, ValueUnit, Variable, VariableId, VariableKind, Whose,
+    Avma, BinaryOp, CallRecord, CallSite, Callee, Expr, FunctionId, Insertion, Instrumentation, PointKind, Restore,
+    Role, Scalar, Shape, Snippet, Stmt, Svma, ValueUnit, Variable, VariableId, VariableKind, Whose,
 };
 use ingraft_process::Target;
 use rayon::prelude::*;
@@ -25,7 +25,7 @@ use crate::program::modules::{ModuleFile, Modules};
 use crate::program::variables::data_of;
 use crate::weaving::exits::Exits;
 
-use super::admitted::Bound;
+use super::admitted::BoundPair;
 
 /// The library that has the functions of most slots.
 const LIBC: &str = "libc";
@@ -116,7 +116,7 @@ impl TailCalls {
     /// entry cannot be woven.
     pub fn of(
         (target, modules, images): (&Target, &Modules, &ImageStore),
-        bound: &[Bound],
+        bound: &[BoundPair],
         barred: &FxHashSet<FunctionId>,
     ) -> TailCalls {
         let mut found = TailCalls::default();
@@ -144,7 +144,7 @@ impl TailCalls {
         if starts.is_empty() {
             return found;
         }
-        let graph = Graph::new(target, modules, images, starts);
+        let graph = TailJumpGraph::new(target, modules, images, starts);
         let mut at_exits: FxHashMap<FunctionId, usize> = FxHashMap::default();
         for (pair, closers) in
             closers.iter().enumerate().flat_map(|(pair, all)| by_records(all).map(move |some| (pair, some)))
@@ -253,15 +253,15 @@ fn by_records<'c, 'a>(closers: &'c [Closer<'a>]) -> impl Iterator<Item = Vec<&'c
 }
 
 /// Graph of the jumps between functions.
-struct Graph {
+struct TailJumpGraph {
     jumps: FxHashMap<FunctionId, Jumps>,
     /// Number of the cycle of each function; functions from which jumps lead to each other have the same number.
     circle: FxHashMap<FunctionId, usize>,
 }
 
-impl Graph {
+impl TailJumpGraph {
     /// Builds the graph of all jumps that are reachable from these functions.
-    fn new(target: &Target, modules: &Modules, images: &ImageStore, starts: FxHashSet<FunctionId>) -> Graph {
+    fn new(target: &Target, modules: &Modules, images: &ImageStore, starts: FxHashSet<FunctionId>) -> TailJumpGraph {
         let mut jumps: FxHashMap<FunctionId, Jumps> = FxHashMap::default();
         let mut next: Vec<FunctionId> = starts.into_iter().collect();
         while !next.is_empty() {
@@ -279,7 +279,7 @@ impl Graph {
             next = new.into_iter().collect();
         }
         let circle = circles(&jumps);
-        Graph { jumps, circle }
+        TailJumpGraph { jumps, circle }
     }
 
     fn jumps_of(&self, function: FunctionId) -> &[Jump] {
@@ -417,7 +417,7 @@ fn circles(jumps: &FxHashMap<FunctionId, Jumps>) -> FxHashMap<FunctionId, usize>
 
 /// Follows the calls of one pair.
 struct Follow<'a> {
-    graph: &'a Graph,
+    graph: &'a TailJumpGraph,
     barred: &'a FxHashSet<FunctionId>,
     pair: usize,
     /// The code at the exits of functions that open the same records.

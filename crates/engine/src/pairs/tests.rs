@@ -8,7 +8,7 @@ use ingraft_model::{
 };
 use rustc_hash::FxHashSet;
 
-use crate::api::{FunctionRef, MetricFocus, RefusedFunction};
+use crate::api::{MetricFocus, NamedFunction, RefusedFunction};
 
 use super::pair::Unloaded;
 use super::*;
@@ -75,7 +75,7 @@ pub fn counting(first: u32, in_function: FunctionId, minis: &[u64]) -> Pair {
 }
 
 fn refused(id: FunctionId) -> (FunctionId, RefusedFunction) {
-    let function = FunctionRef { module: "m".to_owned(), function: format!("f{}", id.function), offset: Svma(0) };
+    let function = NamedFunction { module: "m".to_owned(), function: format!("f{}", id.function), offset: Svma(0) };
     (id, RefusedFunction { function, reason: ingraft_model::Refusal::NoSuchPoint.into() })
 }
 

@@ -42,15 +42,15 @@ pub fn departing(
 
 /// The function by which code that has led to this step ends its thread, or that cannot be followed; `Some(None)` for the code itself. `None`
 /// if no function ends its thread to which the code leads.
-fn way_to_end(first: Step, callees: impl Fn(FunctionId) -> Step) -> Option<Option<FunctionId>> {
-    let Step::Calls(mut work) = first else { return Some(None) };
+fn way_to_end(first: ReachedCode, callees: impl Fn(FunctionId) -> ReachedCode) -> Option<Option<FunctionId>> {
+    let ReachedCode::Calls(mut work) = first else { return Some(None) };
     let mut seen: FxHashSet<FunctionId> = work.iter().copied().collect();
     while let Some(function) = work.pop() {
         match callees(function) {
-            Step::Calls(callees) if seen.len() < FUNCTIONS_MAX => {
+            ReachedCode::Calls(callees) if seen.len() < FUNCTIONS_MAX => {
                 work.extend(callees.into_iter().filter(|callee| seen.insert(*callee)));
             }
-            Step::Calls(_) | Step::Ends => return Some(Some(function)),
+            ReachedCode::Calls(_) | ReachedCode::Ends => return Some(Some(function)),
         }
     }
     None
@@ -68,7 +68,7 @@ struct Search<'a> {
 }
 
 /// Answer about code that the search has reached.
-enum Step {
+enum ReachedCode {
     /// It ends its thread, calls a function that does, or cannot be followed.
     Ends,
     /// It is, or calls, these functions.
@@ -86,14 +86,14 @@ impl Search<'_> {
     }
 
     /// The function at an address, whose module is analysed if need be; none in a C library, or where none can lead to the end of a thread.
-    fn at(&self, at: Avma) -> Step {
+    fn at(&self, at: Avma) -> ReachedCode {
         match self.file_at(at) {
-            None => return Step::Ends,
+            None => return ReachedCode::Ends,
             Some(file) if file.names.iter().any(|name| C_LIBRARIES.contains(&name.as_str())) => {
-                return Step::Calls(Vec::new());
+                return ReachedCode::Calls(Vec::new());
             }
             Some(_) if self.ending.as_ref().is_some_and(|texts| !texts.iter().any(|text| text.contains(&at))) => {
-                return Step::Calls(Vec::new());
+                return ReachedCode::Calls(Vec::new());
             }
             Some(_) => {}
         }
@@ -102,22 +102,22 @@ impl Search<'_> {
             tracing::debug!(%error, "a signal handler cannot be followed");
         }
         let loaded = self.modules.loaded().find(|(_, file, _)| holds(file));
-        loaded.map_or(Step::Ends, |(number, _, module)| self.within(number, module, at.to_svma(module.bias)))
+        loaded.map_or(ReachedCode::Ends, |(number, _, module)| self.within(number, module, at.to_svma(module.bias)))
     }
 
     /// The function in which control is that arrives at an address of a module.
-    fn within(&self, number: ModuleId, module: &Module, at: Svma) -> Step {
+    fn within(&self, number: ModuleId, module: &Module, at: Svma) -> ReachedCode {
         if module.image.is_stub(at) {
-            return module.image.stub_slot(at).map_or(Step::Ends, |slot| self.through(module, slot));
+            return module.image.stub_slot(at).map_or(ReachedCode::Ends, |slot| self.through(module, slot));
         }
         let function = module.image.function_reached_at(at).and_then(|f| module.number_at(f.start()));
-        function.map_or(Step::Ends, |function| Step::Calls(vec![FunctionId { module: number, function }]))
+        function.map_or(ReachedCode::Ends, |function| ReachedCode::Calls(vec![FunctionId { module: number, function }]))
     }
 
-    fn callees(&self, function: FunctionId) -> Step {
-        let Some((_, module, f)) = self.modules.resolve(function) else { return Step::Ends };
+    fn callees(&self, function: FunctionId) -> ReachedCode {
+        let Some((_, module, f)) = self.modules.resolve(function) else { return ReachedCode::Ends };
         if f.names().iter().any(|name| self.ends(name.mangled())) {
-            return Step::Ends;
+            return ReachedCode::Ends;
         }
         let mut callees = Vec::new();
         for callee in module.image.callees(f) {
@@ -129,26 +129,28 @@ impl Search<'_> {
                 Callee::Computed => continue,
             };
             match step {
-                Step::Ends => return Step::Ends,
-                Step::Calls(its) => callees.extend(its),
+                ReachedCode::Ends => return ReachedCode::Ends,
+                ReachedCode::Calls(its) => callees.extend(its),
             }
         }
-        Step::Calls(callees)
+        ReachedCode::Calls(callees)
     }
 
     /// The function whose address a slot holds now. If the loader has not looked it up yet, the functions of that name in the modules that
     /// were analysed.
-    fn through(&self, module: &Module, slot: Svma) -> Step {
+    fn through(&self, module: &Module, slot: Svma) -> ReachedCode {
         let name = module.image.import_at(slot);
         if name.is_some_and(|name| self.ends(name)) {
-            return Step::Ends;
+            return ReachedCode::Ends;
         }
         let filled = self.target.read_u64(slot.to_avma(module.bias)).map(Avma);
         // A call through a slot that leads to no file is one through a pointer.
-        let Some(at) = filled.ok().filter(|at| self.file_at(*at).is_some()) else { return Step::Calls(Vec::new()) };
+        let Some(at) = filled.ok().filter(|at| self.file_at(*at).is_some()) else {
+            return ReachedCode::Calls(Vec::new());
+        };
         let is_stub = |m: &Module| m.image.is_stub(at.to_svma(m.bias));
         if self.modules.loaded().any(|(_, file, m)| file.is_mapped && file.text().contains(&at) && is_stub(m)) {
-            return Step::Calls(name.map(|name| self.modules.functions_named_exactly(name)).unwrap_or_default());
+            return ReachedCode::Calls(name.map(|name| self.modules.functions_named_exactly(name)).unwrap_or_default());
         }
         self.at(at)
     }
@@ -162,8 +164,8 @@ mod tests {
         FunctionId { module: ModuleId(0), function }
     }
 
-    fn calls(functions: &[u32]) -> Step {
-        Step::Calls(functions.iter().map(|function| f(*function)).collect())
+    fn calls(functions: &[u32]) -> ReachedCode {
+        ReachedCode::Calls(functions.iter().map(|function| f(*function)).collect())
     }
 
     #[test]
@@ -171,15 +173,15 @@ mod tests {
         // 0 calls 1 and 2; 1 calls 3 and itself; 2 and 3 call each other; 4 ends the thread
         let callees = |ending: Option<u32>| {
             move |function: FunctionId| match function.function {
-                n if Some(n) == ending => Step::Ends,
+                n if Some(n) == ending => ReachedCode::Ends,
                 0 => calls(&[1, 2]),
                 1 => calls(&[3, 1]),
                 2 => calls(&[3]),
                 3 => calls(&[2]),
-                _ => Step::Ends,
+                _ => ReachedCode::Ends,
             }
         };
-        assert_eq!(way_to_end(Step::Ends, callees(None)), Some(None), "it cannot be followed");
+        assert_eq!(way_to_end(ReachedCode::Ends, callees(None)), Some(None), "it cannot be followed");
         assert_eq!(way_to_end(calls(&[]), callees(None)), None, "code of a C library is known by its name");
         assert_eq!(way_to_end(calls(&[0]), callees(None)), None, "all callees return");
         for ending in 0..4 {

@@ -2,7 +2,7 @@
 
 use ingraft_analysis::{DataSymbol, DebugInfo, DebugSections, Elf, Function, MemberPath, TypeError};
 use ingraft_mdl::{IntegerPath, Parameter, ProgramFacts, ProgramVariable, Unresolved, VariableLocation};
-use ingraft_model::{Avma, CallSite, FunctionId, ModuleId, Refusal, Scalar, Svma, Width};
+use ingraft_model::{Avma, CallSite, FunctionId, IntegerWidth, ModuleId, Refusal, Scalar, Svma};
 
 use crate::program::callees::named;
 use crate::program::modules::{Module, ModuleFile, Modules};
@@ -14,7 +14,7 @@ const CHANGED: [&str; 3] = [".isra.", ".constprop.", ".part."];
 const LISTED: usize = 12;
 
 /// A variable with its module.
-struct Found<'a> {
+struct FoundVariable<'a> {
     file: &'a ModuleFile,
     module: &'a Module,
     symbol: DataSymbol,
@@ -31,7 +31,7 @@ pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Progr
         Ok(reach) => access(reach),
         // without a description, the size of the symbol suffices
         Err(TypeError::NoDebugInfo | TypeError::Compressed | TypeError::NotDescribed { .. }) if members.is_empty() => {
-            let width = Width::of(found.symbol.size).ok_or_else(|| {
+            let width = IntegerWidth::of(found.symbol.size).ok_or_else(|| {
                 let size = found.symbol.size;
                 Unresolved::Unreadable(format!("`{name}` takes {size} bytes, which is no integer of 1, 2, 4 or 8"))
             })?;
@@ -55,7 +55,7 @@ pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Progr
 }
 
 /// Location of a thread-local variable. Its library must stay loaded, because a library loaded later could have other data at that place.
-fn in_threads(modules: &Modules, name: &str, found: &Found<'_>) -> Result<VariableLocation, Unresolved> {
+fn in_threads(modules: &Modules, name: &str, found: &FoundVariable<'_>) -> Result<VariableLocation, Unresolved> {
     let refuse = |why| Unresolved::Unreadable(format!("`{name}`: every thread has its own, {why}"));
     let (at, bytes) = (found.symbol.at, found.symbol.size);
     if found.file.is_program {
@@ -175,7 +175,7 @@ fn told(name: &str, why: TypeError) -> Unresolved {
 }
 
 /// The variable with a name: the program's own first, because its libraries use that one too; then one that exactly one library exports.
-fn find<'a>(modules: &'a Modules, text: &str) -> Result<Found<'a>, Unresolved> {
+fn find<'a>(modules: &'a Modules, text: &str) -> Result<FoundVariable<'a>, Unresolved> {
     let (prefix, name) = match text.split_once(':') {
         Some((prefix, name)) if !name.starts_with(':') => (Some(prefix), name),
         _ => (None, text),
@@ -186,17 +186,18 @@ fn find<'a>(modules: &'a Modules, text: &str) -> Result<Found<'a>, Unresolved> {
     let wanted = |file: &ModuleFile| if of_module { is_module(file) } else { true };
     let own = |file: &ModuleFile| file.is_program && wanted(file);
     modules.look_into(|file| own(file) || of_module && is_module(file));
-    let in_module = |(_, file, module): (ModuleId, &'a ModuleFile, &'a Module)| -> Vec<Found<'a>> {
+    let in_module = |(_, file, module): (ModuleId, &'a ModuleFile, &'a Module)| -> Vec<FoundVariable<'a>> {
         let elf = module.image.elf();
         let symbols = DataSymbol::named(elf, file.debug(modules.pid(), elf), name);
         let fits = |symbol: &DataSymbol| match source {
             Some(source) => symbol.file.as_deref().is_some_and(|f| f == source || f.ends_with(&format!("/{source}"))),
             None => true,
         };
-        symbols.into_iter().filter(fits).map(|symbol| Found { file, module, symbol }).collect()
+        symbols.into_iter().filter(fits).map(|symbol| FoundVariable { file, module, symbol }).collect()
     };
     let loaded = || modules.loaded().filter(|(_, file, _)| file.is_mapped && wanted(file));
-    let mut found: Vec<Found<'a>> = loaded().filter(|(_, file, _)| file.is_program).flat_map(in_module).collect();
+    let mut found: Vec<FoundVariable<'a>> =
+        loaded().filter(|(_, file, _)| file.is_program).flat_map(in_module).collect();
     if found.is_empty() {
         modules.look_into(|file| wanted(file));
         found = loaded().filter(|(_, file, _)| !file.is_program).flat_map(in_module).collect();
@@ -212,7 +213,7 @@ fn find<'a>(modules: &'a Modules, text: &str) -> Result<Found<'a>, Unresolved> {
         [] => Err(missing(modules, text, name)),
         [_] => found.pop().map(|f| interposed(modules, f, name)).ok_or_else(|| missing(modules, text, name)),
         several => {
-            let place = |f: &Found<'_>| {
+            let place = |f: &FoundVariable<'_>| {
                 let of = f.symbol.file.as_deref().filter(|_| source.is_none()).unwrap_or(&f.file.name);
                 format!("{of}:{name}")
             };
@@ -224,14 +225,14 @@ fn find<'a>(modules: &'a Modules, text: &str) -> Result<Found<'a>, Unresolved> {
 }
 
 /// The program's own variable of that name, or its copy of the library's variable, if there is one: every module then uses that one.
-fn interposed<'a>(modules: &'a Modules, found: Found<'a>, name: &str) -> Found<'a> {
+fn interposed<'a>(modules: &'a Modules, found: FoundVariable<'a>, name: &str) -> FoundVariable<'a> {
     if found.file.is_program || found.symbol.local {
         return found;
     }
     let program = modules.loaded().find(|(_, file, _)| file.is_program);
     let copy = program.and_then(|(_, file, module)| {
         let symbol = DataSymbol::exported(module.image.elf(), name)?;
-        Some(Found { file, module, symbol })
+        Some(FoundVariable { file, module, symbol })
     });
     copy.unwrap_or(found)
 }

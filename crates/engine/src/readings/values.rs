@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use ingraft_model::{Activations, Clock, Distribution, Fold, Scale, Shape, Table, Tid, vector};
+use ingraft_model::{Activations, Clock, Distribution, Fold, KeyTable, Scale, Shape, Tid, vector};
 use ingraft_process::{PopulatedPages, SharedArea};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -93,7 +93,7 @@ pub struct EndedThreads {
     together: FxHashMap<u32, i64>,
     /// Tables of each thread, by their first counter. Their counters are in neither of the other two maps, because a place in a table means
     /// another key in every shard.
-    tables: FxHashMap<Option<Tid>, FxHashMap<u32, Table>>,
+    tables: FxHashMap<Option<Tid>, FxHashMap<u32, KeyTable>>,
 }
 
 impl EndedThreads {
@@ -125,9 +125,9 @@ impl EndedThreads {
                 continue;
             }
             let value = |n| place(&values, first + n).and_then(|at| values.get(at)).map_or(0, |(_, value)| *value);
-            let table = Table::from_slots(fold, value);
+            let table = KeyTable::from_slots(fold, value);
             if !table.is_empty() {
-                let empty = || Table { fold, ..Table::default() };
+                let empty = || KeyTable { fold, ..KeyTable::default() };
                 self.tables.entry(tid).or_default().entry(first).or_insert_with(empty).merge(&table);
             }
         }
@@ -241,7 +241,7 @@ pub struct Raw {
     /// The values of a histogram.
     pub distribution: Option<Box<Distribution>>,
     /// The values by key.
-    pub table: Option<Box<Table>>,
+    pub table: Option<Box<KeyTable>>,
     /// Numbers of calls whose values are missing.
     pub activations: Activations,
 }
@@ -262,7 +262,7 @@ impl Raw {
                 raw.distribution = Some(Box::new(distribution));
             }
             Shape::Vector(count) => raw = Raw::of_table(vector::from_slots(count, at)),
-            Shape::Table(fold) => raw = Raw::of_table(Table::from_slots(fold, at)),
+            Shape::Table(fold) => raw = Raw::of_table(KeyTable::from_slots(fold, at)),
             Shape::Activations => raw.activations = calls(&[slots.first], load),
             // An event has no value, each value of a table of listed keys is the counter of a pair, and a trace takes the bytes of a buffer.
             Shape::Event | Shape::Alias(_) | Shape::Listed(_) | Shape::Buffer(_) => {}
@@ -270,7 +270,7 @@ impl Raw {
         raw
     }
 
-    fn of_table(table: Table) -> Self {
+    fn of_table(table: KeyTable) -> Self {
         Raw { value: table.total(), table: Some(Box::new(table)), ..Raw::default() }
     }
 
@@ -370,39 +370,39 @@ pub const RECORDS_ONLY: u32 = 1 << 31;
 pub struct Columns<'a, S = SharedArea> {
     shards: &'a S,
     ended: &'a EndedThreads,
-    held: Vec<Held>,
+    held: Vec<CountingShard>,
 }
 
 /// A shard that counts, or has counted.
-struct Held {
+struct CountingShard {
     shard: u32,
     tid: Option<Tid>,
     touched: PopulatedPages,
 }
 
 /// Values of counters that are not 0, each with its index in the list of counters.
-pub type Row = Vec<(usize, i64)>;
+pub type NonzeroCounters = Vec<(usize, i64)>;
 
 /// Values of counters by thread.
 #[derive(Clone, Debug, Default)]
 pub struct Rows {
     /// The shards, each with its thread. `None` if the threads that counted there cannot be told apart.
-    pub held: Vec<(Option<Tid>, Row)>,
+    pub held: Vec<(Option<Tid>, NonzeroCounters)>,
     /// All threads together that have ended and left no shard.
-    pub ended: Row,
+    pub ended: NonzeroCounters,
 }
 
 impl<'a, S: Shards> Columns<'a, S> {
     /// Looks up the holders of shards; `tid` maps an identity to a thread id. Only the first `used` counters are read.
     pub fn new(shards: &'a S, ended: &'a EndedThreads, used: u32, tid: &dyn Fn(u64) -> Option<Tid>) -> Self {
-        let held = |shard, tid| Held { shard, tid, touched: shards.touched(shard, used) };
+        let held = |shard, tid| CountingShard { shard, tid, touched: shards.touched(shard, used) };
         let claimed = shards.claims().into_iter().map(|(shard, identity)| held(shard, tid(identity)));
         Columns { shards, ended, held: std::iter::once(held(0, None)).chain(claimed).collect() }
     }
 
     /// A counter of one shard.
     #[inline]
-    fn load(&self, held: &Held, counter: u32) -> i64 {
+    fn load(&self, held: &CountingShard, counter: u32) -> i64 {
         if held.touched.has(counter) { self.shards.load(held.shard, counter) } else { 0 }
     }
 
@@ -421,7 +421,7 @@ impl<'a, S: Shards> Columns<'a, S> {
             .threads
             .iter()
             .map(|(&tid, record)| (tid, read(&|n| record.get(&n).copied().unwrap_or(0), &|| 0)));
-        let table = |tables: &FxHashMap<u32, Table>| {
+        let table = |tables: &FxHashMap<u32, KeyTable>| {
             tables.get(&slots.first).filter(|_| matches!(slots.shape, Shape::Table(_))).cloned()
         };
         let tables = self.ended.tables.iter().filter_map(|(&tid, of)| Some((tid, Raw::of_table(table(of)?))));
@@ -435,7 +435,7 @@ impl<'a, S: Shards> Columns<'a, S> {
 
     /// Processor time of a thread, in ticks. For a running thread the kernel's value is as old as the last tick, and the thread's own last
     /// reading may be later.
-    fn cpu(&self, held: &Held, ruler: Ruler<'_>) -> u64 {
+    fn cpu(&self, held: &CountingShard, ruler: Ruler<'_>) -> u64 {
         self.shards.cpu_last(held.shard).max(held.tid.map_or(0, ruler.cpu))
     }
 

@@ -22,7 +22,7 @@ const DISPLACEMENT: usize = 4;
 
 /// State of the bytes that one write has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum BytesState {
     /// All bytes are as the engine wrote them.
     Woven,
     /// All bytes are the original ones.
@@ -43,9 +43,9 @@ pub enum State {
 
 /// State of one overwritten place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum OverwrittenPlace {
     /// The text is there, or a copy of the woven text.
-    Text(State),
+    Text(BytesState),
     /// The text is not mapped any more; another mapping may have its address.
     Gone,
     /// The text is mapped but cannot be read.
@@ -131,37 +131,37 @@ impl fmt::Display for Why {
     }
 }
 
-impl Place {
+impl OverwrittenPlace {
     /// The place with the reason why it may differ; `None` if it is woven, original or gone.
     pub fn left(&self, at: Avma) -> Option<Left> {
         let state = match self {
-            Place::Text(State::Mixed { breakpoint: false, .. }) => Why::Broken,
-            Place::Text(State::Mixed { .. }) => Why::Breakpoint,
-            Place::Text(State::Breakpoint) => Why::Breakpoint,
-            Place::Text(State::Foreign) => Why::Foreign,
-            Place::Unreadable => Why::Unreadable,
-            Place::Text(State::Woven | State::Original) | Place::Gone => return None,
+            OverwrittenPlace::Text(BytesState::Mixed { breakpoint: false, .. }) => Why::Broken,
+            OverwrittenPlace::Text(BytesState::Mixed { .. }) => Why::Breakpoint,
+            OverwrittenPlace::Text(BytesState::Breakpoint) => Why::Breakpoint,
+            OverwrittenPlace::Text(BytesState::Foreign) => Why::Foreign,
+            OverwrittenPlace::Unreadable => Why::Unreadable,
+            OverwrittenPlace::Text(BytesState::Woven | BytesState::Original) | OverwrittenPlace::Gone => return None,
         };
         Some(Left { at, state })
     }
 }
 
 /// State of the bytes that a write of a removal would change.
-pub fn classify(write: &TextWrite, now: &[u8]) -> State {
+pub fn classify(write: &TextWrite, now: &[u8]) -> BytesState {
     let (ours, original) = (write.old_bytes(), write.new_bytes());
     if now == ours {
-        return State::Woven;
+        return BytesState::Woven;
     }
     if now == original {
-        return State::Original;
+        return BytesState::Original;
     }
     let bytes = || now.iter().zip(ours).zip(original).map(|((now, ours), original)| (*now, *ours, *original));
     if !bytes().all(|(now, ours, original)| now == ours || now == original || now == BREAKPOINT) {
-        return State::Foreign;
+        return BytesState::Foreign;
     }
     let is_ours = |(now, ours, original): (u8, u8, u8)| now == ours && now != original;
     if !bytes().any(is_ours) {
-        return State::Breakpoint;
+        return BytesState::Breakpoint;
     }
     let mut parts: Vec<TextWrite> = Vec::new();
     for (i, (at, byte)) in (write.at.0..).zip(bytes()).enumerate().filter(|(_, (_, byte))| is_ours(*byte)) {
@@ -180,7 +180,7 @@ pub fn classify(write: &TextWrite, now: &[u8]) -> State {
         }
     }
     let breakpoint = bytes().any(|(now, ours, original)| now != ours && now != original);
-    State::Mixed { ours: parts, breakpoint }
+    BytesState::Mixed { ours: parts, breakpoint }
 }
 
 /// Places at which other programs have changed woven text. Each page is read once.
@@ -197,9 +197,9 @@ pub fn disturbed<'a>(target: &Target, text: impl Iterator<Item = &'a TextWrite>)
         }
         let bytes = page.get(..len).and_then(|page| page.get(behind..behind + write.old_bytes().len()));
         found.extend(bytes.and_then(|now| match classify(write, now) {
-            State::Original => Some(Left { at: write.at, state: Why::Lost }),
-            state @ (State::Woven | State::Mixed { .. } | State::Breakpoint | State::Foreign) => {
-                Place::Text(state).left(write.at)
+            BytesState::Original => Some(Left { at: write.at, state: Why::Lost }),
+            state @ (BytesState::Woven | BytesState::Mixed { .. } | BytesState::Breakpoint | BytesState::Foreign) => {
+                OverwrittenPlace::Text(state).left(write.at)
             }
         }));
     }
@@ -313,15 +313,20 @@ impl Ground {
     }
 
     /// State of each place that a point has overwritten.
-    pub fn look(&self, target: &Target, point: &PointRecord) -> Vec<Place> {
-        let looks: Vec<(Place, bool)> = point.removal.text.iter().map(|w| self.look_at(target, point, w)).collect();
+    pub fn look(&self, target: &Target, point: &PointRecord) -> Vec<OverwrittenPlace> {
+        let looks: Vec<(OverwrittenPlace, bool)> =
+            point.removal.text.iter().map(|w| self.look_at(target, point, w)).collect();
         // Two bytes may equal the engine's by chance, so they count only beside another place that is certainly woven.
-        let is_here = looks.iter().any(|(place, certain)| *certain && *place == Place::Text(State::Woven));
-        looks.into_iter().map(|(place, certain)| if certain || is_here { place } else { Place::Gone }).collect()
+        let is_here =
+            looks.iter().any(|(place, certain)| *certain && *place == OverwrittenPlace::Text(BytesState::Woven));
+        looks
+            .into_iter()
+            .map(|(place, certain)| if certain || is_here { place } else { OverwrittenPlace::Gone })
+            .collect()
     }
 
     /// State of one place, and whether the state is certain without other places.
-    fn look_at(&self, target: &Target, point: &PointRecord, write: &TextWrite) -> (Place, bool) {
+    fn look_at(&self, target: &Target, point: &PointRecord, write: &TextWrite) -> (OverwrittenPlace, bool) {
         let mapping = self.mapping(write.at);
         let own = self.is_own(point.file, write.at, mapping);
         let exec = mapping.is_some_and(|m| m.exec);
@@ -329,26 +334,33 @@ impl Ground {
         let now = &mut now[..write.old_bytes().len()];
         if mapping.is_none() || !self.text.read(target, write.at, now) {
             let hides = own || mapping.is_some() && exec;
-            return (if hides && target.is_alive() { Place::Unreadable } else { Place::Gone }, true);
+            return (
+                if hides && target.is_alive() { OverwrittenPlace::Unreadable } else { OverwrittenPlace::Gone },
+                true,
+            );
         }
         let state = match classify(write, now) {
-            State::Mixed { .. } if self.is_anothers_jump(write.at, now) => State::Foreign,
-            state @ (State::Woven | State::Original | State::Mixed { .. } | State::Breakpoint | State::Foreign) => {
-                state
-            }
+            BytesState::Mixed { .. } if self.is_anothers_jump(write.at, now) => BytesState::Foreign,
+            state @ (BytesState::Woven
+            | BytesState::Original
+            | BytesState::Mixed { .. }
+            | BytesState::Breakpoint
+            | BytesState::Foreign) => state,
         };
         if own {
-            return (Place::Text(state), true);
+            return (OverwrittenPlace::Text(state), true);
         }
         // Another mapping has the address now, or the program has put a copy of its text there, so only the bytes can tell.
         let to_us = leads_to(write, &point.removal.code);
         match state {
-            State::Woven => (Place::Text(State::Woven), to_us),
+            BytesState::Woven => (OverwrittenPlace::Text(BytesState::Woven), to_us),
             // the engine's displacement follows the first byte of another program
-            State::Mixed { .. } | State::Foreign if to_us && exec && now.ends_with(displacement(write)) => {
-                (Place::Text(State::Foreign), true)
+            BytesState::Mixed { .. } | BytesState::Foreign if to_us && exec && now.ends_with(displacement(write)) => {
+                (OverwrittenPlace::Text(BytesState::Foreign), true)
             }
-            State::Original | State::Mixed { .. } | State::Breakpoint | State::Foreign => (Place::Gone, true),
+            BytesState::Original | BytesState::Mixed { .. } | BytesState::Breakpoint | BytesState::Foreign => {
+                (OverwrittenPlace::Gone, true)
+            }
         }
     }
 
@@ -403,9 +415,9 @@ mod tests {
     }
 
     /// The state, and the content of memory after the writes of the state were made.
-    fn after(mut now: [u8; 5]) -> (State, [u8; 5]) {
+    fn after(mut now: [u8; 5]) -> (BytesState, [u8; 5]) {
         let state = classify(&write(), &now);
-        if let State::Mixed { ours, .. } = &state {
+        if let BytesState::Mixed { ours, .. } = &state {
             for part in ours {
                 let from = (part.at.0 - 0x1000) as usize;
                 let place = &mut now[from..from + usize::from(part.len)];
@@ -418,11 +430,11 @@ mod tests {
 
     #[test]
     fn whole_states() {
-        assert_eq!(classify(&write(), &OURS), State::Woven);
-        assert_eq!(classify(&write(), &ORIGINAL), State::Original);
-        assert_eq!(classify(&write(), &[0xe9, 9, 8, 7, 6]), State::Foreign);
-        assert_eq!(classify(&write(), &[0; 5]), State::Foreign);
-        assert_eq!(classify(&write(), &[0xcc, 0x48, 0x89, 0xe5, 0x90]), State::Breakpoint);
+        assert_eq!(classify(&write(), &OURS), BytesState::Woven);
+        assert_eq!(classify(&write(), &ORIGINAL), BytesState::Original);
+        assert_eq!(classify(&write(), &[0xe9, 9, 8, 7, 6]), BytesState::Foreign);
+        assert_eq!(classify(&write(), &[0; 5]), BytesState::Foreign);
+        assert_eq!(classify(&write(), &[0xcc, 0x48, 0x89, 0xe5, 0x90]), BytesState::Breakpoint);
     }
 
     #[test]
@@ -434,12 +446,12 @@ mod tests {
         };
         for i in 0..5 {
             let (state, now) = after(with(i, BREAKPOINT));
-            assert!(matches!(state, State::Mixed { .. }), "{i}");
+            assert!(matches!(state, BytesState::Mixed { .. }), "{i}");
             let mut expected = ORIGINAL;
             expected[i] = BREAKPOINT;
             assert_eq!(now, expected, "{i}");
             let (state, now) = after(with(i, ORIGINAL[i]));
-            assert!(matches!(state, State::Mixed { .. }), "{i}");
+            assert!(matches!(state, BytesState::Mixed { .. }), "{i}");
             assert_eq!(now, ORIGINAL, "{i}");
         }
     }

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use ingraft_codegen::{Chain, Linked, RemovalRecord};
 use ingraft_model::vector::GRANULES_MAX;
 use ingraft_model::{
-    Avma, AvmaRange, Capacity, Clock, DataArea, Fold, Listing, PcMove, Pid, Resolution, Shape, TextWrite,
+    Avma, AvmaRange, Capacity, Clock, DataArea, Fold, KeyListing, PcMove, Pid, Resolution, Shape, TextWrite,
 };
 use rustc_hash::FxHashMap;
 
@@ -28,9 +28,9 @@ const GROWN: u64 = 16 << 20;
 
 /// Bytes before a record's payload: kind and length.
 const FRAME_HEAD: usize = 5;
-/// The kind of [`Record::Point`].
+/// The kind of [`JournalRecord::Point`].
 const POINT: u8 = 8;
-/// The kind of [`Record::Chain`].
+/// The kind of [`JournalRecord::Chain`].
 const CHAIN: u8 = 7;
 
 /// Owner of a snippet that all pairs which follow calls share; it stands where exceptions and longjmp land.
@@ -40,7 +40,7 @@ pub const NOBODY: u32 = u32::MAX - 1;
 
 /// Identity of the target that a journal is about, and the place of its data area.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct JournalHead {
     /// Id of the boot in which the journal was written.
     pub boot_id: [u8; 16],
     /// The target.
@@ -80,7 +80,7 @@ pub struct KeptPair {
 
 /// A measurement that is to stay without a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct KeptMeasurement {
     /// Id of the measurement.
     pub id: u64,
     /// MDL sources of the request.
@@ -110,7 +110,7 @@ pub struct PointChain {
 
 /// One step in the life of a target's instrumentation.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Record {
+pub enum JournalRecord {
     /// An arena was mapped.
     Arena(AvmaRange),
     /// A point is about to be woven; the record removes it.
@@ -118,7 +118,7 @@ pub enum Record {
     /// The point whose code begins at this address is gone.
     PointGone(Avma),
     /// A measurement is to stay without a client.
-    Kept(Kept),
+    Kept(KeptMeasurement),
     /// The measurement with this id is gone.
     KeptGone(u64),
     /// Code may have counted into counters below this index.
@@ -142,13 +142,13 @@ impl Entries {
     }
 
     /// Adds a record.
-    pub fn add(&mut self, record: &Record) {
+    pub fn add(&mut self, record: &JournalRecord) {
         self.replaces = true;
         self.add_first(record);
     }
 
     /// Adds a record that makes no earlier one superfluous.
-    pub fn add_first(&mut self, record: &Record) {
+    pub fn add_first(&mut self, record: &JournalRecord) {
         encode_record(record, &mut self.bytes);
     }
 
@@ -160,16 +160,16 @@ impl Entries {
     }
 }
 
-impl FromIterator<Record> for Entries {
-    fn from_iter<I: IntoIterator<Item = Record>>(records: I) -> Self {
+impl FromIterator<JournalRecord> for Entries {
+    fn from_iter<I: IntoIterator<Item = JournalRecord>>(records: I) -> Self {
         let mut entries = Entries::default();
         records.into_iter().for_each(|record| entries.add(&record));
         entries
     }
 }
 
-impl From<Record> for Entries {
-    fn from(record: Record) -> Self {
+impl From<JournalRecord> for Entries {
+    fn from(record: JournalRecord) -> Self {
         Entries::from_iter([record])
     }
 }
@@ -178,13 +178,13 @@ impl From<Record> for Entries {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Contents {
     /// Head of the journal.
-    pub head: Head,
+    pub head: JournalHead,
     /// Arenas that are mapped.
     pub arenas: Vec<AvmaRange>,
     /// Points that are woven, or were about to be.
     pub points: Vec<PointRecord>,
     /// Measurements that are to stay without a client.
-    pub kept: Vec<Kept>,
+    pub kept: Vec<KeptMeasurement>,
     /// Code may have counted into counters below this index.
     pub counters: u32,
     /// The snippets at points, by the points' keys.
@@ -205,7 +205,7 @@ pub struct Journal {
 
 impl Journal {
     /// Creates a journal, and overwrites one of the same name. Returns the bytes for the copy.
-    pub fn create(path: PathBuf, head: &Head) -> io::Result<(Journal, Vec<u8>)> {
+    pub fn create(path: PathBuf, head: &JournalHead) -> io::Result<(Journal, Vec<u8>)> {
         let mut file = File::create(&path)?;
         let bytes = encode_head(head);
         file.write_all(&bytes)?;
@@ -261,7 +261,7 @@ impl Journal {
 
 /// Reads a journal. `None` if there is no valid head.
 pub fn decode(bytes: &[u8]) -> Option<Contents> {
-    let mut r = Reader { bytes };
+    let mut r = JournalReader { bytes };
     let head = decode_head(&mut r)?;
     let mut contents = Contents {
         head,
@@ -273,24 +273,24 @@ pub fn decode(bytes: &[u8]) -> Option<Contents> {
     };
     // A copy may come from a hostile target, so the time must not grow with the product of points and removals.
     let mut points: Vec<Option<PointRecord>> = Vec::new();
-    let mut kept: BTreeMap<u64, Kept> = BTreeMap::new();
+    let mut kept: BTreeMap<u64, KeptMeasurement> = BTreeMap::new();
     let mut by_key: FxHashMap<Avma, Vec<usize>> = FxHashMap::default();
     while let Some(record) = decode_record(&mut r) {
         match record {
-            Record::Arena(range) => contents.arenas.push(range),
-            Record::Point(point) => {
+            JournalRecord::Arena(range) => contents.arenas.push(range),
+            JournalRecord::Point(point) => {
                 by_key.entry(point.removal.key()).or_default().push(points.len());
                 points.push(Some(point));
             }
-            Record::PointGone(at) => {
+            JournalRecord::PointGone(at) => {
                 let gone = by_key.remove(&at).unwrap_or_default();
                 gone.into_iter().for_each(|i| points[i] = None);
                 contents.chains.remove(&at);
             }
-            Record::Chain(chain) => drop(contents.chains.insert(chain.key, chain)),
-            Record::Kept(one) => _ = kept.insert(one.id, one),
-            Record::KeptGone(id) => _ = kept.remove(&id),
-            Record::Counters(used) => contents.counters = contents.counters.max(used),
+            JournalRecord::Chain(chain) => drop(contents.chains.insert(chain.key, chain)),
+            JournalRecord::Kept(one) => _ = kept.insert(one.id, one),
+            JournalRecord::KeptGone(id) => _ = kept.remove(&id),
+            JournalRecord::Counters(used) => contents.counters = contents.counters.max(used),
         }
     }
     contents.points = points.into_iter().flatten().collect();
@@ -301,23 +301,23 @@ pub fn decode(bytes: &[u8]) -> Option<Contents> {
 /// Encodes contents as the shortest journal with the same state.
 pub fn encode(contents: &Contents) -> Vec<u8> {
     let mut out = encode_head(&contents.head);
-    encode_record(&Record::Counters(contents.counters), &mut out);
+    encode_record(&JournalRecord::Counters(contents.counters), &mut out);
     for arena in &contents.arenas {
-        encode_record(&Record::Arena(arena.clone()), &mut out);
+        encode_record(&JournalRecord::Arena(arena.clone()), &mut out);
     }
     for point in &contents.points {
-        encode_record(&Record::Point(point.clone()), &mut out);
+        encode_record(&JournalRecord::Point(point.clone()), &mut out);
     }
     for kept in &contents.kept {
-        encode_record(&Record::Kept(kept.clone()), &mut out);
+        encode_record(&JournalRecord::Kept(kept.clone()), &mut out);
     }
     for chain in contents.chains.values() {
-        encode_record(&Record::Chain(chain.clone()), &mut out);
+        encode_record(&JournalRecord::Chain(chain.clone()), &mut out);
     }
     out
 }
 
-fn encode_head(head: &Head) -> Vec<u8> {
+fn encode_head(head: &JournalHead) -> Vec<u8> {
     let mut p = Vec::new();
     p.extend_from_slice(&head.boot_id);
     p.extend_from_slice(&head.pid.0.to_le_bytes());
@@ -341,10 +341,10 @@ fn encode_head(head: &Head) -> Vec<u8> {
     out
 }
 
-fn decode_head(r: &mut Reader<'_>) -> Option<Head> {
+fn decode_head(r: &mut JournalReader<'_>) -> Option<JournalHead> {
     r.bytes = r.bytes.strip_prefix(&MAGIC)?;
     let (0, payload) = r.frame()? else { return None };
-    let mut p = Reader { bytes: payload };
+    let mut p = JournalReader { bytes: payload };
     let boot_id = p.take(16)?.try_into().ok()?;
     let pid = Pid(i32::from_le_bytes(p.take(4)?.try_into().ok()?));
     let start_time = p.u64()?;
@@ -355,7 +355,7 @@ fn decode_head(r: &mut Reader<'_>) -> Option<Head> {
         shards: u32::try_from(p.u64()?).ok()?,
         journal_bytes: p.u64()?,
     };
-    Some(Head { boot_id, pid, start_time, executable, area, since_ns: p.u64()?, holder: p.text()? })
+    Some(JournalHead { boot_id, pid, start_time, executable, area, since_ns: p.u64()?, holder: p.text()? })
 }
 
 /// Encodes the records of a point as one; text and code are those of the first record.
@@ -385,22 +385,22 @@ fn encode_point<'r>(file: FileId, mut records: impl Iterator<Item = &'r RemovalR
     put_range(p, &own.code);
 }
 
-fn encode_record(record: &Record, p: &mut Vec<u8>) {
+fn encode_record(record: &JournalRecord, p: &mut Vec<u8>) {
     let start = begin_frame(p);
     let kind = match record {
-        Record::Arena(range) => {
+        JournalRecord::Arena(range) => {
             put_range(p, range);
             1
         }
-        Record::Point(PointRecord { file, removal }) => {
+        JournalRecord::Point(PointRecord { file, removal }) => {
             encode_point(*file, std::iter::once(removal), p);
             POINT
         }
-        Record::PointGone(at) => {
+        JournalRecord::PointGone(at) => {
             put(p, at.0);
             3
         }
-        Record::Kept(Kept { id, definitions, pairs }) => {
+        JournalRecord::Kept(KeptMeasurement { id, definitions, pairs }) => {
             put(p, *id);
             put(p, definitions.len() as u64);
             for (name, text) in definitions {
@@ -430,15 +430,15 @@ fn encode_record(record: &Record, p: &mut Vec<u8>) {
             }
             4
         }
-        Record::KeptGone(id) => {
+        JournalRecord::KeptGone(id) => {
             put(p, *id);
             5
         }
-        Record::Counters(used) => {
+        JournalRecord::Counters(used) => {
             put(p, u64::from(*used));
             6
         }
-        Record::Chain(PointChain { key, chain }) => {
+        JournalRecord::Chain(PointChain { key, chain }) => {
             for at in [*key, chain.function, chain.slot, chain.leave] {
                 put(p, at.0);
             }
@@ -489,11 +489,11 @@ fn put_shape(out: &mut Vec<u8>, shape: Shape) {
     }
 }
 
-fn decode_record(r: &mut Reader<'_>) -> Option<Record> {
+fn decode_record(r: &mut JournalReader<'_>) -> Option<JournalRecord> {
     let (kind, payload) = r.frame()?;
-    let mut p = Reader { bytes: payload };
+    let mut p = JournalReader { bytes: payload };
     match kind {
-        1 => Some(Record::Arena(p.range()?)),
+        1 => Some(JournalRecord::Arena(p.range()?)),
         POINT => {
             let device = p.u64()?;
             let file = FileId { device: ((device >> 32) as u32, device as u32), inode: p.u64()? };
@@ -510,11 +510,11 @@ fn decode_record(r: &mut Reader<'_>) -> Option<Record> {
                 last = PcMove { from: p.distance(last.from)?, to: p.distance(last.to)? };
                 Some(last)
             })?;
-            let step_out = p.list(Reader::range)?;
+            let step_out = p.list(JournalReader::range)?;
             let removal = RemovalRecord { text, moves, step_out, code: p.range()? };
-            Some(Record::Point(PointRecord { file, removal }))
+            Some(JournalRecord::Point(PointRecord { file, removal }))
         }
-        3 => Some(Record::PointGone(Avma(p.u64()?))),
+        3 => Some(JournalRecord::PointGone(Avma(p.u64()?))),
         4 => {
             let id = p.u64()?;
             let definitions = p.list(|p| Some((p.text()?, p.text()?)))?;
@@ -530,10 +530,10 @@ fn decode_record(r: &mut Reader<'_>) -> Option<Record> {
                 let owner = if p.take(1)?[0] == 1 { Some(u32::try_from(p.u64()?).ok()?) } else { None };
                 Some(KeptPair { metric, focus, value, ticks, activations, owner, function, points })
             })?;
-            Some(Record::Kept(Kept { id, definitions, pairs }))
+            Some(JournalRecord::Kept(KeptMeasurement { id, definitions, pairs }))
         }
-        5 => Some(Record::KeptGone(p.u64()?)),
-        6 => Some(Record::Counters(u32::try_from(p.u64()?).ok()?)),
+        5 => Some(JournalRecord::KeptGone(p.u64()?)),
+        6 => Some(JournalRecord::Counters(u32::try_from(p.u64()?).ok()?)),
         CHAIN => {
             let [key, function, slot, leave] = [p.u64()?, p.u64()?, p.u64()?, p.u64()?].map(Avma);
             let snippets = p.list(|p| {
@@ -544,13 +544,13 @@ fn decode_record(r: &mut Reader<'_>) -> Option<Record> {
                 };
                 Some((u64::from(owner), code))
             })?;
-            Some(Record::Chain(PointChain { key, chain: Chain { function, slot, leave, snippets } }))
+            Some(JournalRecord::Chain(PointChain { key, chain: Chain { function, slot, leave, snippets } }))
         }
         _ => None,
     }
 }
 
-impl Reader<'_> {
+impl JournalReader<'_> {
     fn shape(&mut self) -> Option<Shape> {
         Some(match self.take(1)?[0] {
             0 => Shape::Counter,
@@ -566,7 +566,7 @@ impl Reader<'_> {
             10 => Shape::Histogram(Resolution::Coarse),
             12 => Shape::Buffer(Capacity::of_bytes(u32::try_from(self.u64()?).ok()?)?),
             13 => Shape::Alias(u32::try_from(self.u64()?).ok()?),
-            11 => Shape::Listed(Listing::of_places(u32::try_from(self.u64()?).ok()?)?),
+            11 => Shape::Listed(KeyListing::of_places(u32::try_from(self.u64()?).ok()?)?),
             _ => return None,
         })
     }
@@ -614,11 +614,11 @@ fn end_frame(kind: u8, start: usize, out: &mut Vec<u8>) {
     out.extend_from_slice(&sum.to_le_bytes());
 }
 
-struct Reader<'a> {
+struct JournalReader<'a> {
     bytes: &'a [u8],
 }
 
-impl<'a> Reader<'a> {
+impl<'a> JournalReader<'a> {
     fn take(&mut self, n: usize) -> Option<&'a [u8]> {
         let (head, rest) = self.bytes.split_at_checked(n)?;
         self.bytes = rest;
@@ -683,24 +683,24 @@ mod tests {
         for (from, to) in far.into_iter().flat_map(|from| far.map(|to| (Avma(from), Avma(to)))) {
             let mut bytes = Vec::new();
             put_distance(&mut bytes, from, to);
-            let mut reader = Reader { bytes: &bytes };
+            let mut reader = JournalReader { bytes: &bytes };
             assert_eq!((reader.distance(from), reader.bytes.len()), (Some(to), 0), "{from} {to}");
         }
-        assert_eq!(Reader { bytes: &[0x80; 11] }.distance(Avma(0)), None);
+        assert_eq!(JournalReader { bytes: &[0x80; 11] }.distance(Avma(0)), None);
     }
 
     #[test]
     fn a_journal_without_superfluous_records_is_not_rewritten() {
         let directory = tempfile::tempdir().unwrap();
         let (mut journal, _) = Journal::create(directory.path().join("journal"), &head()).unwrap();
-        let many = |record: &Record, add: fn(&mut Entries, &Record)| {
+        let many = |record: &JournalRecord, add: fn(&mut Entries, &JournalRecord)| {
             let mut entries = Entries::default();
             while entries.bytes.len() as u64 <= GROWN {
                 add(&mut entries, record);
             }
             entries
         };
-        let arena = Record::Arena(Avma(0x1000)..Avma(0x2000));
+        let arena = JournalRecord::Arena(Avma(0x1000)..Avma(0x2000));
         for _ in 0..3 {
             journal.append(many(&arena, Entries::add_first)).unwrap();
             assert!(!journal.has_grown());
@@ -708,16 +708,16 @@ mod tests {
         // Most of these records belong to nothing that is left.
         for _ in 0..3 {
             assert!(!journal.has_grown());
-            journal.append(many(&Record::PointGone(Avma(0x1000)), Entries::add)).unwrap();
+            journal.append(many(&JournalRecord::PointGone(Avma(0x1000)), Entries::add)).unwrap();
         }
-        journal.append(many(&Record::PointGone(Avma(0x1000)), Entries::add)).unwrap();
+        journal.append(many(&JournalRecord::PointGone(Avma(0x1000)), Entries::add)).unwrap();
         assert!(journal.has_grown());
         journal.compact().unwrap();
         assert!(!journal.has_grown());
     }
 
-    fn head() -> Head {
-        Head {
+    fn head() -> JournalHead {
+        JournalHead {
             boot_id: [7; 16],
             pid: Pid(42),
             start_time: 99,
@@ -769,17 +769,17 @@ mod tests {
         let shared = KeptPair { value: Slots { first: 720, shape: Shape::Counter }, owner: Some(704), ..kept.clone() };
         for records in [
             vec![
-                Record::Arena(Avma(0x1000)..Avma(0x2000)),
-                Record::Point(point(0x400000)),
-                Record::Point(point(0x400100)),
-                Record::Point(point(0x400200)),
-                Record::Chain(chain(0x400100)),
-                Record::Chain(chain(0x400200)),
+                JournalRecord::Arena(Avma(0x1000)..Avma(0x2000)),
+                JournalRecord::Point(point(0x400000)),
+                JournalRecord::Point(point(0x400100)),
+                JournalRecord::Point(point(0x400200)),
+                JournalRecord::Chain(chain(0x400100)),
+                JournalRecord::Chain(chain(0x400200)),
             ],
             vec![
-                Record::PointGone(point(0x400000).removal.key()),
-                Record::PointGone(point(0x400200).removal.key()),
-                Record::Kept(Kept { id: 1, definitions: vec![], pairs: vec![kept, vector, shared] }),
+                JournalRecord::PointGone(point(0x400000).removal.key()),
+                JournalRecord::PointGone(point(0x400200).removal.key()),
+                JournalRecord::Kept(KeptMeasurement { id: 1, definitions: vec![], pairs: vec![kept, vector, shared] }),
             ],
         ] {
             copy.extend(journal.append(records.into_iter().collect()).expect("append"));
@@ -802,7 +802,7 @@ mod tests {
     fn a_torn_journal_gives_what_is_whole() {
         let mut bytes = encode_head(&head());
         let whole = bytes.len();
-        encode_record(&Record::Point(point(0x400000)), &mut bytes);
+        encode_record(&JournalRecord::Point(point(0x400000)), &mut bytes);
         for cut in 0..bytes.len() {
             let contents = decode(&bytes[..cut]);
             assert_eq!(contents.is_some(), cut >= whole, "cut at {cut}");

@@ -13,13 +13,13 @@ use crate::error::{Error, ErrorClass, Reason};
 use crate::program::identity::describe;
 use crate::recovery::ground::Left;
 use crate::recovery::journal::{self, Contents, PointRecord};
-use crate::recovery::restore::{Restored, disturbed, restore, withdraw};
+use crate::recovery::restore::{RemovalOutcome, disturbed, restore, withdraw};
 use crate::recovery::signature::SIGNATURE;
 use crate::recovery::waiting::Scheduler;
 use crate::state_dir::StateDir;
 
 /// A data area of an engine in a target, whichever engine made it.
-pub struct Found {
+pub struct FoundArea {
     /// The area, mapped into this engine.
     pub area: SharedArea,
     /// Contents of the journal, from the copy in the area or else from the file.
@@ -27,7 +27,7 @@ pub struct Found {
 }
 
 /// Opens the data area at `range`.
-pub fn open_area(state: &StateDir, target: &Arc<Target>, range: &AvmaRange) -> Result<Found, Error> {
+pub fn open_area(state: &StateDir, target: &Arc<Target>, range: &AvmaRange) -> Result<FoundArea, Error> {
     let area = target.adopt_area(range).map_err(|e| Error::process(target.pid(), e))?;
     let copy = area.read_journal().ok().and_then(|bytes| journal::decode(&bytes));
     let identity = target.identity();
@@ -36,7 +36,7 @@ pub fn open_area(state: &StateDir, target: &Arc<Target>, range: &AvmaRange) -> R
         (contents.head.boot_id == identity.boot_id).then_some(contents)
     };
     let journal = copy.or_else(from_file);
-    Ok(Found { area, journal })
+    Ok(FoundArea { area, journal })
 }
 
 /// Restores a target that a dead engine left.
@@ -103,10 +103,10 @@ pub fn untouched(pid: Pid) -> Removed {
     }
 }
 
-fn removed(target: &Target, restored: Restored, children_left: Vec<Pid>) -> Removed {
+fn removed(target: &Target, restored: RemovalOutcome, children_left: Vec<Pid>) -> Removed {
     let mut warnings = Left::warnings(&restored.left, target, &|_| None);
     warnings.extend(restored.kept.as_ref().map(Scheduler::warning));
-    let Restored { text_restored, unmapped, asleep, suspended_at, .. } = restored;
+    let RemovalOutcome { text_restored, unmapped, asleep, suspended_at, .. } = restored;
     Removed {
         stopped: target.take_longest_hold(),
         text_restored,

@@ -8,13 +8,13 @@ use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, PcMove, TextWrite, Tid
 use ingraft_process::{Applied, ApplyError, ApplyOptions, FaultFrames, Target, ThreadBase, contains};
 
 use crate::error::Error;
-use crate::recovery::ground::{Ground, Left, Place, State, Why, classify, copy_of};
+use crate::recovery::ground::{BytesState, Ground, Left, OverwrittenPlace, Why, classify, copy_of};
 use crate::recovery::journal::PointRecord;
 use crate::recovery::waiting::{self, Purpose, Scheduler};
 
 /// Outcome of a removal.
 #[derive(Debug)]
-pub struct Restored {
+pub struct RemovalOutcome {
     /// Whether every overwritten byte is the original one again, or its mapping is gone.
     pub text_restored: bool,
     /// Whether arenas and data area were unmapped.
@@ -67,13 +67,13 @@ pub fn restore(
     points: &[PointRecord],
     arenas: &[AvmaRange],
     area: Option<DataArea>,
-) -> Result<Restored, Error> {
+) -> Result<RemovalOutcome, Error> {
     let (Rest { plan, left: found }, first) = cut_off(target, points, area)?;
     let mut rest = restorable(target, points)?;
     if !rest.leads() {
         rest.left.extend(copy_of(target, points, arenas).map(|at| Left { at, state: Why::Copied }));
     }
-    let mut end = End { threads: first.bases, ..End::default() };
+    let mut end = RemovalEnd { threads: first.bases, ..RemovalEnd::default() };
     // Memory is unmapped only after every jump to it is known to be gone.
     if !rest.leads() {
         // A thread may have a saved context in the arenas (in a signal handler, say), or be in a function that a snippet has called. It
@@ -85,13 +85,13 @@ pub fn restore(
     let mut left = rest.left;
     left.extend(found.into_iter().filter(|left| left.state == Why::Broken));
     Left::sort(&mut left);
-    let End { unmapped, threads, asleep, kept, suspended_at } = end;
-    Ok(Restored { text_restored, unmapped, threads, left, asleep, kept, suspended_at })
+    let RemovalEnd { unmapped, threads, asleep, kept, suspended_at } = end;
+    Ok(RemovalOutcome { text_restored, unmapped, threads, left, asleep, kept, suspended_at })
 }
 
-/// State of the last part of a removal, in which memory is unmapped. The fields are those of [`Restored`].
+/// State of the last part of a removal, in which memory is unmapped. The fields are those of [`RemovalOutcome`].
 #[derive(Default)]
-struct End {
+struct RemovalEnd {
     unmapped: bool,
     threads: Vec<ThreadBase>,
     asleep: Vec<Tid>,
@@ -99,7 +99,7 @@ struct End {
     suspended_at: Option<Vec<Avma>>,
 }
 
-impl End {
+impl RemovalEnd {
     /// Moves threads and suspended contexts out of the arenas, and unmaps all once none is there.
     fn unmap(
         &mut self,
@@ -227,7 +227,7 @@ fn sorted(ranges: &[AvmaRange]) -> Vec<AvmaRange> {
 /// because the process may be ending.
 pub fn is_fresh<'a>(target: &Target, text: impl Iterator<Item = &'a TextWrite>) -> bool {
     let mut states = text.filter_map(|write| read(target, write).map(|now| classify(write, &now))).peekable();
-    states.peek().is_some() && states.all(|state| matches!(state, State::Original | State::Breakpoint))
+    states.peek().is_some() && states.all(|state| matches!(state, BytesState::Original | BytesState::Breakpoint))
 }
 
 /// Whether any of these writes is in the text. A write shorter than a displacement does not count, as its bytes may be there by chance.
@@ -256,9 +256,9 @@ fn restorable(target: &Target, points: &[PointRecord]) -> Result<Rest, Error> {
         for (write, place) in point.removal.text.iter().zip(places) {
             left.extend(place.left(write.at).map(|left| (left, write)));
             match place {
-                Place::Text(State::Woven) => woven.push(*write),
-                Place::Text(State::Mixed { ours, .. }) => mixed.push((ours, write, &point.removal)),
-                Place::Text(_) | Place::Gone | Place::Unreadable => {}
+                OverwrittenPlace::Text(BytesState::Woven) => woven.push(*write),
+                OverwrittenPlace::Text(BytesState::Mixed { ours, .. }) => mixed.push((ours, write, &point.removal)),
+                OverwrittenPlace::Text(_) | OverwrittenPlace::Gone | OverwrittenPlace::Unreadable => {}
             }
         }
         let is_present = woven.len() > before;

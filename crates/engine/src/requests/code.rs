@@ -13,7 +13,7 @@ use crate::error::{Error, Reason};
 use crate::measure::request::{Missing, resolve_patterns};
 use crate::program::modules::{Module, ModuleFile, Modules};
 use crate::program::pattern::Pattern;
-use crate::recovery::journal::{Contents, Kept};
+use crate::recovery::journal::{Contents, KeptMeasurement};
 use crate::recovery::leftover;
 use crate::recovery::signature::SIGNATURE;
 use crate::session::replaced::Before;
@@ -180,7 +180,7 @@ impl Engine {
 }
 
 /// The pair of a kept measurement whose first counter is `owner`.
-fn pair_of(kept: &[Kept], owner: u64) -> Option<String> {
+fn pair_of(kept: &[KeptMeasurement], owner: u64) -> Option<String> {
     let mut pairs = kept.iter().flat_map(|kept| &kept.pairs);
     let pair = pairs.find(|pair| u64::from(pair.value.first) == owner || pair.owner.map(u64::from) == Some(owner))?;
     Some(if pair.focus.is_empty() { pair.metric.clone() } else { format!("{}@{}", pair.metric, pair.focus) })
@@ -197,8 +197,12 @@ fn signed(target: &Target) -> Vec<AvmaRange> {
     code.filter(|m| is_arena(m.range.start)).map(|m| m.range).collect()
 }
 
-pub(super) fn named(file: &ModuleFile, function: &Function) -> FunctionRef {
-    FunctionRef { module: file.name.clone(), function: function.display_name().into_owned(), offset: function.start() }
+pub(super) fn named(file: &ModuleFile, function: &Function) -> NamedFunction {
+    NamedFunction {
+        module: file.name.clone(),
+        function: function.display_name().into_owned(),
+        offset: function.start(),
+    }
 }
 
 /// The source lines of code in a module, by its own debugging information or by that of its separate file.

@@ -12,10 +12,10 @@ use crate::weaving::sites::{Text, whole};
 use crate::weaving::trial;
 
 /// A point, and the reason why it has no place in the text.
-type Place = (Svma, Option<Refusal>);
+type PointInText = (Svma, Option<Refusal>);
 
 /// The function as it is copied, or the reason why it cannot be.
-type Copied = Result<Arc<FunctionBody>, Refusal>;
+type CopyableFunction = Result<Arc<FunctionBody>, Refusal>;
 
 /// Describes a function. `entry` says whether a springboard at its entry would be exposed to uprobes, or why there can be none. With `blocks`,
 /// the description includes basic blocks and edges.
@@ -53,7 +53,7 @@ pub fn describe(
 }
 
 /// Summary of a function's blocks.
-fn blocks_of(code: &FunctionCode, points: Result<Vec<BlockPoint>, Refusal>, copy: &Copied) -> PointSummary {
+fn blocks_of(code: &FunctionCode, points: Result<Vec<BlockPoint>, Refusal>, copy: &CopyableFunction) -> PointSummary {
     let starts = code.cfg.blocks.iter().map(|block| block.range.start);
     let places = match points {
         Ok(points) => starts.zip(points.into_iter().map(|point| point.site.err())).collect(),
@@ -70,10 +70,10 @@ fn edges_of(known: usize, edges: Result<Vec<Result<(), Refusal>>, Refusal>) -> P
 }
 
 /// Summary of the points of one kind. Those without a place in the text may have one in a copy of the function.
-fn summary(kind: PointKind, places: Vec<Place>, copy: &Copied) -> PointSummary {
+fn summary(kind: PointKind, places: Vec<PointInText>, copy: &CopyableFunction) -> PointSummary {
     let count = places.len();
-    let without: Vec<Place> = places.into_iter().filter(|(_, refusal)| refusal.is_some()).collect();
-    let (copied, refused): (Vec<Place>, Vec<Place>) =
+    let without: Vec<PointInText> = places.into_iter().filter(|(_, refusal)| refusal.is_some()).collect();
+    let (copied, refused): (Vec<PointInText>, Vec<PointInText>) =
         without.into_iter().partition(|(at, _)| copy.as_ref().is_ok_and(|body| has_point(body, kind, *at)));
     summed(kind, count, copied.len(), refused.into_iter().filter_map(|(_, refusal)| refusal).collect())
 }
@@ -121,7 +121,7 @@ mod tests {
             entry: None,
             exits: Vec::new(),
         }));
-        let how = |kind, refusals: &[Option<Refusal>], copy: &Copied| {
+        let how = |kind, refusals: &[Option<Refusal>], copy: &CopyableFunction| {
             let places = refusals.iter().map(|refusal| (Svma(0x1000), refusal.clone())).collect();
             let summary = summary(kind, places, copy);
             assert_eq!(summary.why_not.is_some(), matches!(summary.how, How::Partly | How::Refused));

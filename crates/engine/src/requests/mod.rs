@@ -53,10 +53,10 @@ mod listing;
 /// The engine. A handle is cheap to clone, and all callers share one engine.
 #[derive(Clone)]
 pub struct Engine {
-    inner: Arc<Inner>,
+    inner: Arc<EngineState>,
 }
 
-struct Inner {
+struct EngineState {
     context: Context,
     /// Sources that apply to every request, the shipped ones first.
     sources: RwLock<Vec<(String, String)>>,
@@ -97,7 +97,7 @@ impl Engine {
         let next_id = AtomicU64::new(state.first_id(crate::session::now_ns() / 1000));
         let context = Context { state, images, program, max_overhead, clock, kind: kinds::new };
         Engine {
-            inner: Arc::new(Inner {
+            inner: Arc::new(EngineState {
                 context,
                 sources: RwLock::new(sources),
                 library: RwLock::new(Arc::new(library)),

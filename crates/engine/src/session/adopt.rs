@@ -14,12 +14,12 @@ use ingraft_model::{
 use ingraft_process::{ApplyOptions, ProcessIdentity, Rights, SharedArea, Target, TickClock, contains, vector_state};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::{EnableRequest, FunctionRef, Kind, MeasurementId, MetricFocus, PairInfo, Removed, TargetSpec};
+use crate::api::{EnableRequest, Kind, MeasurementId, MetricFocus, NamedFunction, PairInfo, Removed, TargetSpec};
 use crate::error::{Error, Reason};
 use crate::pairs::PairKey;
 use crate::pairs::counters::CounterPool;
 use crate::readings::values::RECORDS_ONLY;
-use crate::recovery::journal::{Contents, Entries, Head, Journal, KeptPair, PointChain, Record};
+use crate::recovery::journal::{Contents, Entries, Journal, JournalHead, JournalRecord, KeptPair, PointChain};
 use crate::recovery::{journal, leftover, restore};
 use crate::weaving::plan::Woven;
 
@@ -51,7 +51,7 @@ impl Session {
         let found = leftover::open_area(&context.state, &target, &range)?;
         // A fork child has its parent's journal, which says nothing about the child's own measurements.
         let start_time = target.identity().start_time;
-        let is_own = |head: &Head| (head.pid, head.start_time) == (pid, start_time);
+        let is_own = |head: &JournalHead| (head.pid, head.start_time) == (pid, start_time);
         let Some(contents) = found.journal.filter(|j| !j.kept.is_empty() && is_own(&j.head)) else {
             let removed = leftover::restore_area(&context.state, &target, &range)?;
             if removed.memory_left && removed.text_restored {
@@ -109,7 +109,7 @@ impl Session {
             let kept = views().flat_map(|view| &view.activations).map(|first| COUNTERS + 8 * (first & !RECORDS_ONLY));
             attached.area.forget_other_records(&kept.collect::<FxHashSet<u32>>()).map_err(|e| self.failed(e))?;
         }
-        let records: Entries = chains.iter().cloned().map(Record::Chain).collect();
+        let records: Entries = chains.iter().cloned().map(JournalRecord::Chain).collect();
         chains.into_iter().for_each(|chain| attached.woven.change_adopted(chain));
         self.write_journal(&mut attached.journal, &attached.area, records)?;
         if !restored {
@@ -300,7 +300,7 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
             before: FxHashMap::default(),
         });
         infos.push(PairInfo {
-            function: pair.function.map(|(module, function, offset)| FunctionRef {
+            function: pair.function.map(|(module, function, offset)| NamedFunction {
                 module,
                 function,
                 offset: Svma(offset),

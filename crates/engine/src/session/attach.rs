@@ -10,7 +10,7 @@ use ingraft_process::{DataAreaRequest, SharedArea, vector_state};
 use crate::error::{Error, Reason};
 use crate::measure::resolution;
 use crate::program::wall;
-use crate::recovery::journal::{Head, Journal};
+use crate::recovery::journal::{Journal, JournalHead};
 use crate::recovery::waiting::Scheduler;
 use crate::weaving::plan::Woven;
 
@@ -112,7 +112,7 @@ impl Session {
     /// Begins the journal of a target, in its file and in the data area. If that fails, the data area is unmapped.
     fn begin_journal(&self, control: &Control, area: &SharedArea, since_ns: u64) -> Result<Journal, Error> {
         let known = self.target.identity();
-        let head = Head {
+        let head = JournalHead {
             boot_id: known.boot_id,
             pid: known.pid,
             start_time: known.start_time,

@@ -12,9 +12,9 @@ use ingraft_model::{FunctionId, PointKind, Snippet, Stmt, ThreadIdentity, WallCl
 use ingraft_process::SharedArea;
 
 use crate::error::Error;
-use crate::pairs::Bound;
+use crate::pairs::BoundPair;
 use crate::program::modules::{ModuleFile, Modules};
-use crate::weaving::wanted::{NewMini, Wanted as WantedPoints};
+use crate::weaving::wanted::{NewMini, WantedPoints};
 
 use super::children::{Amiss, Births, has_state, rules_of};
 use super::control::Control;
@@ -32,7 +32,7 @@ impl Session {
     pub(super) fn prepare_births(
         &self,
         control: &mut Control,
-        bound: &[Bound],
+        bound: &[BoundPair],
         stop: &InsertionStop,
     ) -> Result<(), Error> {
         let Some(attached) = control.attached.as_ref().filter(|_| control.family.counts()) else { return Ok(()) };

@@ -8,7 +8,7 @@ use std::any::TypeId;
 use std::time::{Duration, Instant};
 
 use ingraft_model::Capacity;
-use ingraft_model::buffer::{LOST, Reader, Words as _};
+use ingraft_model::buffer::{BufferReader, LOST, Words as _};
 use ingraft_process::{SharedArea, TickClock};
 use rustc_hash::FxHashMap;
 
@@ -114,7 +114,7 @@ struct Stream {
     identity: u64,
     number: u32,
     sequence: u64,
-    reader: Reader,
+    reader: BufferReader,
     /// Beginning of a record whose end was not written yet.
     rest: Vec<u8>,
 }
@@ -254,7 +254,7 @@ impl Drain {
         let buffer = area.buffer(shard, first, capacity.slots())?;
         let known = self.streams.get(&shard).is_some_and(|stream| stream.identity == identity);
         if !known {
-            let (number, reader) = (self.next, Reader::new(capacity));
+            let (number, reader) = (self.next, BufferReader::new(capacity));
             self.next += 1;
             self.streams.insert(shard, Stream { identity, number, sequence: 0, reader, rest: Vec::new() });
         }
@@ -311,7 +311,7 @@ mod tests {
     }
 
     fn stream() -> Stream {
-        let reader = Reader::new(Capacity::of_bytes(0).expect("a capacity"));
+        let reader = BufferReader::new(Capacity::of_bytes(0).expect("a capacity"));
         Stream { identity: 1, number: 0, sequence: 0, reader, rest: Vec::new() }
     }
 

@@ -13,7 +13,7 @@ use ingraft_process::SharedArea;
 use crate::api::{MeasurementId, PairInfo};
 use crate::error::Error;
 use crate::pairs::counters::CounterPool;
-use crate::pairs::{AdmittedPairs, Bound, PairKey, Pairs, SnippetIds, pair_info, write_word};
+use crate::pairs::{AdmittedPairs, BoundPair, PairKey, Pairs, SnippetIds, pair_info, write_word};
 use crate::program::modules::Modules;
 use crate::recovery::journal::Journal;
 use crate::weaving::plan::Woven;
@@ -70,7 +70,7 @@ impl Control {
     }
 
     /// Gives the counters of pairs back whose code was not inserted.
-    pub(super) fn give_back(&mut self, bound: &[Bound]) {
+    pub(super) fn give_back(&mut self, bound: &[BoundPair]) {
         for (_, instrumentation, counters) in bound {
             self.counters.unbind(&instrumentation.variables, counters);
         }

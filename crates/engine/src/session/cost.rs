@@ -10,7 +10,7 @@ use crate::api::{Costs, MeasurementId, PairCost, TakenOut};
 use crate::error::Error;
 use crate::measure::internal::{Internal, processors};
 use crate::measure::lower::{wall_of, worst_case};
-use crate::measure::request::Wanted;
+use crate::measure::request::WantedPair;
 use crate::pairs::{Pair, PairKey};
 use crate::weaving::cost::Prices;
 
@@ -140,7 +140,7 @@ impl Session {
     }
 
     /// Refuses a request that is known to exceed its limit, because calls of its functions are counted already.
-    pub(super) fn refuse_costly(&self, control: &Control, wanted: &[Wanted], limit: f64) -> Result<(), Error> {
+    pub(super) fn refuse_costly(&self, control: &Control, wanted: &[WantedPair], limit: f64) -> Result<(), Error> {
         let known = self.known_rates(control);
         if known.is_empty() {
             return Ok(());
@@ -154,14 +154,14 @@ impl Session {
     pub(super) fn predicted(
         &self,
         control: &Control,
-        wanted: &[Wanted],
+        wanted: &[WantedPair],
         rates: &FxHashMap<FunctionId, f64>,
     ) -> Vec<PairRate> {
         let wall = wall_of(self.clocks.wall().ok());
         let price = |insertion: &Insertion, variables: &[Variable]| {
             worst_case(insertion, variables, wall).map_or(0.0, |cost| Prices::here().ns(cost))
         };
-        let is_new = |w: &&Wanted| !control.pairs.contains_key(&PairKey::of(w));
+        let is_new = |w: &&WantedPair| !control.pairs.contains_key(&PairKey::of(w));
         predict(wanted.iter().map(|w| Some(w).filter(is_new).map(|w| &w.instrumentation)), rates, &price)
     }
 

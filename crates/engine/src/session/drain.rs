@@ -6,7 +6,7 @@ use ingraft_process::SharedArea;
 
 use crate::api::MeasurementId;
 use crate::error::{Error, Reason};
-use crate::weaving::wanted::Wanted as WantedPoints;
+use crate::weaving::wanted::WantedPoints;
 
 use super::buffers::{Drained, LastRecords, Records};
 use super::driver::Session;

@@ -21,7 +21,7 @@ use super::clocks::Clocks;
 use super::context::Context;
 use super::control::Control;
 use super::costs::{Excesses, Rates};
-use super::end::End;
+use super::end::TargetEnd;
 use super::errors::journal_error;
 use super::findings::Findings;
 use super::kind::Running;
@@ -43,7 +43,7 @@ pub struct Session {
     /// The kinds of the measurements. Locked after `control`.
     kinds: Mutex<Kinds>,
     shared: RwLock<Shared>,
-    pub(super) end: End,
+    pub(super) end: TargetEnd,
     /// Time until the next look for threads that have ended.
     look_pause: Mutex<Duration>,
     rates: Mutex<Rates>,
@@ -96,7 +96,7 @@ impl Session {
             control: Mutex::new(control),
             kinds: Mutex::default(),
             shared: RwLock::default(),
-            end: End::default(),
+            end: TargetEnd::default(),
             look_pause: Mutex::default(),
             rates: Mutex::default(),
             findings: Findings::default(),

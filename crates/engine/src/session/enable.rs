@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 
 use crate::api::{EnableRequest, Enabled, MAX_HOLD, MeasurementId};
 use crate::error::Error;
-use crate::measure::request::{Missing, Wanted};
+use crate::measure::request::{Missing, WantedPair};
 use crate::measure::resolution::Coarsening;
 use crate::measure::{request, resolution};
 use crate::pairs::{AdmittedPairs, COUNTERS_A_PAIR, PairKey};
@@ -24,7 +24,7 @@ use super::insertion_stop::InsertionStop;
 use super::kind::{InsertedPairs, KindRequest, Occasion};
 use super::locked::Locked;
 use super::measurement::Measurement;
-use super::staged::Inserted;
+use super::staged::InsertionResult;
 use super::{insert, internals, warnings};
 
 /// A measurement that is asked for.
@@ -46,7 +46,7 @@ pub struct NewMeasurement<'a> {
 }
 
 /// Whether code that is wanted reads a clock.
-fn read(wanted: &[Wanted], clock: Clock) -> bool {
+fn read(wanted: &[WantedPair], clock: Clock) -> bool {
     wanted.iter().any(|w| insert::reads(&w.instrumentation, clock))
 }
 
@@ -101,7 +101,7 @@ impl Session {
         };
         drop(bounded);
         let inserted = inserted.inspect_err(|_| kind.failed(&mut Locked::new(self, control, id)));
-        let Inserted { mut keys, caught_up, dear } = inserted?;
+        let InsertionResult { mut keys, caught_up, dear } = inserted?;
         let occasion = if missing == Missing::MayCome { Occasion::Start } else { Occasion::Running };
         let begun = InsertedPairs { keys: &mut keys, caught_up: &caught_up, seen: stop.into_seen(), occasion };
         let hidden = self.begun(control, id, &mut *kind, begun);
@@ -195,11 +195,11 @@ impl Session {
     pub(super) fn insert_wanted(
         &self,
         control: &mut Control,
-        wanted: Vec<Wanted>,
+        wanted: Vec<WantedPair>,
         whole: bool,
         coming: u64,
         stop: &mut InsertionStop,
-    ) -> Result<Inserted, Error> {
+    ) -> Result<InsertionResult, Error> {
         let mut wanted = wanted;
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
         Self::fit_histograms(control, &mut wanted, &keys, coming);
@@ -210,10 +210,10 @@ impl Session {
     pub(super) fn insert_fitted(
         &self,
         control: &mut Control,
-        wanted: Vec<Wanted>,
+        wanted: Vec<WantedPair>,
         whole: bool,
         stop: &mut InsertionStop,
-    ) -> Result<Inserted, Error> {
+    ) -> Result<InsertionResult, Error> {
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
         let wanted = keys.iter().map(|(key, _)| key.clone()).zip(wanted.into_iter().map(|w| w.instrumentation));
         let AdmittedPairs { fresh, more, joined, all_new } = control.admit(wanted).map_err(|e| e.about(self.pid()))?;
@@ -221,13 +221,13 @@ impl Session {
         let inserted = inserted.and_then(|caught_up| Ok((caught_up, self.extend(control, more, stop)?)));
         let (mut caught_up, extended) = inserted.inspect_err(|_| control.part(&joined))?;
         caught_up.add(extended);
-        Ok(Inserted { keys, caught_up, dear: Vec::new() })
+        Ok(InsertionResult { keys, caught_up, dear: Vec::new() })
     }
 
     /// Chooses the resolution of histograms and, before the first code is woven, the distance between shards.
     pub(super) fn fit_histograms(
         control: &mut Control,
-        wanted: &mut [Wanted],
+        wanted: &mut [WantedPair],
         keys: &[(PairKey, Option<FunctionId>)],
         coming: u64,
     ) {

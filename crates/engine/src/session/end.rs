@@ -9,12 +9,12 @@ pub type AtEnd = dyn Fn() + Send + Sync;
 
 /// The end of a target, and its listeners.
 #[derive(Default)]
-pub(super) struct End {
+pub(super) struct TargetEnd {
     known: OnceLock<Ended>,
     listeners: Mutex<Vec<Weak<AtEnd>>>,
 }
 
-impl End {
+impl TargetEnd {
     /// The end of the target; `None` until it is noticed.
     pub fn get(&self) -> Option<Ended> {
         self.known.get().copied()
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn a_listener_is_called_once_if_it_still_exists() {
-        let (end, calls) = (End::default(), Arc::new(AtomicU32::new(0)));
+        let (end, calls) = (TargetEnd::default(), Arc::new(AtomicU32::new(0)));
         let (stays, goes) = (counting(&calls), counting(&calls));
         end.add_listener(&stays);
         end.add_listener(&goes);
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn a_late_listener_is_called_at_once() {
-        let (end, calls) = (End::default(), Arc::new(AtomicU32::new(0)));
+        let (end, calls) = (TargetEnd::default(), Arc::new(AtomicU32::new(0)));
         end.note(ENDED);
         end.add_listener(&counting(&calls));
         assert_eq!(calls.load(Ordering::Relaxed), 1);
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn the_first_end_counts() {
-        let end = End::default();
+        let end = TargetEnd::default();
         end.note(ENDED);
         end.note(Ended { status: None, signal: Some(9), exec: false });
         assert_eq!(end.get().map(|ended| (ended.status, ended.signal)), Some((Some(3), None)));

@@ -6,7 +6,7 @@ use ingraft_mdl::{Evaluator, Library};
 use ingraft_model::{Flavor, MetricInfo, Tid};
 use ingraft_process::{CountedEvents, EventError, EventReading, KernelRefusal, PerfEvent, Target};
 
-use crate::api::{Counted, MetricFocus};
+use crate::api::{CountedTime, MetricFocus};
 use crate::error::{Error, Reason};
 use crate::program::modules::Modules;
 use crate::readings::values::Raw;
@@ -23,7 +23,7 @@ pub(super) struct Wish {
 
 /// An event that is being counted; all its views read the same counters.
 #[derive(Clone, Debug)]
-pub(super) struct Counting(Arc<Mutex<CountedEvents>>);
+pub(super) struct EventCounting(Arc<Mutex<CountedEvents>>);
 
 /// The event that a pair of a request asks for, if its metric is an event without code and its focus restricts no code.
 pub(super) fn of_pair(
@@ -57,7 +57,7 @@ pub(super) fn refused(e: EventError) -> Error {
 
 impl Wish {
     /// Begins to count the event.
-    pub fn begin(&self, target: &Target) -> Result<Counting, Error> {
+    pub fn begin(&self, target: &Target) -> Result<EventCounting, Error> {
         let counted = CountedEvents::begin(target, &self.event, self.thread).map_err(|e| match e {
             EventError::Process(e) => Error::process(target.pid(), e),
             other @ (EventError::Problem(_)
@@ -65,7 +65,7 @@ impl Wish {
             | EventError::NotAtPoints { .. }
             | EventError::NoThread(_)) => refused(other).about(target.pid()),
         })?;
-        Ok(Counting(Arc::new(Mutex::new(counted))))
+        Ok(EventCounting(Arc::new(Mutex::new(counted))))
     }
 
     /// The only thread whose events count; `None` for all threads.
@@ -74,7 +74,7 @@ impl Wish {
     }
 }
 
-impl Counting {
+impl EventCounting {
     fn lock(&self) -> MutexGuard<'_, CountedEvents> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -91,10 +91,10 @@ impl Counting {
     }
 
     /// Counts by thread, and the time for which the event was counted, if that was not all the time.
-    pub fn rows(&self) -> (impl Iterator<Item = (Option<Tid>, Raw)>, Option<Counted>) {
+    pub fn rows(&self) -> (impl Iterator<Item = (Option<Tid>, Raw)>, Option<CountedTime>) {
         let reading = self.lock().read();
         let EventReading { enabled_ns, running_ns, .. } = reading;
-        let counted = reading.shared_counters().then_some(Counted { enabled_ns, running_ns });
+        let counted = reading.shared_counters().then_some(CountedTime { enabled_ns, running_ns });
         let raw = |events: u64| Raw { value: i64::try_from(events).unwrap_or(i64::MAX), ..Raw::default() };
         (reading.threads.into_iter().map(move |(tid, events)| (tid, raw(events))), counted)
     }

@@ -5,7 +5,7 @@ use std::fs;
 use ingraft_model::{DataArea, Pid, Tid};
 
 use crate::error::{Error, Reason};
-use crate::measure::request::Wanted;
+use crate::measure::request::WantedPair;
 use crate::recovery::leftover;
 
 use super::children::{Conflict, can_follow};
@@ -19,7 +19,7 @@ impl Session {
         &self,
         control: &mut Control,
         asked: bool,
-        wanted: &[Wanted],
+        wanted: &[WantedPair],
         warnings: &mut Vec<String>,
     ) -> Result<(), Error> {
         let may = asked && wanted.iter().all(|w| can_follow(&w.instrumentation));

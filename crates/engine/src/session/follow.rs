@@ -9,7 +9,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{Enabled, MeasurementId, PairFacts, PairInfo, TakenOut};
 use crate::error::Error;
-use crate::measure::request::{Missing, Wanted};
+use crate::measure::request::{Missing, WantedPair};
 use crate::pairs::{Pair, PairKey};
 use crate::program::pattern::Pattern;
 use crate::recovery::restore;
@@ -23,7 +23,7 @@ use super::intruders::intruder;
 use super::kind::{InsertedPairs, KindRequest, Occasion};
 use super::locked::Locked;
 use super::measurement::Measurement;
-use super::staged::Inserted;
+use super::staged::InsertionResult;
 use super::view::View;
 
 impl Session {
@@ -234,7 +234,7 @@ impl Session {
             missing: Missing::MayCome,
         };
         let mut wanted = asked.evaluate(&mut **kind, &self.context.images, !own.is_empty(), &|_| ()).1?;
-        let comes = |w: &Wanted| !stay.contains(&PairKey::of(w));
+        let comes = |w: &WantedPair| !stay.contains(&PairKey::of(w));
         wanted.retain(comes);
         self.look_for_fork_again(control);
         let observer = kind.prepare(&mut Locked::new(self, control, id), &mut wanted)?;
@@ -242,7 +242,7 @@ impl Session {
         let mut stop = InsertionStop { observer, unrun: exact() };
         let inserted = self.insert_wanted(control, wanted, false, 0, &mut stop);
         let inserted = inserted.inspect_err(|_| kind.failed(&mut Locked::new(self, control, id)));
-        let Inserted { keys: mut found, caught_up, .. } = inserted?;
+        let InsertionResult { keys: mut found, caught_up, .. } = inserted?;
         let exact = exact();
         let (seen, occasion) = (stop.into_seen(), Occasion::Library { ran: !exact });
         let hidden = self.begun(

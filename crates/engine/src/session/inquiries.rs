@@ -6,7 +6,7 @@ use ingraft_model::ValueUnit;
 
 use crate::api::{MeasurementId, PairInfo};
 use crate::error::Error;
-use crate::recovery::journal::{Kept, KeptPair, Record};
+use crate::recovery::journal::{JournalRecord, KeptMeasurement, KeptPair};
 
 use super::control::Control;
 use super::driver::Session;
@@ -52,9 +52,13 @@ impl Session {
                 .filter(|(_, view)| view.own.is_none())
                 .map(|(info, view)| kept_pair(info, view))
                 .collect();
-            Record::Kept(Kept { id: id.0, definitions: measurement.request.definitions.clone(), pairs })
+            JournalRecord::Kept(KeptMeasurement {
+                id: id.0,
+                definitions: measurement.request.definitions.clone(),
+                pairs,
+            })
         } else {
-            Record::KeptGone(id.0)
+            JournalRecord::KeptGone(id.0)
         };
         match control.attached.as_mut() {
             Some(attached) => self.write_journal(&mut attached.journal, &attached.area, record.into()),

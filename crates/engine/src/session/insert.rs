@@ -14,7 +14,7 @@ use rustc_hash::FxHashSet;
 use crate::error::{Error, Reason};
 use crate::measure::calls;
 use crate::pairs::{
-    Bound, CommonSnippets, Forming, Fresh, Minis, Pair, PointDraft, Refused, TailCalls, WovenGroup, apart,
+    BoundPair, CommonSnippets, Forming, Fresh, Minis, Pair, PointDraft, RefusedPieces, TailCalls, WovenGroup, apart,
     await_results, joined, pieces_of, write_keys,
 };
 use crate::program::modules::Modules;
@@ -22,14 +22,14 @@ use crate::program::symbols::Symbols;
 use crate::program::unwind_targets::unwind_targets;
 use crate::program::variables::data_of;
 use crate::program::wall;
-use crate::recovery::journal::{Entries, Journal, Record};
+use crate::recovery::journal::{Entries, Journal, JournalRecord};
 use crate::recovery::waiting::{self, Purpose};
 use crate::undertaking;
-use crate::weaving::catch_up::{CatchUp, CaughtUp, Counters};
+use crate::weaving::catch_up::{AreaWithClocks, CatchUp, CaughtUp};
 use crate::weaving::cost::Meters;
-use crate::weaving::plan::{Change, Planned, WovenAnew};
+use crate::weaving::plan::{Planned, PlannedChange, WovenAnew};
 use crate::weaving::positions::{CodeMap, PositionVisitor};
-use crate::weaving::wanted::Wanted as WantedPoints;
+use crate::weaving::wanted::WantedPoints;
 
 use super::control::{Attached, Control};
 use super::drain::WITHOUT_WAITS;
@@ -112,9 +112,13 @@ impl Session {
 
     /// Allocates counters for the variables of new pairs. Also returns the groups that the pairs form, and their meters. On an error no counter
     /// stays allocated.
-    pub(super) fn bind(&self, control: &mut Control, fresh: Vec<Fresh>) -> Result<(Vec<Bound>, Vec<Formed>), Error> {
+    pub(super) fn bind(
+        &self,
+        control: &mut Control,
+        fresh: Vec<Fresh>,
+    ) -> Result<(Vec<BoundPair>, Vec<Formed>), Error> {
         let limit = control.counters_max();
-        let mut bound: Vec<Bound> = Vec::with_capacity(fresh.len());
+        let mut bound: Vec<BoundPair> = Vec::with_capacity(fresh.len());
         let mut rest = Vec::with_capacity(fresh.len());
         let attributes = |name: &str| {
             let event = PerfEvent::parse(name).map_err(EventError::from).and_then(|event| event.for_threads());
@@ -136,7 +140,7 @@ impl Session {
     pub(super) fn extend(
         &self,
         control: &mut Control,
-        more: Vec<Bound>,
+        more: Vec<BoundPair>,
         stop: &mut InsertionStop,
     ) -> Result<CaughtUp, Error> {
         if more.is_empty() {
@@ -156,11 +160,11 @@ impl Session {
     fn weave_and_apply(
         &self,
         control: &mut Control,
-        bound: &[Bound],
+        bound: &[BoundPair],
         tables: &[(u32, &ListedKeys)],
         whole: bool,
         stop: &mut InsertionStop,
-    ) -> Result<(Refused, Vec<Minis>, CaughtUp), Error> {
+    ) -> Result<(RefusedPieces, Vec<Minis>, CaughtUp), Error> {
         let common = CommonSnippets::default();
         let mut draft = PointDraft::of(bound, &common, &mut control.minis);
         let first = control.attached.is_none();
@@ -183,7 +187,7 @@ impl Session {
         let wanted = draft.wanted();
         if wanted.is_empty() && bound.iter().all(|(key, ..)| control.pairs.contains_key(key)) {
             // the existing pairs need none of the modules that were mapped since
-            return Ok((Refused::default(), draft.woven(&Refused::default()), CaughtUp::default()));
+            return Ok((RefusedPieces::default(), draft.woven(&RefusedPieces::default()), CaughtUp::default()));
         }
         if let Some(attached) = &control.attached {
             let mut events = control.counters.events();
@@ -230,7 +234,7 @@ impl Session {
     }
 
     /// Prepares the target for the needs of the pairs' code: a clock, calls of functions, and births of children.
-    fn make_ready(&self, control: &mut Control, bound: &[Bound], stop: &InsertionStop) -> Result<(), Error> {
+    fn make_ready(&self, control: &mut Control, bound: &[BoundPair], stop: &InsertionStop) -> Result<(), Error> {
         // a value in a table of listed keys is counted like a counter, without a clock
         let counts =
             |v: &Variable| matches!(v.shape, Shape::Counter | Shape::Alias(_) | Shape::Listed(_) | Shape::Buffer(_));
@@ -315,7 +319,7 @@ impl Session {
 
     /// Changes the refusal of functions whose bytes differ from the file because of a dead engine's measurement, so that it names that
     /// measurement.
-    pub(super) fn name_kept(&self, control: &Control, refused: &mut Refused) {
+    pub(super) fn name_kept(&self, control: &Control, refused: &mut RefusedPieces) {
         for ((function, _), refusal) in refused.iter_mut() {
             if let Refusal::BytesDiffer { .. } = refusal
                 && let Some(measurement) = self.kept_in(control, *function)
@@ -332,8 +336,10 @@ impl Session {
         wanted: &[WantedPoints<'_>],
         variables: &dyn Fn(usize) -> &'v [Variable],
         stop: &mut InsertionStop,
-    ) -> Result<(Refused, CaughtUp), Error> {
-        let Some(attached) = control.attached.as_mut() else { return Ok((Refused::default(), CaughtUp::default())) };
+    ) -> Result<(RefusedPieces, CaughtUp), Error> {
+        let Some(attached) = control.attached.as_mut() else {
+            return Ok((RefusedPieces::default(), CaughtUp::default()));
+        };
         attached.env.readable = self.readable(&control.modules, attached.env.identity, attached.env.data, wanted)?;
         self.permit_waits(&attached.area, wanted)?;
         // the state that children inherit takes as much memory as one thread's counters
@@ -341,7 +347,7 @@ impl Session {
         let (journal, area) = (&mut attached.journal, &attached.area);
         let mut record = |arena: &AvmaRange| {
             let mut entries = Entries::default();
-            entries.add_first(&Record::Arena(arena.clone()));
+            entries.add_first(&JournalRecord::Arena(arena.clone()));
             self.write_journal(journal, area, entries)
         };
         let Planned { change, woven } =
@@ -354,16 +360,16 @@ impl Session {
             Clock::Wall => self.clocks.now(),
             Clock::Cpu => self.clocks.cpu_ticks(&self.target, tid),
         };
-        let counters = Counters { area: &area, identity: attached.env.identity, now: &now };
+        let counters = AreaWithClocks { area: &area, identity: attached.env.identity, now: &now };
         let versions = (&attached.woven, &woven);
         let (target, modules) = (&self.target, &control.modules);
         let (mut catch_up, written) = std::thread::scope(|scope| {
             let written = scope.spawn(|| {
                 let mut entries = Entries::default();
-                entries.add_first(&Record::Counters(used));
+                entries.add_first(&JournalRecord::Counters(used));
                 change.new_points.iter().for_each(|point| entries.add_point(point.file, point.records()));
-                change.new_points.iter().for_each(|point| entries.add_first(&Record::Chain(point.chain())));
-                change.chains.iter().cloned().for_each(|chain| entries.add(&Record::Chain(chain)));
+                change.new_points.iter().for_each(|point| entries.add_first(&JournalRecord::Chain(point.chain())));
+                change.chains.iter().cloned().for_each(|chain| entries.add(&JournalRecord::Chain(chain)));
                 self.write_journal(&mut attached.journal, &attached.area, entries)
             });
             let catch_up = match stop.unrun {
@@ -411,7 +417,7 @@ impl Session {
                 Ok((change.refused, caught_up))
             }
             Err(e) => {
-                let gone = change.new_points.iter().map(|point| Record::PointGone(point.key())).collect();
+                let gone = change.new_points.iter().map(|point| JournalRecord::PointGone(point.key())).collect();
                 // The first error is the one to report. Surplus records in the journal do no harm.
                 let _ = self.write_journal(&mut attached.journal, &attached.area, gone);
                 Err(e)
@@ -423,7 +429,7 @@ impl Session {
     fn refuse_change_without_room(
         &self,
         attached: &Attached,
-        change: &Change,
+        change: &PlannedChange,
         (threads, counters): (usize, u32),
     ) -> Result<(), Error> {
         let journal = attached.journal.len() + change.new_points.iter().map(journal_need).sum::<u64>();

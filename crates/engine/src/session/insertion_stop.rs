@@ -1,6 +1,6 @@
 //! The facts about an insertion that matter in its stop.
 
-use crate::weaving::positions::{Observer, Seen};
+use crate::weaving::positions::{Observer, ProgramCounters};
 
 /// The stop of an insertion: what is known of the threads before it, and what it must note of them.
 #[derive(Debug, Default)]
@@ -18,7 +18,7 @@ impl InsertionStop {
     }
 
     /// Where the threads were in the stop; empty if nobody has observed it.
-    pub(super) fn into_seen(self) -> Seen {
+    pub(super) fn into_seen(self) -> ProgramCounters {
         self.observer.seen.unwrap_or_default()
     }
 }
@@ -47,7 +47,7 @@ mod tests {
     fn a_stop_that_nobody_observed_has_seen_no_threads() {
         assert!(InsertionStop::default().into_seen().threads.is_empty());
         let mut stop = InsertionStop::default();
-        stop.observer.seen = Some(Seen { threads: vec![Tid(7)], ..Seen::default() });
+        stop.observer.seen = Some(ProgramCounters { threads: vec![Tid(7)], ..ProgramCounters::default() });
         assert_eq!(stop.into_seen().threads, [Tid(7)]);
     }
 }

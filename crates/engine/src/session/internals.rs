@@ -17,11 +17,11 @@ use super::events;
 use super::view::View;
 
 /// A pair whose value the engine knows without code: its position in the request, its key, and the kind of its value.
-pub(super) type Own = (usize, PairKey, Known);
+pub(super) type CodelessPair = (usize, PairKey, CodelessValue);
 
 /// Values that the engine knows without code.
 #[derive(Clone, Debug)]
-pub(super) enum Known {
+pub(super) enum CodelessValue {
     /// A metric of the engine itself.
     Internal(Internal),
     /// An event that the kernel counts.
@@ -29,15 +29,19 @@ pub(super) enum Known {
 }
 
 /// The pairs of a request that need no code. A definition of the same name takes precedence.
-pub(super) fn of_request(library: &Library, request: &EnableRequest, modules: &Modules) -> Result<Vec<Own>, Error> {
+pub(super) fn of_request(
+    library: &Library,
+    request: &EnableRequest,
+    modules: &Modules,
+) -> Result<Vec<CodelessPair>, Error> {
     let mut own = Vec::new();
     for (position, pair) in request.pairs.iter().enumerate() {
         let known = match library.metric(&pair.metric) {
-            Some(_) => events::of_pair(library, pair, &request.flavors, modules)?.map(Known::Event),
-            None => internal(pair)?.map(Known::Internal),
+            Some(_) => events::of_pair(library, pair, &request.flavors, modules)?.map(CodelessValue::Event),
+            None => internal(pair)?.map(CodelessValue::Internal),
         };
         let Some(known) = known else { continue };
-        let text = if let Known::Event(wish) = &known { Arc::clone(&wish.metric.text) } else { Arc::default() };
+        let text = if let CodelessValue::Event(wish) = &known { Arc::clone(&wish.metric.text) } else { Arc::default() };
         own.push((position, PairKey::new(text, Arc::clone(pair)), known));
     }
     Ok(own)
@@ -59,7 +63,7 @@ fn internal(pair: &MetricFocus) -> Result<Option<Internal>, Error> {
 }
 
 /// The request without these pairs.
-pub(super) fn without<'r>(request: &'r EnableRequest, own: &[Own]) -> Cow<'r, EnableRequest> {
+pub(super) fn without<'r>(request: &'r EnableRequest, own: &[CodelessPair]) -> Cow<'r, EnableRequest> {
     if own.is_empty() {
         return Cow::Borrowed(request);
     }
@@ -71,13 +75,13 @@ pub(super) fn without<'r>(request: &'r EnableRequest, own: &[Own]) -> Cow<'r, En
 }
 
 /// Inserts the pairs without code at their positions in the request.
-pub(super) fn merge(own: &[Own], internal: Vec<View>, views: &mut Vec<View>, pairs: &mut Vec<PairInfo>) {
+pub(super) fn merge(own: &[CodelessPair], internal: Vec<View>, views: &mut Vec<View>, pairs: &mut Vec<PairInfo>) {
     for ((position, key, known), view) in own.iter().zip(internal) {
         let at = (*position).min(views.len()).min(pairs.len());
         views.insert(at, view);
         let metric = match known {
-            Known::Internal(which) => Arc::new(which.info()),
-            Known::Event(wish) => Arc::clone(&wish.metric),
+            CodelessValue::Internal(which) => Arc::new(which.info()),
+            CodelessValue::Event(wish) => Arc::clone(&wish.metric),
         };
         pairs.insert(at, PairInfo::new(Arc::clone(&key.pair), metric));
     }

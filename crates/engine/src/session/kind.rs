@@ -9,12 +9,12 @@ use ingraft_process::Target;
 
 use crate::api::{EnableRequest, MeasurementId, Removed};
 use crate::error::Error;
-use crate::measure::request::{self, Missing, Wanted};
+use crate::measure::request::{self, Missing, WantedPair};
 use crate::pairs::PairKey;
 use crate::program::images::ImageStore;
 use crate::program::modules::Modules;
 use crate::weaving::catch_up::CaughtUp;
-use crate::weaving::positions::{Observer, Seen};
+use crate::weaving::positions::{Observer, ProgramCounters};
 
 use super::locked::Locked;
 
@@ -26,7 +26,7 @@ pub(crate) trait Running: Any + Send {
     }
 
     /// The pairs that the request needs now. Called again if further modules were analysed for it, and whenever libraries were loaded.
-    fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<Wanted>, Error>;
+    fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<WantedPair>, Error>;
 
     /// Number of counters to reserve for functions of libraries that the request waits for.
     fn reserved(&self) -> u64 {
@@ -35,7 +35,7 @@ pub(crate) trait Running: Any + Send {
 
     /// Adds to the wanted pairs what depends on the session, right before they are inserted. Returns an observer of the stop in which they
     /// come.
-    fn prepare(&mut self, _at: &mut Locked<'_>, _wanted: &mut Vec<Wanted>) -> Result<Observer, Error> {
+    fn prepare(&mut self, _at: &mut Locked<'_>, _wanted: &mut Vec<WantedPair>) -> Result<Observer, Error> {
         Ok(Observer::default())
     }
 
@@ -94,7 +94,7 @@ pub(crate) struct InsertedPairs<'a> {
     /// Calls in progress that were caught up.
     pub caught_up: &'a CaughtUp,
     /// Where threads were in the stop.
-    pub seen: Seen,
+    pub seen: ProgramCounters,
     /// The state of the program.
     pub occasion: Occasion,
 }
@@ -108,7 +108,7 @@ impl KindRequest<'_> {
         images: &ImageStore,
         has_own: bool,
         progress: &dyn Fn(&str),
-    ) -> (Vec<Error>, Result<Vec<Wanted>, Error>) {
+    ) -> (Vec<Error>, Result<Vec<WantedPair>, Error>) {
         if has_own && self.request.pairs.is_empty() && self.request.functions.is_empty() {
             return (Vec::new(), Ok(Vec::new()));
         }

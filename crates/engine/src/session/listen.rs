@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ingraft_model::{PointKind, Snippet, Stmt, VariableId};
 use ingraft_process::SharedArea;
 
-use crate::weaving::wanted::{NewMini, Wanted as WantedPoints};
+use crate::weaving::wanted::{NewMini, WantedPoints};
 
 use super::control::Control;
 use super::driver::Session;

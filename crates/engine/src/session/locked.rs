@@ -16,7 +16,7 @@ use crate::program::modules::{ModuleFile, Modules};
 use crate::program::unwind_targets::marks;
 use crate::readings::values::Columns;
 use crate::weaving::plan::Woven;
-use crate::weaving::positions::Seen;
+use crate::weaving::positions::ProgramCounters;
 
 use super::buffers::{LastRecords, NewBuffers, Records};
 use super::control::Control;
@@ -95,7 +95,10 @@ impl<'s> Locked<'s> {
     }
 
     /// Reads counters while all threads are held; see [`Session::observe`].
-    pub fn observe(&self, read: &mut (dyn FnMut(&Columns<'_>) + Send)) -> Result<(Seen, Duration, u64), Error> {
+    pub fn observe(
+        &self,
+        read: &mut (dyn FnMut(&Columns<'_>) + Send),
+    ) -> Result<(ProgramCounters, Duration, u64), Error> {
         self.session.observe(self.control, read)
     }
 

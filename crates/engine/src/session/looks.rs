@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use ingraft_model::FunctionId;
 use rustc_hash::FxHashSet;
 
-use crate::weaving::original::Seen;
+use crate::weaving::original::CopiedText;
 
 /// Number of times that the pause after a look at the text is longer than the look.
 const SHARE: u32 = 100;
@@ -18,7 +18,7 @@ pub(super) struct LooksAtText {
     /// Functions in which the last look has found a difference.
     suspects: FxHashSet<FunctionId>,
     /// Text in which the last full comparison has found no difference.
-    seen: Option<Seen>,
+    seen: Option<CopiedText>,
 }
 
 impl LooksAtText {
@@ -28,12 +28,12 @@ impl LooksAtText {
     }
 
     /// Whether the text is the one in which the last full comparison has found no difference.
-    pub(super) fn is_known(&self, text: Option<&Seen>) -> bool {
+    pub(super) fn is_known(&self, text: Option<&CopiedText>) -> bool {
         text.is_some() && text == self.seen.as_ref()
     }
 
     /// Notes the text before a full comparison, and whether the comparison has found differences.
-    pub(super) fn note_text(&mut self, text: Option<Seen>, differs: bool) {
+    pub(super) fn note_text(&mut self, text: Option<CopiedText>, differs: bool) {
         self.seen = text.filter(|_| !differs);
     }
 

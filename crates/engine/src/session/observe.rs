@@ -7,7 +7,7 @@ use ingraft_process::ApplyOptions;
 
 use crate::error::Error;
 use crate::readings::values::{Columns, Shards};
-use crate::weaving::positions::{CodeMap, PositionVisitor, Seen};
+use crate::weaving::positions::{CodeMap, PositionVisitor, ProgramCounters};
 
 use super::control::Control;
 use super::driver::Session;
@@ -22,7 +22,7 @@ impl Session {
         &self,
         control: &Control,
         read: &mut (dyn FnMut(&Columns<'_>) + Send),
-    ) -> Result<(Seen, Duration, u64), Error> {
+    ) -> Result<(ProgramCounters, Duration, u64), Error> {
         let mut read = || {
             if let Some(columns) = self.shared().columns() {
                 read(&columns);
@@ -47,7 +47,7 @@ impl Session {
             }
         }
         read();
-        Ok((Seen::default(), Duration::ZERO, self.cut_off_by_end()))
+        Ok((ProgramCounters::default(), Duration::ZERO, self.cut_off_by_end()))
     }
 
     /// Number of threads that the end of the target may have stopped inside of runs.

@@ -14,7 +14,7 @@ use super::clocks::now_ns;
 use super::control::Control;
 use super::driver::Session;
 use super::errors::no_measurement;
-use super::internals::{Known, Own};
+use super::internals::{CodelessPair, CodelessValue};
 use super::view::{OwnValue, Plain, View, Views};
 
 impl Session {
@@ -48,9 +48,9 @@ impl Session {
     }
 
     /// Views of pairs that need no code; events are counted from now on.
-    pub(super) fn internal_views(&self, own: &[Own]) -> Result<Vec<View>, Error> {
+    pub(super) fn internal_views(&self, own: &[CodelessPair]) -> Result<Vec<View>, Error> {
         let shared = self.shared();
-        let view = |(_, key, known): &Own| {
+        let view = |(_, key, known): &CodelessPair| {
             let mut view = View {
                 key: key.clone(),
                 // no counter, as nothing in the target has the value
@@ -66,12 +66,12 @@ impl Session {
                 before: FxHashMap::default(),
             };
             match known {
-                Known::Internal(which) => {
+                CodelessValue::Internal(which) => {
                     let value = if which.adds_up() { self.internal(*which, &shared) } else { 0 };
                     view.before.insert(None, Raw { value, ..Raw::default() });
                     view.own = Some(OwnValue::Internal(*which));
                 }
-                Known::Event(wish) => {
+                CodelessValue::Event(wish) => {
                     view.aggregate = wish.metric.aggregate;
                     view.thread = wish.thread();
                     view.own = Some(OwnValue::Events(wish.begin(&self.target)?));

@@ -7,12 +7,12 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::RefusedFunction;
 use crate::error::{Error, Reason};
-use crate::measure::request::Wanted;
-use crate::pairs::{Bound, CommonSnippets, Fresh, PairKey, PointDraft, Refused, function_ref};
+use crate::measure::request::WantedPair;
+use crate::pairs::{BoundPair, CommonSnippets, Fresh, PairKey, PointDraft, RefusedPieces, function_ref};
 use crate::program::modules::Modules;
 use crate::weaving::bodies::Copies;
 use crate::weaving::sites::{Text, sites};
-use crate::weaving::wanted::Wanted as WantedPoints;
+use crate::weaving::wanted::WantedPoints;
 
 use super::control::Control;
 use super::driver::Session;
@@ -22,7 +22,7 @@ const A_FEW: usize = 64;
 
 impl Session {
     /// Fails if no pair of these, which are not inserted yet, can be measured. Changes nothing.
-    pub(super) fn refuse_hopeless_pairs(&self, control: &mut Control, wanted: &[Wanted]) -> Result<(), Error> {
+    pub(super) fn refuse_hopeless_pairs(&self, control: &mut Control, wanted: &[WantedPair]) -> Result<(), Error> {
         // One pair with a place is enough, and it is usually among the first.
         match wanted.chunks(A_FEW).any(|few| self.refuse_all_of(control, few).is_ok()) {
             true => Ok(()),
@@ -31,12 +31,12 @@ impl Session {
     }
 
     /// Fails if none of these pairs can be measured.
-    fn refuse_all_of(&self, control: &mut Control, wanted: &[Wanted]) -> Result<(), Error> {
+    fn refuse_all_of(&self, control: &mut Control, wanted: &[WantedPair]) -> Result<(), Error> {
         let keys: Vec<PairKey> = wanted.iter().map(PairKey::of).collect();
         if keys.iter().any(|key| control.pairs.contains_key(key)) {
             return Ok(());
         }
-        let fresh = |(key, w): (PairKey, &Wanted)| Fresh::alone(key, w.instrumentation.clone());
+        let fresh = |(key, w): (PairKey, &WantedPair)| Fresh::alone(key, w.instrumentation.clone());
         let (bound, _) = self.bind(control, keys.into_iter().zip(wanted).map(fresh).collect())?;
         let common = CommonSnippets::default();
         let draft = PointDraft::of(&bound, &common, &mut control.minis);
@@ -49,9 +49,9 @@ impl Session {
         &self,
         control: &Control,
         wanted: &[WantedPoints<'_>],
-        bound: &[Bound],
+        bound: &[BoundPair],
     ) -> Result<(), Error> {
-        let mut reasons = Refused::default();
+        let mut reasons = RefusedPieces::default();
         // the definitions of each pair that have no place so far
         let groups = |i: &Instrumentation| i.insertions.iter().map(|i| i.group).collect::<FxHashSet<_>>();
         let mut placeless: Vec<_> = bound.iter().map(|(_, instrumentation, _)| groups(instrumentation)).collect();
@@ -86,8 +86,8 @@ impl Session {
 
     /// Returns the error for a request of which no pair can be measured: each has a definition whose points are all refused. `None` if some
     /// pair can be measured.
-    pub(super) fn all_refused(&self, modules: &Modules, bound: &[Bound], reasons: &Refused) -> Option<Error> {
-        let is_asked = |(_, (key, i, _)): &(usize, &Bound)| !i.insertions.is_empty() && !key.is_hidden();
+    pub(super) fn all_refused(&self, modules: &Modules, bound: &[BoundPair], reasons: &RefusedPieces) -> Option<Error> {
+        let is_asked = |(_, (key, i, _)): &(usize, &BoundPair)| !i.insertions.is_empty() && !key.is_hidden();
         let mut with_code = bound.iter().enumerate().filter(is_asked);
         if with_code.any(|(pair, (_, instrumentation, _))| !is_unmeasured(instrumentation, pair, reasons)) {
             return None;
@@ -120,11 +120,11 @@ impl Session {
 }
 
 /// A function, and the number of a pair that is refused there.
-type Place = (FunctionId, usize);
+type PairInFunction = (FunctionId, usize);
 
 /// The reason of the most refusals, at the first place that it concerns.
-fn most_frequent(reasons: &Refused) -> Option<(&Place, &Refusal)> {
-    let mut of_text: FxHashMap<String, (usize, Reverse<&Place>)> = FxHashMap::default();
+fn most_frequent(reasons: &RefusedPieces) -> Option<(&PairInFunction, &Refusal)> {
+    let mut of_text: FxHashMap<String, (usize, Reverse<&PairInFunction>)> = FxHashMap::default();
     for (place, refusal) in reasons {
         let entry = of_text.entry(refusal.to_string()).or_insert((0, Reverse(place)));
         *entry = (entry.0 + 1, entry.1.max(Reverse(place)));
@@ -134,7 +134,7 @@ fn most_frequent(reasons: &Refused) -> Option<(&Place, &Refusal)> {
 }
 
 /// Whether one of a pair's definitions, the metric's or a constraint's, is woven nowhere, so that its value means nothing.
-pub(super) fn is_unmeasured(instrumentation: &Instrumentation, pair: usize, refused: &Refused) -> bool {
+pub(super) fn is_unmeasured(instrumentation: &Instrumentation, pair: usize, refused: &RefusedPieces) -> bool {
     if refused.is_empty() {
         return false;
     }
@@ -150,7 +150,7 @@ pub(super) fn is_unmeasured(instrumentation: &Instrumentation, pair: usize, refu
 pub(super) fn refused_of(
     control: &Control,
     instrumentation: &Instrumentation,
-    refused: &Refused,
+    refused: &RefusedPieces,
     pair: usize,
 ) -> Vec<(FunctionId, RefusedFunction)> {
     if refused.is_empty() {

@@ -9,7 +9,7 @@ use crate::api::{MeasurementId, Removed};
 use crate::error::{Error, ErrorClass};
 use crate::pairs::PairKey;
 use crate::recovery::ground::{Left, Why};
-use crate::recovery::journal::{PointRecord, Record};
+use crate::recovery::journal::{JournalRecord, PointRecord};
 use crate::recovery::waiting::{self, Purpose};
 use crate::recovery::{leftover, restore};
 use crate::weaving::plan::PlannedRemoval;
@@ -59,7 +59,7 @@ impl Session {
             && !last
             && let Some(attached) = control.attached.as_mut()
         {
-            self.write_journal(&mut attached.journal, &attached.area, Record::KeptGone(id.0).into())?;
+            self.write_journal(&mut attached.journal, &attached.area, JournalRecord::KeptGone(id.0).into())?;
         }
         control.measurements.remove(&id);
         if !last {
@@ -168,7 +168,7 @@ impl Session {
                 tracing::warn!(?left, "children go on with code that was taken out");
             }
         }
-        let chains = chains.into_iter().map(Record::Chain).collect();
+        let chains = chains.into_iter().map(JournalRecord::Chain).collect();
         self.write_journal(&mut attached.journal, &attached.area, chains)?;
         self.forget_points(attached, gone)?;
         Ok(())
@@ -185,7 +185,7 @@ impl Session {
             return Ok(());
         }
         attached.woven.drop_inherited();
-        let records = gone.iter().map(|point| Record::PointGone(point.removal.key())).collect();
+        let records = gone.iter().map(|point| JournalRecord::PointGone(point.removal.key())).collect();
         self.write_journal(&mut attached.journal, &attached.area, records)
     }
 

@@ -11,7 +11,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::api::TakenOut;
 use crate::background::each_in_background;
 use crate::error::Error;
-use crate::measure::request::Wanted;
+use crate::measure::request::WantedPair;
 use crate::pairs::{PairKey, is_costly};
 use crate::program::modules::Modules;
 use crate::undertaking::interruptible;
@@ -27,7 +27,7 @@ use super::insertion_stop::InsertionStop;
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Result of an insertion.
-pub(super) struct Inserted {
+pub(super) struct InsertionResult {
     /// Keys of all wanted pairs, in their order.
     pub keys: Vec<(PairKey, Option<FunctionId>)>,
     /// Calls in progress that were caught up.
@@ -38,8 +38,8 @@ pub(super) struct Inserted {
 
 impl Session {
     /// Whether a request is inserted in two stages: some of its pairs only count, and others would cost more.
-    pub(super) fn is_staged(wanted: &[Wanted]) -> bool {
-        let costly = |w: &Wanted| is_costly(&w.instrumentation.variables);
+    pub(super) fn is_staged(wanted: &[WantedPair]) -> bool {
+        let costly = |w: &WantedPair| is_costly(&w.instrumentation.variables);
         wanted.iter().any(costly) && !wanted.iter().all(costly)
     }
 
@@ -48,13 +48,13 @@ impl Session {
     pub(super) fn insert_staged(
         &self,
         control: &mut Control,
-        mut wanted: Vec<Wanted>,
+        mut wanted: Vec<WantedPair>,
         whole: bool,
         limit: f64,
-    ) -> Result<Inserted, Error> {
+    ) -> Result<InsertionResult, Error> {
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
         Self::fit_histograms(control, &mut wanted, &keys, 0);
-        let (mut costly, counting): (Vec<Wanted>, Vec<Wanted>) =
+        let (mut costly, counting): (Vec<WantedPair>, Vec<WantedPair>) =
             wanted.into_iter().partition(|w| is_costly(&w.instrumentation.variables));
         self.refuse_hopeless_pairs(control, &costly)?;
         // If it is known already that nothing would be timed, the target is not touched.
@@ -63,7 +63,7 @@ impl Session {
             self.refuse_costly(control, &costly, limit)?;
         }
         let counting = self.insert_fitted(control, counting, whole, &mut InsertionStop::default())?;
-        let Inserted { keys: counted, mut caught_up, .. } = counting;
+        let InsertionResult { keys: counted, mut caught_up, .. } = counting;
         // If the insertion is given up, that ends the search, and the next insertion fails.
         let find = || interruptible(|| find_exits(&control.modules, &costly));
         let rates = self.rates_of_calls(control, &counted, || drop(find()));
@@ -82,7 +82,7 @@ impl Session {
                 return Err(error);
             }
         }
-        Ok(Inserted { keys, caught_up, dear: out })
+        Ok(InsertionResult { keys, caught_up, dear: out })
     }
 
     /// Calls per second of the functions whose calls are counted, over [`LOOK`] or as long as `meanwhile` takes.
@@ -126,8 +126,9 @@ impl Session {
 }
 
 /// Finds the exits at which the code of pairs will stand, so that the images know them when the code comes.
-fn find_exits(modules: &Modules, wanted: &[Wanted]) -> Result<(), Error> {
-    let exits = |w: &&Wanted| w.instrumentation.insertions.iter().any(|insertion| insertion.point == PointKind::Exit);
+fn find_exits(modules: &Modules, wanted: &[WantedPair]) -> Result<(), Error> {
+    let exits =
+        |w: &&WantedPair| w.instrumentation.insertions.iter().any(|insertion| insertion.point == PointKind::Exit);
     let functions: Vec<FunctionId> = wanted.iter().filter(exits).filter_map(|w| w.function).collect();
     each_in_background(&functions, |function| {
         if let Some((_, module, f)) = modules.resolve(*function) {

@@ -11,7 +11,7 @@ use ingraft_process::ProcessIdentity;
 
 use crate::api::MeasurementId;
 use crate::error::{Error, Reason};
-use crate::recovery::journal::{PointRecord, Record};
+use crate::recovery::journal::{JournalRecord, PointRecord};
 use crate::weaving::plan::Woven;
 
 use super::control::{Attached, Control};
@@ -33,7 +33,7 @@ impl Session {
         let Some(attached) = control.attached.as_mut() else { return Ok(()) };
         attached.env.loader = None;
         attached.woven = Woven::adopt(Vec::new(), BTreeMap::new(), arenas);
-        let entries = kept.into_iter().map(|id| Record::KeptGone(id.0)).collect();
+        let entries = kept.into_iter().map(|id| JournalRecord::KeptGone(id.0)).collect();
         self.write_journal(&mut attached.journal, &attached.area, entries)?;
         self.forget_points(attached, records)
     }
@@ -42,7 +42,8 @@ impl Session {
     /// removal.
     pub(super) fn leave_text(&self, control: &mut Control) {
         // the engine that finishes the removal must not take ended measurements for living ones
-        let gone = control.measurements.iter().filter(|(_, m)| m.keep).map(|(id, _)| Record::KeptGone(id.0)).collect();
+        let gone =
+            control.measurements.iter().filter(|(_, m)| m.keep).map(|(id, _)| JournalRecord::KeptGone(id.0)).collect();
         if let Some(mut attached) = control.attached.take() {
             self.release_hold(&attached);
             if let Err(error) = self.write_journal(&mut attached.journal, &attached.area, gone) {

@@ -1,6 +1,6 @@
 //! Views of pairs: the counters and figures from which the values of a measurement are read.
 
-use ingraft_model::{Aggregate, Fold, IndexNames, Shape, Table, Tid, ValueUnit};
+use ingraft_model::{Aggregate, Fold, IndexNames, KeyTable, Shape, Tid, ValueUnit};
 use rustc_hash::FxHashMap;
 
 use crate::api::{Details, Keys, ThreadValue};
@@ -8,7 +8,7 @@ use crate::measure::internal::Internal;
 use crate::pairs::PairKey;
 use crate::readings::values::{Raw, Slots};
 
-use super::events::Counting;
+use super::events::EventCounting;
 
 /// One measurement's view of a pair.
 #[derive(Debug, Clone)]
@@ -43,12 +43,12 @@ pub(super) enum OwnValue {
     /// The engine's own figures.
     Internal(Internal),
     /// The kernel's counters.
-    Events(Counting),
+    Events(EventCounting),
 }
 
 impl OwnValue {
     /// The kernel's counters, if they are the source.
-    pub fn events(&self) -> Option<&Counting> {
+    pub fn events(&self) -> Option<&EventCounting> {
         if let OwnValue::Events(counting) = self { Some(counting) } else { None }
     }
 }
@@ -72,7 +72,7 @@ pub(super) struct Views {
     plain: Vec<Plain>,
     /// The activations of all numbers, one after the other.
     calls: Vec<u32>,
-    counting: Vec<Counting>,
+    counting: Vec<EventCounting>,
 }
 
 impl Views {
@@ -87,7 +87,7 @@ impl Views {
     }
 
     /// The events that the engine reads.
-    pub fn counting(&self) -> &[Counting] {
+    pub fn counting(&self) -> &[EventCounting] {
         &self.counting
     }
 }
@@ -159,7 +159,7 @@ impl View {
         };
         let together = all.iter().map(|(_, raw)| raw.clone()).fold(Raw::default(), Raw::plus);
         // the number of objects is not a sum over threads
-        let list = together.table.as_deref().filter(|table| table.fold == Fold::Last).map(Table::total);
+        let list = together.table.as_deref().filter(|table| table.fold == Fold::Last).map(KeyTable::total);
         let value = list.unwrap_or(value);
         let threads = if threads && list.is_none() { all } else { Vec::new() };
         let thread = |(tid, raw): (Option<Tid>, Raw)| ThreadValue {

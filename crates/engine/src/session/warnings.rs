@@ -4,7 +4,7 @@ use ingraft_analysis::AsyncUnwinder;
 use ingraft_model::{CpuClock, FunctionId, WallClock};
 use ingraft_process::TickClock;
 
-use crate::measure::request::{Missing, Wanted};
+use crate::measure::request::{Missing, WantedPair};
 use crate::measure::{calls, request, resolution};
 use crate::pairs::PairKey;
 use crate::program::labels;
@@ -46,14 +46,14 @@ pub(super) fn of_request(modules: &Modules, new: &NewMeasurement<'_>, awaited: &
 }
 
 /// Warnings about the values of events and of metrics.
-pub(super) fn of_values(before: &[View], wanted: &[Wanted]) -> Vec<String> {
+pub(super) fn of_values(before: &[View], wanted: &[WantedPair]) -> Vec<String> {
     let events = before.iter().filter_map(|v| v.own.as_ref()?.events()?.warning());
     let metrics = wanted.iter().flat_map(|w| w.warnings.iter().map(ToString::to_string));
     events.chain(metrics).collect()
 }
 
 /// The warning that the time in called functions is not in the cost, if any function is called.
-pub(super) fn of_calls(wanted: &[Wanted]) -> Option<String> {
+pub(super) fn of_calls(wanted: &[WantedPair]) -> Option<String> {
     wanted.iter().any(|w| calls::has_calls(&w.instrumentation)).then(|| CALLS_COST.to_owned())
 }
 

@@ -10,7 +10,7 @@ use crate::api::Ended;
 
 use super::driver::Session;
 use super::end::AtEnd;
-use super::events::Counting;
+use super::events::EventCounting;
 
 /// Time between two looks for ended threads while there are timers, if threads begin and end.
 const LOOK: Duration = Duration::from_millis(5);
@@ -98,7 +98,7 @@ impl Session {
 
     /// Looks for threads that have begun or ended. Does nothing if the session is being changed; the next call looks then.
     pub(super) fn follow_events(&self) {
-        let counting: Vec<Counting> = match self.try_control() {
+        let counting: Vec<EventCounting> = match self.try_control() {
             Ok(control) => control.measurements.values().flat_map(|m| m.views.counting()).cloned().collect(),
             Err(_) => return,
         };

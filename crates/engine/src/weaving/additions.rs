@@ -10,7 +10,7 @@ use ingraft_model::{PatchPlan, PointKind, Refusal};
 
 use crate::background::Quick;
 use crate::error::Error;
-use crate::weaving::plan::{Change, Mini, Point, Woven, append, codegen_error, defect};
+use crate::weaving::plan::{Mini, PlannedChange, Point, Woven, append, codegen_error, defect};
 use crate::weaving::wanted::{NewMini, NewPoint};
 
 /// Snippets that were added to points of one arena, and that are not proven yet.
@@ -28,7 +28,7 @@ impl Woven {
         &mut self,
         env: &Environment,
         found: &[NewPoint<'_>],
-        change: &mut Change,
+        change: &mut PlannedChange,
     ) -> Result<(), Error> {
         let mut templates = Templates::default();
         // By the index of the arena.

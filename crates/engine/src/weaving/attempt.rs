@@ -11,22 +11,22 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::error::Error;
 use crate::weaving::arenas::NewArenas;
-use crate::weaving::bodies::{Completeness, Copies, Made, NewPoints};
-use crate::weaving::plan::{Change, Planned, Point, Subject, Woven, joined};
-use crate::weaving::sites::Found;
-use crate::weaving::wanted::{NewPoint, Wanted};
+use crate::weaving::bodies::{Completeness, Copies, MadeBodies, NewPoints};
+use crate::weaving::plan::{Planned, PlannedChange, Point, Subject, Woven, joined};
+use crate::weaving::sites::FoundPoint;
+use crate::weaving::wanted::{NewPoint, WantedPoints};
 
 /// Pairs that are refused in functions, with the reasons.
-pub(super) type Refused = FxHashMap<(FunctionId, usize), Refusal>;
+pub(super) type RefusedPairs = FxHashMap<(FunctionId, usize), Refusal>;
 
 /// A change as far as it is made.
 pub(super) struct Attempt {
     /// The generated code with the change.
     pub woven: Woven,
     /// The change, without the copies of functions.
-    pub change: Change,
+    pub change: PlannedChange,
     /// The copies of functions.
-    pub made: Made,
+    pub made: MadeBodies,
 }
 
 impl Attempt {
@@ -34,7 +34,7 @@ impl Attempt {
     pub fn at(woven: &Woven, mapped: &NewArenas<'_>) -> Self {
         let mut woven = woven.clone();
         woven.arenas.extend(mapped.ranges.iter().cloned().map(Arena::new));
-        Attempt { woven, change: Change::default(), made: Made::default() }
+        Attempt { woven, change: PlannedChange::default(), made: MadeBodies::default() }
     }
 
     /// Weaves snippets at the points that were found: adds them to existing points, and creates new points and copies of functions.
@@ -137,17 +137,20 @@ fn without(
 }
 
 /// The functions with snippets whose places depend on whether one of these pairs is refused.
-pub(super) fn dependents<'w>(wanted: &'w [Wanted<'_>], refused: &'w Refused) -> impl Iterator<Item = FunctionId> + 'w {
+pub(super) fn dependents<'w>(
+    wanted: &'w [WantedPoints<'_>],
+    refused: &'w RefusedPairs,
+) -> impl Iterator<Item = FunctionId> + 'w {
     let depends =
-        |w: &&Wanted<'_>| w.minis.iter().any(|m| m.exits.needs().iter().any(|need| refused.contains_key(need)));
+        |w: &&WantedPoints<'_>| w.minis.iter().any(|m| m.exits.needs().iter().any(|need| refused.contains_key(need)));
     wanted.iter().filter(move |_| !refused.is_empty()).filter(depends).map(|w| w.function)
 }
 
 /// The functions of these pairs of which a pair has other points too: without the refused one, none of the pair's snippets is woven there.
 pub(super) fn partial(
-    wanted: &[Wanted<'_>],
-    sites: &[Result<Vec<Found>, Refusal>],
-    refused: &Refused,
+    wanted: &[WantedPoints<'_>],
+    sites: &[Result<Vec<FoundPoint>, Refusal>],
+    refused: &RefusedPairs,
 ) -> FxHashSet<FunctionId> {
     let mut points: FxHashMap<(FunctionId, usize), usize> = refused.keys().map(|key| (*key, 0)).collect();
     let functions: FxHashSet<FunctionId> = refused.keys().map(|(function, _)| *function).collect();

@@ -15,11 +15,11 @@ use crate::program::file_id::FileId;
 use crate::program::modules::{ModuleFile, Modules};
 use crate::recovery::journal::{PointChain, PointRecord};
 use crate::weaving::arenas::{ARENA_MAX, NewArenas, arena_for};
-use crate::weaving::attempt::Refused;
+use crate::weaving::attempt::RefusedPairs;
 use crate::weaving::original::OriginalText;
-use crate::weaving::plan::{Change, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect};
-use crate::weaving::sites::{Found, Text, host, whole};
-use crate::weaving::wanted::{NewPoint, Wanted};
+use crate::weaving::plan::{PlannedChange, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect};
+use crate::weaving::sites::{FoundPoint, Text, host, whole};
+use crate::weaving::wanted::{NewPoint, WantedPoints};
 
 /// The copy of a function.
 #[derive(Clone, Debug)]
@@ -53,8 +53,8 @@ impl Copies {
     pub fn choose(
         woven: Option<&Woven>,
         (text, modules): (&Text<'_>, &Modules),
-        wanted: &[Wanted<'_>],
-        sites: &mut [Result<Vec<Found>, Refusal>],
+        wanted: &[WantedPoints<'_>],
+        sites: &mut [Result<Vec<FoundPoint>, Refusal>],
     ) -> Self {
         let mut copies = Copies::default();
         let is_copied = |function| woven.is_some_and(|woven| woven.bodies.contains_key(function));
@@ -83,9 +83,9 @@ impl Copies {
     pub(super) fn add_refused(
         &mut self,
         (text, modules): (&Text<'_>, &Modules),
-        wanted: &[Wanted<'_>],
-        sites: &mut [Result<Vec<Found>, Refusal>],
-        refused: &Refused,
+        wanted: &[WantedPoints<'_>],
+        sites: &mut [Result<Vec<FoundPoint>, Refusal>],
+        refused: &RefusedPairs,
     ) -> Vec<FunctionId> {
         let is_new =
             |function: &FunctionId| !self.chosen.contains_key(function) && !self.refused.contains_key(function);
@@ -115,7 +115,7 @@ impl Copies {
     }
 
     /// Site of a point, and whether the point is woven into the copy of its function.
-    pub fn site<'f>(&self, function: FunctionId, found: &'f Found) -> Result<(&'f Site, bool), Refusal> {
+    pub fn site<'f>(&self, function: FunctionId, found: &'f FoundPoint) -> Result<(&'f Site, bool), Refusal> {
         match &found.hosted {
             Some(hosted) if self.chosen.contains_key(&function) => Ok((&hosted.site, true)),
             hosted => found.site.as_ref().map(|site| (&**site, false)).map_err(|in_text| {
@@ -193,7 +193,7 @@ impl Woven {
     }
 
     /// The copies into which no point is woven, because their points were refused, each with such a reason.
-    pub(super) fn idle_bodies(&self, refused: &Refused) -> Vec<(FunctionId, Refusal)> {
+    pub(super) fn idle_bodies(&self, refused: &RefusedPairs) -> Vec<(FunctionId, Refusal)> {
         let is_idle = |function: &&FunctionId| self.points_of(**function).all(|(_, point)| point.probe.is_none());
         let why = |function: &FunctionId| {
             let known = refused.iter().find(|((of, _), _)| of == function);
@@ -236,8 +236,8 @@ impl Woven {
         subject: Subject<'_>,
         copies: &Copies,
         points: &mut NewPoints<'_>,
-        (completeness, made): (Completeness, &mut Made),
-        change: &mut Change,
+        (completeness, made): (Completeness, &mut MadeBodies),
+        change: &mut PlannedChange,
         mapped: &mut NewArenas<'_>,
     ) -> Result<(), Error> {
         let all = || points.values().flatten();
@@ -253,11 +253,11 @@ impl Woven {
         }
         let own = |function: &FunctionId| own.get(function).map_or(&[][..], Vec::as_slice);
         needed.retain(|function| !self.bodies.contains_key(function));
-        let mut tasks: Vec<Task<'_>> = Vec::with_capacity(needed.len());
+        let mut tasks: Vec<CopyTask<'_>> = Vec::with_capacity(needed.len());
         for function in needed {
             match (copies.chosen.get(&function), in_text.contains(&function)) {
                 (Some(_), true) => change.not_copied.push((function, overlap(subject.modules, function))),
-                (Some(body), false) => tasks.push(Task { function, body, points: own(&function) }),
+                (Some(body), false) => tasks.push(CopyTask { function, body, points: own(&function) }),
                 (None, _) => {}
             }
         }
@@ -293,7 +293,7 @@ impl Woven {
     fn weave_tasks(
         &mut self,
         Subject { target, modules, env }: Subject<'_>,
-        tasks: &[Task<'_>],
+        tasks: &[CopyTask<'_>],
         mapped: &mut NewArenas<'_>,
     ) -> Result<Vec<Result<CopiedFunction, Refusal>>, Error> {
         let Some(first) = tasks.first() else { return Ok(Vec::new()) };
@@ -306,11 +306,12 @@ impl Woven {
             text.add_padding(module.bias, module.image.padding());
             text
         });
-        let name =
-            |task: &Task<'_>| modules.resolve(task.function).map_or(Cow::Borrowed(""), |(_, _, f)| f.display_name());
+        let name = |task: &CopyTask<'_>| {
+            modules.resolve(task.function).map_or(Cow::Borrowed(""), |(_, _, f)| f.display_name())
+        };
         let names: Vec<Cow<'_, str>> = tasks.iter().map(name).collect();
         let request = |(task, name)| {
-            let (task, name): (&Task<'_>, &Cow<'_, str>) = (task, name);
+            let (task, name): (&CopyTask<'_>, &Cow<'_, str>) = (task, name);
             BodyRequest { body: task.body, bias: module.bias, name, points: task.points }
         };
         let requests: Vec<BodyRequest<'_>> = tasks.iter().zip(&names).map(request).collect();
@@ -350,7 +351,7 @@ impl Woven {
 }
 
 /// A function to copy.
-struct Task<'a> {
+struct CopyTask<'a> {
     function: FunctionId,
     body: &'a FunctionBody,
     /// The points that come with the copy.
@@ -378,7 +379,7 @@ pub(super) type NewPoints<'a> = BTreeMap<ModuleId, Vec<NewPoint<'a>>>;
 
 /// The copies that a change makes.
 #[derive(Debug, Default)]
-pub(super) struct Made(FxHashMap<FunctionId, MadeBody>);
+pub(super) struct MadeBodies(FxHashMap<FunctionId, MadeBody>);
 
 #[derive(Debug)]
 struct MadeBody {
@@ -388,7 +389,7 @@ struct MadeBody {
     plan: PatchPlan,
 }
 
-impl Made {
+impl MadeBodies {
     /// Whether a copy is one of these.
     pub(super) fn has(&self, function: &FunctionId) -> bool {
         self.0.contains_key(function)
@@ -400,7 +401,7 @@ impl Made {
     }
 
     /// Adds the copies to a change, before its points.
-    pub(super) fn add_to(self, change: &mut Change) {
+    pub(super) fn add_to(self, change: &mut PlannedChange) {
         let mut made: Vec<(FunctionId, MadeBody)> = self.0.into_iter().collect();
         made.sort_unstable_by_key(|(function, _)| *function);
         let points = (std::mem::take(&mut change.plan), std::mem::take(&mut change.new_points));

@@ -113,12 +113,12 @@ pub struct Meters {
 /// Snippets and variables with meters that were made for a request. Pairs of one metric share them.
 #[derive(Default)]
 pub struct Metered {
-    snippets: FxHashMap<(*const Snippet, VariableId), Made<Snippet>>,
-    variables: FxHashMap<(*const Variable, u32), Made<[Variable]>>,
+    snippets: FxHashMap<(*const Snippet, VariableId), MeteredItem<Snippet>>,
+    variables: FxHashMap<(*const Variable, u32), MeteredItem<[Variable]>>,
 }
 
 /// An evaluated item, and the same item with meters. The evaluated item is kept so that its address is not reused.
-type Made<T> = (Arc<T>, Arc<T>);
+type MeteredItem<T> = (Arc<T>, Arc<T>);
 
 impl Metered {
     /// The snippet with a count in front of it.

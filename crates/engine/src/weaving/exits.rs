@@ -7,8 +7,8 @@ use ingraft_model::{FunctionId, Refusal, Site, Svma};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::program::modules::Modules;
-use crate::weaving::sites::{Found, Text, entry_site};
-use crate::weaving::wanted::Wanted;
+use crate::weaving::sites::{FoundPoint, Text, entry_site};
+use crate::weaving::wanted::WantedPoints;
 
 /// Exits of a function that a snippet is for, with a condition.
 #[derive(Clone, Debug, Default)]
@@ -49,8 +49,8 @@ impl Exits {
 pub(super) fn hosts(
     text: &Text<'_>,
     modules: &Modules,
-    wanted: &[Wanted<'_>],
-    sites: &mut [Result<Vec<Found>, Refusal>],
+    wanted: &[WantedPoints<'_>],
+    sites: &mut [Result<Vec<FoundPoint>, Refusal>],
 ) -> FxHashMap<FunctionId, Arc<Site>> {
     let mut hosts = FxHashMap::default();
     for (w, found) in wanted.iter().zip(sites) {

@@ -15,7 +15,7 @@ use crate::weaving::attempt::Attempt;
 use crate::weaving::bodies::{Completeness, Copies, Hosted, NewPoints};
 use crate::weaving::exits::Exits;
 use crate::weaving::plan::{KEPT, Point, Subject, Woven, defect, point_record};
-use crate::weaving::sites::{Found, Text, host, sites};
+use crate::weaving::sites::{FoundPoint, Text, host, sites};
 use crate::weaving::wanted::{NewMini, NewPoint};
 
 /// The points of a function that move.
@@ -44,7 +44,7 @@ impl<'a> Moving<'a> {
         body: &Arc<FunctionBody>,
     ) -> Result<Self, Refusal> {
         let stays_here = || in_the_way(modules, function);
-        let mut known: FxHashMap<PointKind, Vec<Found>> = FxHashMap::default();
+        let mut known: FxHashMap<PointKind, Vec<FoundPoint>> = FxHashMap::default();
         let mut points = Vec::new();
         for (key, old) in woven.known(function) {
             let kind = key.point.kind();

@@ -13,7 +13,9 @@ use crate::error::Error;
 use crate::program::modules::Modules;
 use crate::weaving::arenas::{ARENA_MAX, NewArenas, arena_for};
 use crate::weaving::bodies::Bodies;
-use crate::weaving::plan::{Change, Point, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect, points_of};
+use crate::weaving::plan::{
+    PlannedChange, Point, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect, points_of,
+};
 use crate::weaving::wanted::NewPoint;
 
 /// Estimated size of a point with compiled snippets, in units of a point with a plain count.
@@ -35,7 +37,7 @@ impl Woven {
         subject: Subject<'_>,
         number: ModuleId,
         points: Vec<NewPoint<'_>>,
-        change: &mut Change,
+        change: &mut PlannedChange,
         mapped: &mut NewArenas<'_>,
     ) -> Result<(), Error> {
         let (in_copies, in_text): (Vec<_>, Vec<_>) = points.into_iter().partition(|point| point.in_copy);
@@ -71,7 +73,7 @@ impl Woven {
         Subject { target, modules, env }: Subject<'_>,
         number: ModuleId,
         points: &[NewPoint<'_>],
-        change: &mut Change,
+        change: &mut PlannedChange,
         mapped: &mut NewArenas<'_>,
     ) -> Result<(), Error> {
         let Some((file, module)) = modules.module(number) else { return Ok(()) };
@@ -82,7 +84,7 @@ impl Woven {
             text
         });
         let known = (&self.points, &self.bodies);
-        let prepared = each(points, |p| Prepared::new(modules, known, p));
+        let prepared = each(points, |p| NewPointInputs::new(modules, known, p));
         let requests: Vec<PointRequest<'_>> = prepared.iter().map(|p| p.request(module.bias)).collect();
         let quick = Quick::of(points.len());
         let mut bytes = Arena::estimate_bytes(code);
@@ -125,7 +127,7 @@ impl Woven {
 }
 
 /// Inputs for the code of a new point.
-struct Prepared<'a> {
+struct NewPointInputs<'a> {
     site: Cow<'a, Site>,
     minis: Vec<MiniRequest<'a>>,
     /// Name of the point's function.
@@ -134,7 +136,7 @@ struct Prepared<'a> {
     probe: Option<Probe>,
 }
 
-impl<'a> Prepared<'a> {
+impl<'a> NewPointInputs<'a> {
     fn new(
         modules: &'a Modules,
         (known, bodies): (&'a BTreeMap<FunctionPoint, Arc<Point>>, &Bodies),
@@ -143,7 +145,7 @@ impl<'a> Prepared<'a> {
         let FunctionPoint { function, point: id } = point.point;
         let body = bodies.get(&function).filter(|_| point.in_copy);
         let probe = body.and_then(|body| body.woven.probe(id).ok()).copied();
-        Prepared {
+        NewPointInputs {
             site: probe.map_or(Cow::Borrowed(point.site), |probe| probe.site(point.site)),
             minis: point.minis.iter().map(|m| m.request()).collect(),
             name: modules.resolve(function).map_or(Cow::Borrowed(""), |(_, _, f)| f.display_name()),

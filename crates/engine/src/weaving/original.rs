@@ -5,7 +5,7 @@ use ingraft_model::{Avma, Bias, FunctionBody, FunctionId, PatchPlan, PcMove, Tex
 use ingraft_process::Target;
 
 use crate::program::text_pages::TextPages;
-use crate::recovery::ground::{State, classify};
+use crate::recovery::ground::{BytesState, classify};
 use crate::weaving::plan::Woven;
 
 /// The bytes of a function's blocks: ranges that are sorted and do not touch.
@@ -55,7 +55,7 @@ const NEAR: u64 = 4096;
 
 /// The text that copied functions have in the target, and what lies between them, at one moment.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Seen(Vec<(Avma, Vec<u8>)>);
+pub struct CopiedText(Vec<(Avma, Vec<u8>)>);
 
 /// Joins ranges that overlap or are near to each other. Sorts them.
 fn joined(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
@@ -81,7 +81,7 @@ pub struct Rewritten {
 
 impl Woven {
     /// Reads the text of the functions that run as copies, while the program runs. `None` if a part of it cannot be read.
-    pub fn read_copied_text(&self, target: &Target) -> Option<Seen> {
+    pub fn read_copied_text(&self, target: &Target) -> Option<CopiedText> {
         let parts = self.bodies.values().flat_map(|body| &body.original.0);
         let ranges = parts.map(|(start, bytes)| (start.0, start.0.saturating_add(bytes.len() as u64)));
         let read = |(start, end): (u64, u64)| {
@@ -89,7 +89,7 @@ impl Woven {
             target.read(Avma(start), &mut bytes).ok()?;
             Some((Avma(start), bytes))
         };
-        joined(ranges.collect()).into_iter().map(read).collect::<Option<_>>().map(Seen)
+        joined(ranges.collect()).into_iter().map(read).collect::<Option<_>>().map(CopiedText)
     }
 
     /// The functions that run as copies and whose text the program has changed. The program runs meanwhile.
@@ -118,10 +118,10 @@ pub fn fitting(target: &Target, plan: PatchPlan, changed: &[Avma]) -> PatchPlan 
     for write in plan.text {
         let there = &mut now[..write.old_bytes().len()];
         match target.read(write.at, there).map(|()| classify(&write, there)) {
-            Ok(State::Mixed { ours, .. }) => text.extend(ours),
-            Ok(State::Original | State::Breakpoint | State::Foreign) => {}
+            Ok(BytesState::Mixed { ours, .. }) => text.extend(ours),
+            Ok(BytesState::Original | BytesState::Breakpoint | BytesState::Foreign) => {}
             // the removal fails if this is not so
-            Ok(State::Woven) | Err(_) => text.push(write),
+            Ok(BytesState::Woven) | Err(_) => text.push(write),
         }
     }
     let moves = plan.moves.into_iter().filter(|m| keeps_boundary(m, changed)).collect();

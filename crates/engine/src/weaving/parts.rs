@@ -13,7 +13,7 @@ const LINK: i64 = 5;
 
 /// A range of generated code.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct GeneratedPart {
     /// Addresses of the bytes.
     pub range: AvmaRange,
     /// Name of the part.
@@ -32,7 +32,7 @@ pub struct GeneratedPoint {
     /// Instruction of the point; if it is not recorded, the first byte of the springboard.
     pub point: Avma,
     /// Parts of the code, sorted by address. None overlaps another one.
-    pub parts: Vec<Part>,
+    pub parts: Vec<GeneratedPart>,
     /// Resume addresses of threads in the code, sorted.
     pub moves: Vec<PcMove>,
     /// Ranges that threads leave by single-stepping, shared routines among them.
@@ -60,7 +60,7 @@ impl GeneratedPoint {
     /// A point that this engine has woven. `pair_of` returns the pair that a snippet, given by its id, belongs to.
     pub fn woven(woven: &WovenPoint, pair_of: impl Fn(u64) -> Option<String>) -> Self {
         let code = &woven.removal.code;
-        let mut parts = Parts::default();
+        let mut parts = FoundParts::default();
         parts.text(&woven.removal.text, woven.at);
         if let Some(host) = &woven.host {
             parts.add(host.copy..host.copy.offset(LINK), CodePart::Springboard);
@@ -109,7 +109,7 @@ impl GeneratedPoint {
 
     /// The copy of a function, which this engine has woven. It counts as a point whose instruction is the function's first.
     pub fn copy(woven: &WovenBody) -> Self {
-        let mut parts = Parts::default();
+        let mut parts = FoundParts::default();
         parts.text(&woven.removal.text, woven.function);
         parts.add(woven.removal.code.clone(), CodePart::Relocated);
         let mut moves = woven.removal.moves.clone();
@@ -135,7 +135,7 @@ impl GeneratedPoint {
         let first = removal.text.iter().map(|w| w.at).min()?;
         let mut moves = removal.moves.clone();
         moves.sort_unstable();
-        let mut parts = Parts::default();
+        let mut parts = FoundParts::default();
         parts.text(&removal.text, first);
         if let Some(chain) = chain {
             for (owner, code) in &chain.snippets {
@@ -166,7 +166,7 @@ impl GeneratedPoint {
     }
 
     /// The part that holds an address.
-    pub fn part_at(&self, at: Avma) -> Option<&Part> {
+    pub fn part_at(&self, at: Avma) -> Option<&GeneratedPart> {
         let after = self.parts.partition_point(|part| part.range.start <= at);
         self.parts[..after].last().filter(|part| part.range.contains(&at))
     }
@@ -188,9 +188,9 @@ impl GeneratedPoint {
 
 /// Parts as they are found: of two that overlap, the earlier one has the bytes.
 #[derive(Default)]
-struct Parts(Vec<Part>);
+struct FoundParts(Vec<GeneratedPart>);
 
-impl Parts {
+impl FoundParts {
     fn add(&mut self, range: AvmaRange, part: CodePart) {
         self.add_for(range, part, None);
     }
@@ -207,7 +207,7 @@ impl Parts {
             free = free.into_iter().flat_map(rest).filter(|piece| piece.start < piece.end).collect();
         }
         let pieces = free.into_iter().filter(|piece| piece.start < piece.end);
-        self.0.extend(pieces.map(|range| Part { range, part, pair: pair.clone() }));
+        self.0.extend(pieces.map(|range| GeneratedPart { range, part, pair: pair.clone() }));
     }
 
     /// Adds the writes to text; the one with the first byte of the springboard is the springboard, and so is a write inside of a call.
@@ -221,7 +221,7 @@ impl Parts {
         }
     }
 
-    fn sorted(mut self) -> Vec<Part> {
+    fn sorted(mut self) -> Vec<GeneratedPart> {
         self.0.sort_by_key(|part| part.range.start);
         self.0
     }
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn parts_never_overlap() {
-        let mut parts = Parts::default();
+        let mut parts = FoundParts::default();
         parts.add(Avma(10)..Avma(20), CodePart::Snippet);
         parts.add(Avma(0)..Avma(30), CodePart::Point);
         parts.add(Avma(5)..Avma(5), CodePart::Slot);

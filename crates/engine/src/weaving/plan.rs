@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use ingraft_codegen::verify::{verify_removed, verify_removed_within};
 use ingraft_codegen::{
-    Arena, Chain, Cost, Environment, Inner, MiniRequest, RemovalRecord, TextSpace, WovenBody, WovenPoint, remove_mini,
-    remove_within,
+    Arena, Chain, Cost, DisplacedCopy, Environment, MiniRequest, RemovalRecord, TextSpace, WovenBody, WovenPoint,
+    remove_mini, remove_within,
 };
 use ingraft_model::{
     Avma, AvmaRange, FunctionId, FunctionPoint, ModuleId, PatchPlan, PointId, PointKind, Refusal, Role, Site, Snippet,
@@ -22,13 +22,13 @@ use crate::program::modules::{ModuleFile, Modules};
 use crate::recovery::journal::{NOBODY, PointChain, PointRecord, SHARED};
 use crate::undertaking::{begin_step, interruptible};
 use crate::weaving::arenas::{NewArenas, SIGNATURE_ROOM};
-use crate::weaving::attempt::{Attempt, Refused, dependents, partial};
+use crate::weaving::attempt::{Attempt, RefusedPairs, dependents, partial};
 use crate::weaving::bodies::{Bodies, Body, Copies};
 use crate::weaving::cost;
 use crate::weaving::exits::hosts;
 use crate::weaving::moving;
-use crate::weaving::sites::{Found, Text, are_known, blocks_in_copy, sites};
-use crate::weaving::wanted::{NewMini, NewPoint, Wanted, with_edges};
+use crate::weaving::sites::{FoundPoint, Text, are_known, blocks_in_copy, sites};
+use crate::weaving::wanted::{NewMini, NewPoint, WantedPoints, with_edges};
 
 fn holds(arena: &Arena, code: &AvmaRange) -> bool {
     let all = arena.range();
@@ -114,7 +114,7 @@ pub struct Spare {
 
 /// Result of weaving a request.
 #[derive(Debug, Default)]
-pub struct Change {
+pub struct PlannedChange {
     /// The plan to apply.
     pub plan: PatchPlan,
     /// New points.
@@ -133,7 +133,7 @@ pub struct Change {
 #[derive(Debug)]
 pub struct Planned {
     /// The plan, and what the request gets.
-    pub change: Change,
+    pub change: PlannedChange,
     /// The generated code of the target as the change leaves it.
     pub woven: Woven,
 }
@@ -480,7 +480,7 @@ impl Woven {
         target: &Target,
         modules: &Modules,
         env: &Environment,
-        wanted: &[Wanted<'_>],
+        wanted: &[WantedPoints<'_>],
         record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
     ) -> Result<Planned, Error> {
         let subject = Subject { target, modules, env };
@@ -493,13 +493,13 @@ impl Woven {
     fn plan_within(
         &self,
         subject: Subject<'_>,
-        wanted: &[Wanted<'_>],
+        wanted: &[WantedPoints<'_>],
         mapped: &mut NewArenas<'_>,
     ) -> Result<Planned, Error> {
         let modules = subject.modules;
         let text = Text::new(subject.target, self.changes());
         let in_copies = with_edges(wanted);
-        let look = |w: &Wanted<'_>| {
+        let look = |w: &WantedPoints<'_>| {
             let mut found = match w.kind {
                 PointKind::Block if w.minis.iter().all(|mini| in_copies.contains(&(w.function, mini.pair))) => {
                     blocks_in_copy(&text, modules, w.function)
@@ -517,15 +517,16 @@ impl Woven {
         let mut copies = Copies::choose(Some(self), (&text, modules), wanted, &mut sites);
         let mut moving = moving::points(self, (&text, modules), &mut copies);
         let records = subject.env.goroutine.is_some();
-        let refused = |(w, sites): (&Wanted<'_>, &Result<Vec<Found>, Refusal>), copies: &Copies| {
+        let refused = |(w, sites): (&WantedPoints<'_>, &Result<Vec<FoundPoint>, Refusal>), copies: &Copies| {
             w.refused(sites, copies, records)
         };
-        let mut refused_at_all: Refused = wanted.iter().zip(&sites).flat_map(|its| refused(its, &copies)).collect();
+        let mut refused_at_all: RefusedPairs =
+            wanted.iter().zip(&sites).flat_map(|its| refused(its, &copies)).collect();
         let mut attempt = Attempt::at(self, mapped);
         // The functions that are woven again; `None` for all.
         let mut again: Option<FxHashSet<FunctionId>> = None;
         loop {
-            let is_its = |w: &Wanted<'_>| again.as_ref().is_none_or(|again| again.contains(&w.function));
+            let is_its = |w: &WantedPoints<'_>| again.as_ref().is_none_or(|again| again.contains(&w.function));
             let its: Vec<_> = wanted.iter().zip(&sites).filter(|(w, _)| is_its(w)).collect();
             // Each attempt looks at every point twice, generates its code and proves it.
             let how = if again.is_some() { " in another way" } else { "" };
@@ -602,12 +603,12 @@ impl Woven {
             let places: Vec<FunctionPoint> = woven.places_of(function).collect();
             let idle = |p: &Point| p.woven.minis.iter().all(|m| m.id == PRUNE || ids.contains(&m.id));
             let staying = staying(&woven.points, &places, idle);
-            let offered: FxHashSet<Inner> = staying
+            let offered: FxHashSet<DisplacedCopy> = staying
                 .iter()
                 .filter_map(|place| woven.points.get(place))
                 .flat_map(|p| p.woven.inner.iter().copied())
                 .collect();
-            let stays = |inner: &Inner| offered.contains(inner);
+            let stays = |inner: &DisplacedCopy| offered.contains(inner);
             let needs_body = |place: &FunctionPoint| woven.points.get(place).is_some_and(|p| p.woven.probe.is_some());
             let body_stays = staying.iter().any(needs_body);
             for place in places {
@@ -752,7 +753,7 @@ fn staying(
         places.iter().filter_map(|place| points.get_key_value(place)).partition(|(_, point)| idle(point));
     let mut from = 0;
     while let Some(new) = stay.get(from..).filter(|new| !new.is_empty()) {
-        let needed: FxHashSet<&Inner> = new.iter().flat_map(|(_, point)| point.woven.needs()).collect();
+        let needed: FxHashSet<&DisplacedCopy> = new.iter().flat_map(|(_, point)| point.woven.needs()).collect();
         from = stay.len();
         let (hosts, rest): (Vec<_>, Vec<_>) =
             left.into_iter().partition(|(_, point)| point.woven.inner.iter().any(|inner| needed.contains(inner)));

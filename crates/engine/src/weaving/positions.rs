@@ -9,14 +9,14 @@ use ingraft_process::{HeldThreads, Visitor};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::weaving::plan::Woven;
-use crate::weaving::wanted::Wanted;
+use crate::weaving::wanted::WantedPoints;
 
 /// Largest number of jumps from a springboard to the code of a point: the springboard and its island.
 const HOPS: usize = 3;
 
 /// Position of a thread. Blocks are named by their original first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum GraphPosition {
     /// At this address, which is in no generated code and at no springboard.
     Text(Avma),
     /// The edge to this block was counted, the arrival at it was not.
@@ -33,16 +33,16 @@ pub enum Place {
 
 /// Position of a thread, and what it has executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Spot {
+pub struct ThreadPosition {
     /// Position, which tells what was counted.
-    pub place: Place,
+    pub place: GraphPosition,
     /// The next instruction of the function, by its original address; `None` if all of the block was executed, and a call has not begun.
     pub next: Option<Avma>,
 }
 
 /// Generated code of one kind.
 #[derive(Clone, Copy, Debug)]
-enum Code<'w> {
+enum GeneratedCode<'w> {
     Body(&'w WovenBody),
     Point(&'w WovenPoint),
 }
@@ -50,9 +50,9 @@ enum Code<'w> {
 /// The generated code of a target, by address.
 #[derive(Debug)]
 pub struct CodeMap<'w> {
-    code: Vec<(AvmaRange, Code<'w>)>,
+    code: Vec<(AvmaRange, GeneratedCode<'w>)>,
     /// Blocks that run in the text up to a call, each with the position of a thread that has not executed the call; sorted.
-    called: Vec<(AvmaRange, Place)>,
+    called: Vec<(AvmaRange, GraphPosition)>,
     /// Springboards and islands, by their first bytes.
     jumps: FxHashMap<Avma, &'w TextWrite>,
     arenas: Vec<AvmaRange>,
@@ -64,11 +64,11 @@ impl<'w> CodeMap<'w> {
         let (mut code, mut called, mut jumps) = (Vec::new(), Vec::new(), FxHashMap::default());
         for body in woven.copied() {
             called.extend(body.called.iter().map(|range| (range.clone(), before_call(body, range.start))));
-            code.push((body.removal.code.clone(), Code::Body(body)));
+            code.push((body.removal.code.clone(), GeneratedCode::Body(body)));
             jumps.extend(body.removal.text.iter().map(|write| (write.at, write)));
         }
         for (_, point) in woven.points() {
-            code.push((point.removal.code.clone(), Code::Point(point)));
+            code.push((point.removal.code.clone(), GeneratedCode::Point(point)));
             jumps.extend(point.removal.text.iter().map(|write| (write.at, write)));
         }
         code.sort_unstable_by_key(|(range, _)| range.start);
@@ -77,27 +77,29 @@ impl<'w> CodeMap<'w> {
     }
 
     /// Position of a thread at an address.
-    pub fn find(&self, pc: Avma) -> Place {
+    pub fn find(&self, pc: Avma) -> GraphPosition {
         self.spot(pc).place
     }
 
     /// Position of a thread at an address, and what it has executed.
-    pub fn spot(&self, pc: Avma) -> Spot {
+    pub fn spot(&self, pc: Avma) -> ThreadPosition {
         let mut at = pc;
         for _ in 0..HOPS {
             let Some(target) = self.jumps.get(&at).and_then(|write| jump_target(write)) else { break };
             at = target;
         }
         match self.code_at(at) {
-            Some(Code::Body(body)) => {
+            Some(GeneratedCode::Body(body)) => {
                 let at = body.in_ordinary(at);
-                Spot { place: in_body(body, at), next: next_in_body(body, at) }
+                ThreadPosition { place: in_body(body, at), next: next_in_body(body, at) }
             }
-            Some(Code::Point(point)) => Spot { place: in_point(point, at), next: next_in_point(point) },
+            Some(GeneratedCode::Point(point)) => {
+                ThreadPosition { place: in_point(point, at), next: next_in_point(point) }
+            }
             None if at == pc && !self.arenas.iter().any(|arena| arena.contains(&pc)) => {
-                Spot { place: self.before_call_at(pc).unwrap_or(Place::Text(pc)), next: Some(pc) }
+                ThreadPosition { place: self.before_call_at(pc).unwrap_or(GraphPosition::Text(pc)), next: Some(pc) }
             }
-            None => Spot { place: Place::Unknown, next: None },
+            None => ThreadPosition { place: GraphPosition::Unknown, next: None },
         }
     }
 
@@ -109,20 +111,20 @@ impl<'w> CodeMap<'w> {
     /// Whether an address is in the text, or in the copy of a function and not in the code of a point.
     fn is_outside_points(&self, pc: Avma) -> bool {
         match self.code_at(pc) {
-            Some(Code::Body(_)) => true,
-            Some(Code::Point(_)) => false,
+            Some(GeneratedCode::Body(_)) => true,
+            Some(GeneratedCode::Point(_)) => false,
             None => !self.arenas.iter().any(|arena| arena.contains(&pc)),
         }
     }
 
     /// Position of a thread in the text of a block that runs there up to its call.
-    fn before_call_at(&self, at: Avma) -> Option<Place> {
+    fn before_call_at(&self, at: Avma) -> Option<GraphPosition> {
         let after = self.called.partition_point(|(range, _)| range.start <= at);
         let (range, place) = self.called.get(after.checked_sub(1)?)?;
         range.contains(&at).then_some(*place)
     }
 
-    fn code_at(&self, at: Avma) -> Option<Code<'w>> {
+    fn code_at(&self, at: Avma) -> Option<GeneratedCode<'w>> {
         let after = self.code.partition_point(|(range, _)| range.start <= at);
         let (range, code) = self.code.get(after.checked_sub(1)?)?;
         range.contains(&at).then_some(*code)
@@ -139,7 +141,7 @@ fn jump_target(removal: &TextWrite) -> Option<Avma> {
 }
 
 /// Position of a thread at an instruction of a copy.
-fn in_body(body: &WovenBody, at: Avma) -> Place {
+fn in_body(body: &WovenBody, at: Avma) -> GraphPosition {
     let nearest = |of: &dyn Fn(PointKind) -> bool| {
         let before = body.probes.iter().filter(|probe| probe.copy <= at && of(probe.point.kind()));
         before.max_by_key(|probe| probe.copy)
@@ -151,7 +153,7 @@ fn in_body(body: &WovenBody, at: Avma) -> Place {
     if let Some(way) = called.filter(|way| last.is_none_or(|last| last.copy < way.copy)) {
         return before_call(body, way.original);
     }
-    let Some(last) = last else { return Place::Unknown };
+    let Some(last) = last else { return GraphPosition::Unknown };
     // A return or a call belongs to the block before it.
     let of_block = match last.point.kind() {
         PointKind::Exit | PointKind::CallBefore => nearest(&is_counted),
@@ -160,7 +162,7 @@ fn in_body(body: &WovenBody, at: Avma) -> Place {
     match of_block {
         Some(probe) if probe.copy == at => before(probe, body.function),
         Some(probe) => after(probe, body.function),
-        None => Place::Unknown,
+        None => GraphPosition::Unknown,
     }
 }
 
@@ -182,78 +184,82 @@ fn next_in_point(point: &WovenPoint) -> Option<Avma> {
 }
 
 /// Position of a thread that is about to execute the call at the end of a block, which leads to the block's probes.
-fn before_call(body: &WovenBody, block: Avma) -> Place {
+fn before_call(body: &WovenBody, block: Avma) -> GraphPosition {
     let is_own = |probe: &Probe| matches!(probe.point, PointId::Block(_) | PointId::Edge { .. });
     let is_called = |probe: &Probe| probe.holds == Instruction::Called && probe.at(body.function) == block;
     let its = body.probes.iter().filter(|probe| is_own(probe) && is_called(probe));
-    its.min_by_key(|probe| probe.copy).map_or(Place::Unknown, |probe| before(probe, body.function))
+    its.min_by_key(|probe| probe.copy).map_or(GraphPosition::Unknown, |probe| before(probe, body.function))
 }
 
 /// Position of a thread at a probe in the copy of a function that begins at `function`.
-fn before(probe: &Probe, function: Avma) -> Place {
+fn before(probe: &Probe, function: Avma) -> GraphPosition {
     let at = probe.at(function);
     match (probe.point, probe.holds) {
-        (PointId::CallAfter(_) | PointId::Edge { kind: EdgeKind::CallReturn, .. }, _) => Place::Before(at),
-        (PointId::Entry | PointId::Block(_), _) => Place::Arrival(at),
+        (PointId::CallAfter(_) | PointId::Edge { kind: EdgeKind::CallReturn, .. }, _) => GraphPosition::Before(at),
+        (PointId::Entry | PointId::Block(_), _) => GraphPosition::Arrival(at),
         (PointId::Edge { from, .. }, Instruction::Jump(_) | Instruction::Branch(..)) => {
-            Place::Block(function.offset(from.0))
+            GraphPosition::Block(function.offset(from.0))
         }
         (PointId::Edge { from, .. }, Instruction::Nop | Instruction::Called) => {
-            Place::Left(function.offset(from.0), at)
+            GraphPosition::Left(function.offset(from.0), at)
         }
-        (PointId::Exit(_) | PointId::CallBefore(_), _) => Place::Unknown,
+        (PointId::Exit(_) | PointId::CallBefore(_), _) => GraphPosition::Unknown,
     }
 }
 
 /// Position of a thread that a probe has led to its point, and whose passage was not counted.
-fn at_point(probe: &Probe, function: Avma) -> Place {
+fn at_point(probe: &Probe, function: Avma) -> GraphPosition {
     match before(probe, function) {
-        Place::Block(from) => Place::Left(from, probe.at(function)),
-        place @ (Place::Text(_) | Place::Arrival(_) | Place::Left(..) | Place::Before(_) | Place::Unknown) => place,
+        GraphPosition::Block(from) => GraphPosition::Left(from, probe.at(function)),
+        place @ (GraphPosition::Text(_)
+        | GraphPosition::Arrival(_)
+        | GraphPosition::Left(..)
+        | GraphPosition::Before(_)
+        | GraphPosition::Unknown) => place,
     }
 }
 
 /// Position of a thread behind a probe and before the next one.
-fn after(probe: &Probe, function: Avma) -> Place {
+fn after(probe: &Probe, function: Avma) -> GraphPosition {
     let at = probe.at(function);
     match (probe.point, probe.holds) {
-        (PointId::CallAfter(_), _) => Place::Before(at),
-        (PointId::Entry, _) => Place::Arrival(at),
-        (PointId::Block(_), _) => Place::Block(at),
+        (PointId::CallAfter(_), _) => GraphPosition::Before(at),
+        (PointId::Entry, _) => GraphPosition::Arrival(at),
+        (PointId::Block(_), _) => GraphPosition::Block(at),
         (PointId::Edge { from, .. }, Instruction::Jump(_) | Instruction::Branch(..)) => {
-            Place::Block(function.offset(from.0))
+            GraphPosition::Block(function.offset(from.0))
         }
-        (PointId::Edge { .. }, Instruction::Nop | Instruction::Called) => Place::Arrival(at),
-        (PointId::Exit(_) | PointId::CallBefore(_), _) => Place::Unknown,
+        (PointId::Edge { .. }, Instruction::Nop | Instruction::Called) => GraphPosition::Arrival(at),
+        (PointId::Exit(_) | PointId::CallBefore(_), _) => GraphPosition::Unknown,
     }
 }
 
 /// Position of a thread in the code of a point.
-fn in_point(point: &WovenPoint, at: Avma) -> Place {
+fn in_point(point: &WovenPoint, at: Avma) -> GraphPosition {
     // The increment is the slot itself, or code between the slot and `leave`.
     let is_passed = (point.leave..point.tail_end).contains(&at);
     if at > point.slot && !is_passed {
-        return Place::Unknown;
+        return GraphPosition::Unknown;
     }
     match (&point.probe, point.kind) {
-        (Some(probe), PointKind::Edge) if is_passed => Place::Arrival(probe.at(point.function)),
-        (Some(probe), PointKind::Block) if is_passed => Place::Block(probe.at(point.function)),
+        (Some(probe), PointKind::Edge) if is_passed => GraphPosition::Arrival(probe.at(point.function)),
+        (Some(probe), PointKind::Block) if is_passed => GraphPosition::Block(probe.at(point.function)),
         (Some(probe), PointKind::Entry | PointKind::CallAfter) if is_passed => after(probe, point.function),
         (Some(probe), PointKind::Edge | PointKind::Block | PointKind::Entry | PointKind::CallAfter) => {
             at_point(probe, point.function)
         }
         (None, PointKind::Block) => {
-            let Some(start) = point.resume else { return Place::Unknown };
-            if is_passed { Place::Block(start) } else { Place::Arrival(start) }
+            let Some(start) = point.resume else { return GraphPosition::Unknown };
+            if is_passed { GraphPosition::Block(start) } else { GraphPosition::Arrival(start) }
         }
         (None, PointKind::Edge | PointKind::Entry | PointKind::CallAfter)
-        | (_, PointKind::Exit | PointKind::CallBefore) => Place::Unknown,
+        | (_, PointKind::Exit | PointKind::CallBefore) => GraphPosition::Unknown,
     }
 }
 
 /// Program counters of all threads in one stop.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct ProgramCounters {
     /// Program counters at known positions, those in signal frames included, each with its thread.
     pub counters: Vec<(Tid, Avma)>,
     /// Threads of the others: it is not known what was counted.
@@ -268,12 +274,12 @@ pub struct Observer {
     /// The functions.
     pub functions: FxHashSet<FunctionId>,
     /// The threads; `None` before that stop.
-    pub seen: Option<Seen>,
+    pub seen: Option<ProgramCounters>,
 }
 
 impl Observer {
     /// Whether a change weaves code into one of the functions.
-    pub fn concerns(&self, wanted: &[Wanted<'_>]) -> bool {
+    pub fn concerns(&self, wanted: &[WantedPoints<'_>]) -> bool {
         wanted.iter().any(|w| self.functions.contains(&w.function))
     }
 }
@@ -287,27 +293,27 @@ pub struct PositionVisitor<'o> {
     other: Option<&'o mut dyn Visitor>,
     /// Called in the stop.
     read: Option<&'o mut (dyn FnMut() + Send)>,
-    seen: Seen,
+    seen: ProgramCounters,
 }
 
 impl<'o> PositionVisitor<'o> {
     /// A visitor of an insertion, together with another visitor.
     pub fn of_insertion(map: CodeMap<'o>, other: Option<&'o mut dyn Visitor>) -> Self {
-        PositionVisitor { map, inserting: true, other, read: None, seen: Seen::default() }
+        PositionVisitor { map, inserting: true, other, read: None, seen: ProgramCounters::default() }
     }
 
     /// A visitor of a query, which calls `read` while all threads are held.
     pub fn of_query(map: CodeMap<'o>, read: &'o mut (dyn FnMut() + Send)) -> Self {
-        PositionVisitor { map, inserting: false, other: None, read: Some(read), seen: Seen::default() }
+        PositionVisitor { map, inserting: false, other: None, read: Some(read), seen: ProgramCounters::default() }
     }
 
     /// The threads that were seen.
-    pub fn seen(self) -> Seen {
+    pub fn seen(self) -> ProgramCounters {
         self.seen
     }
 
     fn is_known(&self, pc: Avma) -> bool {
-        if self.inserting { self.map.is_outside_points(pc) } else { self.map.find(pc) != Place::Unknown }
+        if self.inserting { self.map.is_outside_points(pc) } else { self.map.find(pc) != GraphPosition::Unknown }
     }
 }
 
@@ -322,7 +328,7 @@ impl Visitor for PositionVisitor<'_> {
         }
         let (counters, unknown): (Vec<_>, Vec<_>) = held.program_counters().partition(|(_, pc)| self.is_known(*pc));
         let threads = held.threads().iter().map(|thread| thread.tid).collect();
-        self.seen = Seen { counters, unknown: unknown.into_iter().map(|(tid, _)| tid).collect(), threads };
+        self.seen = ProgramCounters { counters, unknown: unknown.into_iter().map(|(tid, _)| tid).collect(), threads };
         if let Some(other) = &mut self.other {
             other.visit(held);
         }
@@ -396,8 +402,8 @@ mod tests {
 
     #[test]
     fn positions_before_a_call_that_leads_to_the_copy() {
-        let (first, second) = (Place::Block(Avma(0x10)), Place::Block(Avma(0x20)));
-        let arrival = Place::Arrival(Avma(0x20));
+        let (first, second) = (GraphPosition::Block(Avma(0x10)), GraphPosition::Block(Avma(0x20)));
+        let arrival = GraphPosition::Arrival(Avma(0x20));
         for (only, places) in [
             (
                 false,
@@ -414,8 +420,8 @@ mod tests {
                 true,
                 [
                     (0x11f, first),
-                    (0x120, Place::Before(Avma(0x20))),
-                    (0x130, Place::Before(Avma(0x20))),
+                    (0x120, GraphPosition::Before(Avma(0x20))),
+                    (0x130, GraphPosition::Before(Avma(0x20))),
                     (0x135, arrival),
                     (0x13a, second),
                     (0x13f, second),
@@ -426,22 +432,22 @@ mod tests {
             for (at, place) in places {
                 assert_eq!(in_body(&body, Avma(at)), place, "at {at:#x}");
             }
-            assert_eq!(before_call(&body, Avma(0x20)), if only { Place::Before(Avma(0x20)) } else { arrival });
+            assert_eq!(before_call(&body, Avma(0x20)), if only { GraphPosition::Before(Avma(0x20)) } else { arrival });
         }
     }
 
     #[test]
     fn positions_in_a_copy() {
         let body = body();
-        let (first, second) = (Place::Block(Avma(0x10)), Place::Block(Avma(0x20)));
+        let (first, second) = (GraphPosition::Block(Avma(0x10)), GraphPosition::Block(Avma(0x20)));
         for (at, place) in [
-            (0x100, Place::Arrival(Avma(0x10))),
-            (0x105, Place::Arrival(Avma(0x10))),
+            (0x100, GraphPosition::Arrival(Avma(0x10))),
+            (0x105, GraphPosition::Arrival(Avma(0x10))),
             (0x10a, first),
             (0x112, first),
-            (0x120, Place::Before(Avma(0x20))),
-            (0x125, Place::Before(Avma(0x20))),
-            (0x12a, Place::Arrival(Avma(0x20))),
+            (0x120, GraphPosition::Before(Avma(0x20))),
+            (0x125, GraphPosition::Before(Avma(0x20))),
+            (0x12a, GraphPosition::Arrival(Avma(0x20))),
             (0x12f, second),
             (0x137, second),
             (0x13c, second),

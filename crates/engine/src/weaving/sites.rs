@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use ingraft_analysis::{AsyncUnwinder, Function, FunctionKind, may_fault};
 use ingraft_model::machine::{ENDBR, PAGE, SPRINGBOARD};
 use ingraft_model::{
-    Arrival, Avma, BlockId, BlockPoint, BodyBlock, Edge, EdgeTarget, Free, FunctionBody, FunctionId, IslandRoom, Key,
-    Offset, Parts, PointId, PointKind, Refusal, Site, SiteKind, Svma,
+    Arrival, Avma, BlockId, BlockPoint, BodyBlock, Edge, EdgeTarget, FreeRegisters, FunctionBody, FunctionId,
+    IslandRoom, Key, Offset, Parts, PointId, PointKind, Refusal, Site, SiteKind, Svma,
 };
 use ingraft_process::{Mapping, Target};
 
@@ -37,7 +37,7 @@ const SITE_MAX: usize = 64;
 
 /// One point of a function.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct FoundPoint {
     /// The point; `None` for an exit that cannot be woven and whose instruction is not known.
     pub point: Option<PointId>,
     /// Site at which the point can be woven, or the reason why it cannot.
@@ -50,9 +50,9 @@ pub struct Found {
     pub its: Vec<usize>,
 }
 
-impl Found {
+impl FoundPoint {
     fn new(point: Option<PointId>, site: Result<Arc<Site>, Refusal>) -> Self {
-        Found { point, site, callees: Vec::new(), hosted: None, its: Vec::new() }
+        FoundPoint { point, site, callees: Vec::new(), hosted: None, its: Vec::new() }
     }
 
     /// Whether a snippet is for this point. It is not if it is for other parts, or if it excludes calls of all callees.
@@ -169,14 +169,19 @@ impl<'a> Text<'a> {
 }
 
 /// The points of one kind of a function, as far as their bytes tell. Fails if it is not certain that these are all.
-pub fn sites(text: &Text<'_>, modules: &Modules, function: FunctionId, kind: PointKind) -> Result<Vec<Found>, Refusal> {
+pub fn sites(
+    text: &Text<'_>,
+    modules: &Modules,
+    function: FunctionId,
+    kind: PointKind,
+) -> Result<Vec<FoundPoint>, Refusal> {
     match kind {
-        PointKind::Entry => Ok(vec![Found::new(Some(PointId::Entry), Ok(entry_site(text, modules, function)?))]),
+        PointKind::Entry => Ok(vec![FoundPoint::new(Some(PointId::Entry), Ok(entry_site(text, modules, function)?))]),
         PointKind::Exit => {
             let (module, f) = body(modules, function)?;
             let found = |site: Result<Arc<Site>, Refusal>| {
                 let point = site.as_ref().ok().map(|site| PointId::Exit(offset(site.function, instruction(site))));
-                Found::new(point, site.and_then(|site| agrees(text, modules, module, site)))
+                FoundPoint::new(point, site.and_then(|site| agrees(text, modules, module, site)))
             };
             Ok(module.image.exit_sites(f)?.into_iter().map(found).collect())
         }
@@ -187,9 +192,9 @@ pub fn sites(text: &Text<'_>, modules: &Modules, function: FunctionId, kind: Poi
             let points = module.image.block_points(f)?.into_iter();
             let found = |point: BlockPoint| {
                 let id = PointId::Block(offset(f.start(), point.block.range.start));
-                Found::new(Some(id), point.site.and_then(|site| agrees(text, modules, module, Arc::new(site))))
+                FoundPoint::new(Some(id), point.site.and_then(|site| agrees(text, modules, module, Arc::new(site))))
             };
-            let mut points: Vec<Found> = points.map(found).collect();
+            let mut points: Vec<FoundPoint> = points.map(found).collect();
             if points.iter().any(|point| point.site.is_err())
                 && let Ok(body) = whole(text, modules, function)
             {
@@ -204,7 +209,7 @@ pub fn sites(text: &Text<'_>, modules: &Modules, function: FunctionId, kind: Poi
                 let EdgeTarget::Block(block) = edge.to else { return None };
                 let point = PointId::Edge { from: start(edge.from)?, to: start(block)?, kind: edge.kind };
                 let hosted = hosted(&body, block, |free| SiteKind::Edge { free });
-                Some(Found { hosted, ..Found::new(Some(point), Err(Refusal::NoSuchPoint)) })
+                Some(FoundPoint { hosted, ..FoundPoint::new(Some(point), Err(Refusal::NoSuchPoint)) })
             };
             Ok(body.edges.iter().filter_map(found).collect())
         }
@@ -213,19 +218,19 @@ pub fn sites(text: &Text<'_>, modules: &Modules, function: FunctionId, kind: Poi
 
 /// The blocks of a function as points of a copy of it. They have no sites in the text, which take long to find: a counted function has few
 /// counters, and runs as a copy anyway if an edge has one.
-pub fn blocks_in_copy(text: &Text<'_>, modules: &Modules, function: FunctionId) -> Result<Vec<Found>, Refusal> {
+pub fn blocks_in_copy(text: &Text<'_>, modules: &Modules, function: FunctionId) -> Result<Vec<FoundPoint>, Refusal> {
     let whole = whole(text, modules, function)?;
     let found = |block: &BodyBlock| {
         let point = PointId::Block(offset(whole.function, block.block.range.start));
-        Found::new(Some(point), Err(Refusal::NoSuchPoint))
+        FoundPoint::new(Some(point), Err(Refusal::NoSuchPoint))
     };
-    let mut points: Vec<Found> = whole.blocks.iter().map(found).collect();
+    let mut points: Vec<FoundPoint> = whole.blocks.iter().map(found).collect();
     host(PointKind::Block, &whole, &mut points);
     Ok(points)
 }
 
 /// Notes how the points of one kind of a function can be woven into a copy of it. If the points are blocks, they are all blocks in order.
-pub fn host(kind: PointKind, body: &Arc<FunctionBody>, points: &mut [Found]) {
+pub fn host(kind: PointKind, body: &Arc<FunctionBody>, points: &mut [FoundPoint]) {
     let count = points.len();
     for (index, found) in points.iter_mut().enumerate() {
         match kind {
@@ -331,7 +336,7 @@ pub fn whole(text: &Text<'_>, modules: &Modules, function: FunctionId) -> Result
 }
 
 /// A block, or an edge that leads to it, as a point of the copy of its function.
-fn hosted(body: &Arc<FunctionBody>, block: BlockId, kind: impl Fn(Free) -> SiteKind) -> Option<Hosted> {
+fn hosted(body: &Arc<FunctionBody>, block: BlockId, kind: impl Fn(FreeRegisters) -> SiteKind) -> Option<Hosted> {
     let to = body.blocks.get(block)?;
     let bytes = to.bytes.iter().copied().take(SITE_MAX).collect();
     let site = Arc::new(Site::new(kind(to.free.clone()), body.function, to.block.range.start, bytes));
@@ -350,7 +355,7 @@ pub fn entry_site(text: &Text<'_>, modules: &Modules, function: FunctionId) -> R
     agrees(text, modules, module, module.image.entry_site(f)?)
 }
 
-fn calls(text: &Text<'_>, modules: &Modules, function: FunctionId, after: bool) -> Result<Vec<Found>, Refusal> {
+fn calls(text: &Text<'_>, modules: &Modules, function: FunctionId, after: bool) -> Result<Vec<FoundPoint>, Refusal> {
     let (module, f) = body(modules, function)?;
     let mut out = Vec::new();
     for point in module.image.call_points(f, after)? {
@@ -365,7 +370,7 @@ fn calls(text: &Text<'_>, modules: &Modules, function: FunctionId, after: bool) 
         };
         let at = |len: u8| offset(f.start(), point.call.at.offset(len.into()));
         let id = if after { PointId::CallAfter(at(point.call.len)) } else { PointId::CallBefore(at(0)) };
-        out.push(Found { callees, ..Found::new(Some(id), site) });
+        out.push(FoundPoint { callees, ..FoundPoint::new(Some(id), site) });
     }
     Ok(out)
 }

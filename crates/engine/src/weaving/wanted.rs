@@ -8,10 +8,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::weaving::bodies::Copies;
 use crate::weaving::exits::Exits;
 use crate::weaving::plan::PRUNE;
-use crate::weaving::sites::Found;
+use crate::weaving::sites::FoundPoint;
 
 /// Snippets for all points of one kind of a function.
-pub struct Wanted<'a> {
+pub struct WantedPoints<'a> {
     /// The function.
     pub function: FunctionId,
     /// Kind of the points.
@@ -62,7 +62,7 @@ pub(super) struct NewPoint<'a> {
 
 /// The pairs that have snippets at edges of a function. Edges are points of copies only, so all points of such a pair are in the copy, or
 /// none is woven.
-pub(super) fn with_edges(wanted: &[Wanted<'_>]) -> FxHashSet<(FunctionId, usize)> {
+pub(super) fn with_edges(wanted: &[WantedPoints<'_>]) -> FxHashSet<(FunctionId, usize)> {
     let has_edges = |mini: &&NewMini<'_>| match &mini.parts {
         Parts::One(point) => point.kind() == PointKind::Edge,
         Parts::These(points) => !points.is_empty(),
@@ -72,9 +72,9 @@ pub(super) fn with_edges(wanted: &[Wanted<'_>]) -> FxHashSet<(FunctionId, usize)
     edges.flat_map(|w| w.minis.iter().filter(has_edges).map(|mini| (w.function, mini.pair))).collect()
 }
 
-impl Wanted<'_> {
+impl WantedPoints<'_> {
     /// Notes for each point the snippets that are for it, by their indices.
-    pub fn assign(&self, sites: &mut Result<Vec<Found>, Refusal>) {
+    pub fn assign(&self, sites: &mut Result<Vec<FoundPoint>, Refusal>) {
         let mut for_all = Vec::new();
         let mut by_point: FxHashMap<PointId, Vec<usize>> = FxHashMap::default();
         for (index, mini) in self.minis.iter().enumerate() {
@@ -95,14 +95,14 @@ impl Wanted<'_> {
     }
 
     /// The snippets that are for a point.
-    pub(super) fn minis_for<'s>(&'s self, found: &'s Found) -> impl Iterator<Item = &'s NewMini<'s>> {
+    pub(super) fn minis_for<'s>(&'s self, found: &'s FoundPoint) -> impl Iterator<Item = &'s NewMini<'s>> {
         found.its.iter().filter_map(|index| self.minis.get(*index))
     }
 
     /// The points for the wanted snippets at these sites, without refused pairs.
     pub(super) fn points<'s>(
         &'s self,
-        sites: &'s Result<Vec<Found>, Refusal>,
+        sites: &'s Result<Vec<FoundPoint>, Refusal>,
         refused: &FxHashMap<(FunctionId, usize), Refusal>,
         copies: &Copies,
     ) -> Vec<NewPoint<'s>> {
@@ -128,7 +128,7 @@ impl Wanted<'_> {
     /// `records` says whether the target has activation records of goroutines.
     pub fn refused(
         &self,
-        sites: &Result<Vec<Found>, Refusal>,
+        sites: &Result<Vec<FoundPoint>, Refusal>,
         copies: &Copies,
         records: bool,
     ) -> Vec<((FunctionId, usize), Refusal)> {
@@ -140,7 +140,7 @@ impl Wanted<'_> {
         };
         // The state of a thread, and records if there are none of goroutines, do not follow calls that move between threads.
         let cannot_move = |m: &&NewMini<'_>| m.snippet.is_bound_to_thread() || !records && m.snippet.has_records();
-        let moving = |f: &Found| f.site.as_ref().is_ok_and(|site| site.moving);
+        let moving = |f: &FoundPoint| f.site.as_ref().is_ok_and(|site| site.moving);
         match sites {
             Err(refusal) => self.minis.iter().filter_map(|m| pair(m, refusal)).collect(),
             Ok(sites) => {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ingraft_model::Record;
+use ingraft_model::CallRecord;
 
 use super::types::{MetaType, PointType};
 use super::{NameScope, PREDEFINED};
@@ -143,10 +143,10 @@ impl<'a, 'd> DefinitionCheck<'a, 'd> {
             self.observed = around;
         }
         let at_end = matches!((point, insert.after), (Some(PointType::Return), false) | (Some(PointType::Call), true));
-        if at_end && self.kept.len() > Record::KEPT_MAX {
+        if at_end && self.kept.len() > CallRecord::KEPT_MAX {
             let message = format!("the code at the end of a call uses {} arguments and clocks", self.kept.len());
             self.error(codes::TOO_LARGE, insert.code_span, message).help =
-                Some(format!("at most {} are kept; keep others in counters", Record::KEPT_MAX));
+                Some(format!("at most {} are kept; keep others in counters", CallRecord::KEPT_MAX));
         }
         self.place = None;
     }

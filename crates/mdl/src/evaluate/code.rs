@@ -4,8 +4,8 @@
 //! argument.
 
 use ingraft_model::{
-    BinaryOp, Call, Called, Clock, Expr as Out, Fold, ObjectKind, ObjectState, PointKind, Resolution, Shape, Stmt,
-    TimeUnit, UnaryOp, ValueUnit, VariableId, VariableKind,
+    BinaryOp, Called, Clock, Expr as Out, Fold, ObjectKind, ObjectState, PointKind, ProgramCall, Resolution, Shape,
+    Stmt, TimeUnit, UnaryOp, ValueUnit, VariableId, VariableKind,
 };
 
 use super::meta::{Evaluation, MetaValue, NameBinding, binary, unary};
@@ -368,12 +368,12 @@ impl<'a> Evaluation<'a> {
             return self.refuse(expr, &format!("the call of `{}`", callee.name));
         }
         let args: Vec<Out> = values.into_iter().collect::<Option<_>>()?;
-        if args.len() > Call::ARGS_MAX {
-            let message = format!("`{}` is called with more than {} arguments", callee.name, Call::ARGS_MAX);
+        if args.len() > ProgramCall::ARGS_MAX {
+            let message = format!("`{}` is called with more than {} arguments", callee.name, ProgramCall::ARGS_MAX);
             self.error(codes::TYPE, expr.span, message, "what does not fit into registers is not passed");
             return None;
         }
-        Some(Out::Call(Box::new(Call { callee: Called::Named(callee.name.clone()), args })))
+        Some(Out::Call(Box::new(ProgramCall { callee: Called::Named(callee.name.clone()), args })))
     }
 
     /// Returns a value that the meta language knows when the request arrives, as a constant.

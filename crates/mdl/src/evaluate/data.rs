@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use ingraft_model::{Avma, BinaryOp, Expr as Out, Float, FloatFormat, FunctionId, Kept, PointKind, Scalar, Stmt};
+use ingraft_model::{Avma, BinaryOp, Expr as Out, Float, FloatFormat, FunctionId, KeptValue, PointKind, Scalar, Stmt};
 
 use super::code::fold_binary;
 use super::meta::Evaluation;
@@ -105,7 +105,7 @@ impl<'a> Evaluation<'a> {
                 Some(Out::Arg(n)) if n < Float::ARGS_MAX => {
                     let float = Float { register: n, format };
                     let at_beginning = self.point_kind.is_none_or(PointKind::opens);
-                    Some(if at_beginning { Out::Float(float) } else { Out::Saved(Kept::Float(float)) })
+                    Some(if at_beginning { Out::Float(float) } else { Out::Saved(KeptValue::Float(float)) })
                 }
                 Some(_) => self.refuse(expr, "a floating-point argument beyond the eighth"),
                 None => None,

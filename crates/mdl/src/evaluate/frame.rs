@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use ingraft_model::snippet::{BinaryOp, Kept, Record, Restore, TimeUnit};
+use ingraft_model::snippet::{BinaryOp, CallRecord, KeptValue, Restore, TimeUnit};
 use ingraft_model::{Clock, Expr, FunctionId, Order, Parts, PointKind, Shape, Stmt, Style, VariableId, VariableKind};
 
 use super::insert::{InsertionDraft, VariableChanges};
@@ -73,7 +73,7 @@ fn code(drafts: &[InsertionDraft]) -> Vec<Stmt> {
 pub(super) struct KnownRecord {
     frame: FrameKind,
     innermost: bool,
-    record: Record,
+    record: CallRecord,
 }
 
 impl Evaluation<'_> {
@@ -118,9 +118,9 @@ impl Evaluation<'_> {
         if restored.is_empty() && kept.is_empty() {
             return None;
         }
-        if kept.len() > Record::KEPT_MAX {
+        if kept.len() > CallRecord::KEPT_MAX {
             let message = format!("the code at the end of a call uses {} arguments and clocks", kept.len());
-            let help = format!("at most {} are kept; keep others in counters", Record::KEPT_MAX);
+            let help = format!("at most {} are kept; keep others in counters", CallRecord::KEPT_MAX);
             self.error(codes::TOO_LARGE, last.span, message, help);
             return None;
         }
@@ -163,23 +163,23 @@ impl Evaluation<'_> {
     /// Returns the values of the beginning that the code at the end needs, and the variable of the time in callees if the code uses
     /// `$self`.
     /// Replaces arguments in the code by kept arguments.
-    fn kept(&self, closing: &mut [Stmt]) -> (Vec<Kept>, Option<VariableId>) {
+    fn kept(&self, closing: &mut [Stmt]) -> (Vec<KeptValue>, Option<VariableId>) {
         let (mut kept, mut callees) = (BTreeSet::new(), None);
         each_expr(closing, &mut |expr| {
             match *expr {
-                Expr::Arg(n) => *expr = Expr::Saved(Kept::Argument(n)),
+                Expr::Arg(n) => *expr = Expr::Saved(KeptValue::Argument(n)),
                 Expr::Variable(v) if self.callees == Some(v) => callees = self.callees,
                 _ => {}
             }
             kept.extend(match *expr {
                 Expr::Saved(kept) => Some(kept),
-                Expr::Elapsed(clock, _) => Some(Kept::Time(clock)),
+                Expr::Elapsed(clock, _) => Some(KeptValue::Time(clock)),
                 _ => None,
             });
         });
         each_stmt(closing, &mut |stmt| {
             if let Stmt::Observe(_, _, _, Some(clock)) = stmt {
-                kept.extend([Kept::Time(*clock), Kept::Spent(*clock)]);
+                kept.extend([KeptValue::Time(*clock), KeptValue::Spent(*clock)]);
             }
         });
         (kept.into_iter().collect(), callees)
@@ -213,7 +213,12 @@ impl Evaluation<'_> {
 
     /// Returns one record for each restored variable, but at least one. The last record is the innermost: it holds the code, and keeps
     /// clocks and arguments.
-    fn records(&mut self, frame: FrameKind, restored: &[Restore], kept: Vec<Kept>) -> (Vec<Record>, Record) {
+    fn records(
+        &mut self,
+        frame: FrameKind,
+        restored: &[Restore],
+        kept: Vec<KeptValue>,
+    ) -> (Vec<CallRecord>, CallRecord) {
         let (innermost, outer) = restored.split_last().map_or((None, restored), |(last, outer)| (Some(*last), outer));
         let outer = outer.iter().map(|v| self.record(frame, false, Vec::new(), Some(*v))).collect();
         (outer, self.record(frame, true, kept, innermost))
@@ -221,7 +226,13 @@ impl Evaluation<'_> {
 
     /// Returns a record: an equal one of the same definition, or a new one. Records of functions and of call sites have different names,
     /// because both may have the same stack pointer.
-    fn record(&mut self, frame: FrameKind, innermost: bool, kept: Vec<Kept>, restore: Option<Restore>) -> Record {
+    fn record(
+        &mut self,
+        frame: FrameKind,
+        innermost: bool,
+        kept: Vec<KeptValue>,
+        restore: Option<Restore>,
+    ) -> CallRecord {
         let same = |known: &&KnownRecord| {
             let record = &known.record;
             (known.frame, known.innermost, &record.kept, record.restore) == (frame, innermost, &kept, restore)
@@ -232,7 +243,7 @@ impl Evaluation<'_> {
         // The name lists the remembered values, because another evaluation may create the same record at another position.
         let restored = restore.and_then(|restore| self.variables.get(restore.variable().0 as usize));
         let restored = restored.map(|variable| variable.name.clone());
-        let remembers: Vec<String> = restored.into_iter().chain(kept.iter().map(Kept::to_string)).collect();
+        let remembers: Vec<String> = restored.into_iter().chain(kept.iter().map(KeptValue::to_string)).collect();
         let calls = match frame {
             FrameKind::Function => "calls",
             FrameKind::Call => "sites",
@@ -241,7 +252,7 @@ impl Evaluation<'_> {
         let kind = if innermost { VariableKind::Activations } else { VariableKind::OuterActivations };
         let activations = self.variable(&name, kind, Shape::Activations);
         self.variables[activations.0 as usize].sampled = self.group == 0 && frame == FrameKind::Function && innermost;
-        let record = Record { activations, kept, restore };
+        let record = CallRecord { activations, kept, restore };
         self.records.push(KnownRecord { frame, innermost, record: record.clone() });
         record
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{BinaryOp, Expr as Out, Scalar, Shape, UnaryOp, Width};
+use ingraft_model::{BinaryOp, Expr as Out, IntegerWidth, Scalar, Shape, UnaryOp};
 
 use super::code::fold_binary;
 use super::data::plus;
@@ -64,8 +64,8 @@ impl<'a> Evaluation<'a> {
         let bytes: Vec<u8> = text.bytes().chain([0]).collect();
         let (mut rest, mut equal) = (bytes.as_slice(), None);
         while !rest.is_empty() {
-            let width = [Width::Eight, Width::Four, Width::Two, Width::One];
-            let width = width.into_iter().find(|w| w.bytes() as usize <= rest.len()).unwrap_or(Width::One);
+            let width = [IntegerWidth::Eight, IntegerWidth::Four, IntegerWidth::Two, IntegerWidth::One];
+            let width = width.into_iter().find(|w| w.bytes() as usize <= rest.len()).unwrap_or(IntegerWidth::One);
             let (piece, after) = rest.split_at(width.bytes() as usize);
             let mut word = [0; 8];
             word.iter_mut().zip(piece).for_each(|(to, from)| *to = *from);

@@ -1,6 +1,6 @@
 //! Vectors: the meaning of an index, and the names of the values.
 
-use ingraft_model::{Call, Called, Expr as Out, Fold, IndexNames, Ranges, Shape, Stmt, VariableId};
+use ingraft_model::{Called, Expr as Out, Fold, IndexNames, ProgramCall, Ranges, Shape, Stmt, VariableId};
 
 use super::meta::{Evaluation, MetaValue, NameBinding};
 use crate::ast::{ExprKind, ListDefinition, SyntaxExpr, VectorIndex};
@@ -113,7 +113,7 @@ impl<'a> Evaluation<'a> {
                 None => self.value(index),
             },
             IndexMeaning::Argument(function) => self.value(index).map(|argument| {
-                Out::Call(Box::new(Call { callee: Called::Named(function.to_owned()), args: vec![argument] }))
+                Out::Call(Box::new(ProgramCall { callee: Called::Named(function.to_owned()), args: vec![argument] }))
             }),
         };
         number.map(|number| (ranges, number))

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ingraft_mdl::{ParseOptions, evaluate, shipped};
 use ingraft_model::{
-    Expr, Float, Focus, Fold, Insertion, Instrumentation, Kept, Order, PointKind, Record, Restore, Shape, Stmt,
-    VariableId,
+    CallRecord, Expr, Float, Focus, Fold, Insertion, Instrumentation, KeptValue, Order, PointKind, Restore, Shape,
+    Stmt, VariableId,
 };
 use proptest::prelude::*;
 
@@ -26,7 +26,7 @@ pub fn assert_sound(done: &Instrumentation) {
     }
     points.values_mut().for_each(|chain| chain.sort_by_key(|i| i.role));
     let records = |place, open| points.get(&place).map_or_else(Vec::new, |chain| named(chain, open));
-    let mut all: Vec<Record> = Vec::new();
+    let mut all: Vec<CallRecord> = Vec::new();
     for function in done.insertions.iter().map(|i| i.function).collect::<BTreeSet<_>>() {
         for (begin, end) in [(PointKind::Entry, PointKind::Exit), (PointKind::CallBefore, PointKind::CallAfter)] {
             let mut opened = records((function, begin), true);
@@ -45,8 +45,8 @@ fn is_end(insertion: &Insertion) -> bool {
 }
 
 /// Returns the records that code opens or closes, in the order of execution.
-fn named(chain: &[&Insertion], open: bool) -> Vec<Record> {
-    fn collect(stmts: &[Stmt], open: bool, out: &mut Vec<Record>) {
+fn named(chain: &[&Insertion], open: bool) -> Vec<CallRecord> {
+    fn collect(stmts: &[Stmt], open: bool, out: &mut Vec<CallRecord>) {
         for stmt in stmts {
             match stmt {
                 Stmt::Open(record, inner) if open => {
@@ -75,7 +75,7 @@ impl Check<'_> {
         self.done.variables[v.0 as usize].shape
     }
 
-    fn stmts(&self, stmts: &[Stmt], at: &Insertion, closed: Option<&Record>) {
+    fn stmts(&self, stmts: &[Stmt], at: &Insertion, closed: Option<&CallRecord>) {
         for stmt in stmts {
             match stmt {
                 Stmt::Add(v, e) | Stmt::Set(v, e) => {
@@ -138,9 +138,9 @@ impl Check<'_> {
         }
     }
 
-    fn record(&self, record: &Record) {
+    fn record(&self, record: &CallRecord) {
         assert_eq!(self.shape(record.activations), Shape::Activations);
-        assert!(record.kept.len() <= Record::KEPT_MAX && record.kept.is_sorted());
+        assert!(record.kept.len() <= CallRecord::KEPT_MAX && record.kept.is_sorted());
         match record.restore {
             Some(Restore::Timer(v, clock)) => assert_eq!(self.shape(v), Shape::Timer(clock)),
             Some(Restore::Value(v) | Restore::Flag(v)) => assert_eq!(self.shape(v), Shape::Counter),
@@ -148,13 +148,13 @@ impl Check<'_> {
         }
     }
 
-    fn expr(&self, expr: &Expr, at: &Insertion, closed: Option<&Record>) {
+    fn expr(&self, expr: &Expr, at: &Insertion, closed: Option<&CallRecord>) {
         match expr {
             Expr::Const(_) => {}
             Expr::Arg(_) => assert!(!is_end(at)),
             Expr::Return => assert!(is_end(at)),
             Expr::Saved(kept) => assert!(closed.is_some_and(|r| r.kept.contains(kept))),
-            Expr::Elapsed(clock, _) => assert!(closed.is_some_and(|r| r.kept.contains(&Kept::Time(*clock)))),
+            Expr::Elapsed(clock, _) => assert!(closed.is_some_and(|r| r.kept.contains(&KeptValue::Time(*clock)))),
             Expr::Restored => assert!(closed.is_some_and(|r| matches!(r.restore, Some(Restore::Value(_))))),
             Expr::Variable(v) => assert_eq!(self.shape(*v), Shape::Counter),
             Expr::Number(v) => assert!((v.0 as usize) < self.done.variables.len()),

@@ -7,8 +7,8 @@ use ingraft_mdl::{
     evaluate,
 };
 use ingraft_model::{
-    Avma, EdgeKind, Focus, FunctionId, LoopEdges, ModuleId, Offset, PartName, Parts, Pid, PointId, PointKind, Refusal,
-    Scalar, Width,
+    Avma, EdgeKind, Focus, FunctionId, IntegerWidth, LoopEdges, ModuleId, Offset, PartName, Parts, Pid, PointId,
+    PointKind, Refusal, Scalar,
 };
 
 /// Returns a library with these texts, which must have no error.
@@ -207,7 +207,7 @@ fn edges() -> [PointId; 4] {
 
 /// Path through members: each member but the last is a pointer at offset 0, and the last one is an integer at offset 8.
 fn through(members: usize) -> IntegerPath {
-    let scalar = Scalar { width: Width::Two, signed: false };
+    let scalar = Scalar { width: IntegerWidth::Two, signed: false };
     IntegerPath { pointers: vec![0; members.saturating_sub(1)], offset: if members == 0 { 0 } else { 8 }, scalar }
 }
 

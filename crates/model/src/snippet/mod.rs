@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use crate::Avma;
 use crate::buffer::Capacity;
-use crate::call::{Call, Called};
+use crate::call::{Called, ProgramCall};
 use crate::histogram::Resolution;
-use crate::listed::Listing;
+use crate::listed::KeyListing;
 use crate::object::ObjectState;
 use crate::table::Fold;
 use crate::vector::Ranges;
@@ -31,7 +31,7 @@ pub enum Shape {
     /// The sum, the largest value, the complement of the smallest, and the sum of own times ([`crate::histogram::OWN`]); then one count for each
     /// bucket (see [`crate::histogram`]).
     Histogram(Resolution),
-    /// Numbers of calls of one [`Record`] by outcome. The first counts calls that ended without passing an exit (by an exception, by
+    /// Numbers of calls of one [`CallRecord`] by outcome. The first counts calls that ended without passing an exit (by an exception, by
     /// longjmp, or because their thread ended). The others count exits whose entry was not seen, entries that could not be recorded, and
     /// calls that ended in a tail jump that the engine cannot follow.
     Activations,
@@ -40,7 +40,7 @@ pub enum Shape {
     /// This number of values by index (see [`crate::vector`]).
     Vector(u32),
     /// Values of keys that the engine lists (see [`crate::listed`]).
-    Listed(Listing),
+    Listed(KeyListing),
     /// Bytes that a thread appends, and that the engine takes while the thread runs (see [`crate::buffer`]).
     Buffer(Capacity),
     /// A processor event that each thread counts by itself. It takes no counters; the variable stands for the number of the event in the
@@ -88,16 +88,16 @@ pub enum TimeUnit {
 /// Record that a thread keeps of an active call, from its entry to its exit. The record holds the call's stack pointer. By comparison with
 /// it, code finds out that the call has ended without passing an exit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Record {
+pub struct CallRecord {
     /// Variable of [`Shape::Activations`]. No two records share one, so it also identifies the record.
     pub activations: VariableId,
-    /// Values that the record keeps, in this order, each once; at most [`Record::KEPT_MAX`].
-    pub kept: Vec<Kept>,
+    /// Values that the record keeps, in this order, each once; at most [`CallRecord::KEPT_MAX`].
+    pub kept: Vec<KeptValue>,
     /// Variable that is set back to its value before the call if the call ends without passing an exit.
     pub restore: Option<Restore>,
 }
 
-impl Record {
+impl CallRecord {
     /// Whether the statements of the record also run without a record, see [`Restore::Flag`].
     pub fn is_optional(&self) -> bool {
         matches!(self.restore, Some(Restore::Flag(_)))
@@ -108,13 +108,13 @@ impl Record {
 
     /// Whether the record keeps the time of a clock.
     pub fn is_timed(&self) -> bool {
-        self.kept.iter().any(|kept| matches!(kept, Kept::Time(_)))
+        self.kept.iter().any(|kept| matches!(kept, KeptValue::Time(_)))
     }
 }
 
 /// Value from the beginning of a call that the code at its end can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kept {
+pub enum KeptValue {
     /// The time of a clock, for [`Expr::Elapsed`].
     Time(Clock),
     /// The time by a clock that this thread has spent in calls that keep this value and have ended ([`crate::layout::record::SPENT`]). The
@@ -197,21 +197,21 @@ pub enum BinaryOp {
 /// Size of an integer in memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(missing_docs, reason = "the names say it")]
-pub enum Width {
+pub enum IntegerWidth {
     One,
     Two,
     Four,
     Eight,
 }
 
-impl Width {
+impl IntegerWidth {
     /// Returns the width with this number of bytes, if there is one.
-    pub const fn of(bytes: u64) -> Option<Width> {
+    pub const fn of(bytes: u64) -> Option<IntegerWidth> {
         Some(match bytes {
-            1 => Width::One,
-            2 => Width::Two,
-            4 => Width::Four,
-            8 => Width::Eight,
+            1 => IntegerWidth::One,
+            2 => IntegerWidth::Two,
+            4 => IntegerWidth::Four,
+            8 => IntegerWidth::Eight,
             _ => return None,
         })
     }
@@ -219,10 +219,10 @@ impl Width {
     /// Number of bytes.
     pub const fn bytes(self) -> u32 {
         match self {
-            Width::One => 1,
-            Width::Two => 2,
-            Width::Four => 4,
-            Width::Eight => 8,
+            IntegerWidth::One => 1,
+            IntegerWidth::Two => 2,
+            IntegerWidth::Four => 4,
+            IntegerWidth::Eight => 8,
         }
     }
 }
@@ -231,27 +231,27 @@ impl Width {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Scalar {
     /// Size of the integer in memory.
-    pub width: Width,
+    pub width: IntegerWidth,
     /// Whether the integer is sign-extended; otherwise it is zero-extended.
     pub signed: bool,
 }
 
 impl Scalar {
     /// An `int` of C.
-    pub const INT: Scalar = Scalar { width: Width::Four, signed: true };
+    pub const INT: Scalar = Scalar { width: IntegerWidth::Four, signed: true };
     /// A pointer.
-    pub const POINTER: Scalar = Scalar { width: Width::Eight, signed: false };
+    pub const POINTER: Scalar = Scalar { width: IntegerWidth::Eight, signed: false };
 
     /// Extends the lowest bytes of a word. The other bytes have no effect.
     pub const fn extend(self, word: u64) -> i64 {
         match (self.width, self.signed) {
-            (Width::One, true) => word as i8 as i64,
-            (Width::One, false) => word as u8 as i64,
-            (Width::Two, true) => word as i16 as i64,
-            (Width::Two, false) => word as u16 as i64,
-            (Width::Four, true) => word as i32 as i64,
-            (Width::Four, false) => word as u32 as i64,
-            (Width::Eight, _) => word.cast_signed(),
+            (IntegerWidth::One, true) => word as i8 as i64,
+            (IntegerWidth::One, false) => word as u8 as i64,
+            (IntegerWidth::Two, true) => word as i16 as i64,
+            (IntegerWidth::Two, false) => word as u16 as i64,
+            (IntegerWidth::Four, true) => word as i32 as i64,
+            (IntegerWidth::Four, false) => word as u32 as i64,
+            (IntegerWidth::Eight, _) => word.cast_signed(),
         }
     }
 }
@@ -340,12 +340,12 @@ pub enum Expr {
     /// Number of occurrences of an event in this thread since its first reading, read by RDPMC without a system call. The variable has
     /// [`Shape::Event`]. If a reading fails, the result is that of the last one, and the failure is counted.
     Event(VariableId),
-    /// Address of a text that ends with a zero byte and exists as long as the call does. Allowed only as an argument of a [`Call`].
+    /// Address of a text that ends with a zero byte and exists as long as the call does. Allowed only as an argument of a [`ProgramCall`].
     Text(Arc<str>),
-    /// Address of this thread's slot of a variable. Allowed only as an argument of a [`Call`].
+    /// Address of this thread's slot of a variable. Allowed only as an argument of a [`ProgramCall`].
     Address(VariableId),
     /// Argument that the record of the enclosing [`Stmt::Close`] has kept; a floating-point argument is truncated.
-    Saved(Kept),
+    Saved(KeptValue),
     /// Time since the record of the enclosing [`Stmt::Close`] was opened. The record must have kept the time of this clock.
     Elapsed(Clock, TimeUnit),
     /// Value to which the record of the enclosing [`Stmt::Close`] would set its variable back, see [`Restore::Value`]: the variable's value
@@ -371,7 +371,7 @@ pub enum Expr {
     /// An operator applied to two values.
     Binary(BinaryOp, Box<Expr>, Box<Expr>),
     /// Calls a function of the program and gives its result.
-    Call(Box<Call>),
+    Call(Box<ProgramCall>),
 }
 
 impl Expr {
@@ -427,25 +427,25 @@ pub enum Stmt {
     Forked,
     /// At an entry or before a call: open an activation record and do the statements. If there is no room for a record, count that and do
     /// nothing else.
-    Open(Record, Vec<Stmt>),
+    Open(CallRecord, Vec<Stmt>),
     /// At an exit or after a call: if the record of this call is open, do the statements and close it. If not, count that. Records that
     /// were opened later are closed first.
-    Close(Record, Vec<Stmt>),
+    Close(CallRecord, Vec<Stmt>),
     /// At a tail jump to a function whose exits close the record: mark the record of this frame as handed over, and leave it open. If the
     /// frame has no record and the owner is [`Whose::Own`], count the call as unseen, and do the statements if they need no record.
-    HandOver(Record, Whose, Vec<Stmt>),
+    HandOver(CallRecord, Whose, Vec<Stmt>),
     /// At a tail jump that the engine cannot follow: discard the record, restore its variable, and count the call as left by a tail jump.
     /// If there is no such record, this acts as [`Stmt::HandOver`].
-    GiveUp(Record, Whose, Vec<Stmt>),
+    GiveUp(CallRecord, Whose, Vec<Stmt>),
     /// At an exit of a function that is the target of tail jumps: if a call that ended in such a jump has a record open for this frame, do
     /// the statements and close the record.
-    CloseHanded(Record, Vec<Stmt>),
+    CloseHanded(CallRecord, Vec<Stmt>),
     /// Start a timer. If it runs already, increase the nesting by one.
     Start(VariableId, Clock),
     /// Undo one start of a timer. If it does not run, do nothing.
     Stop(VariableId, Clock),
     /// Record a value in a histogram of this resolution, that of the variable's shape. A negative value is recorded as 0. With a clock, also
-    /// add the call's own time by it, [`Kept::Spent`], to the histogram's sum of own times.
+    /// add the call's own time by it, [`KeptValue::Spent`], to the histogram's sum of own times.
     Observe(VariableId, Resolution, Expr, Option<Clock>),
     /// Add to the value of a key in a table. The operands are the key and the number to add.
     AddAt(VariableId, Expr, Expr),
@@ -453,7 +453,7 @@ pub enum Stmt {
     /// number and the number to add.
     AddIn(VariableId, Ranges, Expr, Expr),
     /// Add to the value of a key if the engine lists the key. The operands are the key and the number to add.
-    AddListed(VariableId, Listing, Expr, Expr),
+    AddListed(VariableId, KeyListing, Expr, Expr),
     /// Store a mark for an object, by its address, in a table: the time, with the object's new state in the lowest bits (see
     /// [`crate::object`]).
     Mark(VariableId, Expr, ObjectState),
@@ -461,12 +461,12 @@ pub enum Stmt {
     /// [`Appended::waits`] is set, a thread that has a shard waits for room first.
     Append(VariableId, Capacity, Appended),
     /// Call a function of the program and ignore its result.
-    Call(Call),
+    Call(ProgramCall),
     /// Set an integer of the program at an address that is mapped and writable as long as the process lives. Fork children do not do this.
-    Store(Avma, Width, Expr),
+    Store(Avma, IntegerWidth, Expr),
     /// Set an integer of the program at any address. The operands are the address, the width and the value. A system call does this and
     /// never faults: memory that cannot be written stays as it is. Fork children do not do this.
-    Write(Expr, Width, Expr),
+    Write(Expr, IntegerWidth, Expr),
 }
 
 /// Bytes that a snippet appends to a buffer as a whole: a signal handler that interrupts the snippet appends its own before or after them.
@@ -517,7 +517,7 @@ impl Snippet {
                 | Stmt::Close(record, body)
                 | Stmt::HandOver(record, _, body)
                 | Stmt::GiveUp(record, _, body)
-                | Stmt::CloseHanded(record, body) => record.kept.contains(&Kept::Time(clock)) || any(body, clock),
+                | Stmt::CloseHanded(record, body) => record.kept.contains(&KeptValue::Time(clock)) || any(body, clock),
                 Stmt::If(_, body) => any(body, clock),
                 Stmt::Mark(..) => clock == Clock::Wall,
                 Stmt::Append(_, _, appended) => appended.time && clock == Clock::Wall,
@@ -577,7 +577,7 @@ impl Snippet {
     }
 
     /// Every call that the snippet makes. A call comes before the calls in its arguments.
-    pub fn calls(&self) -> Vec<&Call> {
+    pub fn calls(&self) -> Vec<&ProgramCall> {
         let mut calls = Vec::new();
         calls_of(&self.stmts, &mut calls);
         calls
@@ -589,7 +589,7 @@ impl Snippet {
     }
 
     /// The tables of listed keys that the snippet uses.
-    pub fn listings(&self) -> Vec<(VariableId, Listing)> {
+    pub fn listings(&self) -> Vec<(VariableId, KeyListing)> {
         let mut found = Vec::new();
         self.each_stmt(&mut |stmt| {
             if let Stmt::AddListed(variable, listing, ..) = stmt {
@@ -632,7 +632,7 @@ impl Snippet {
         let mut found = false;
         self.each_stmt(&mut |stmt| {
             if let Stmt::Open(record, _) = stmt {
-                found |= record.kept.iter().any(|kept| matches!(kept, Kept::Argument(_) | Kept::Float(_)));
+                found |= record.kept.iter().any(|kept| matches!(kept, KeptValue::Argument(_) | KeptValue::Float(_)));
             }
         });
         self.each_expr(&mut |e| found |= matches!(e, Expr::Arg(_) | Expr::Float(_) | Expr::Load(..) | Expr::Read(..)));
@@ -640,7 +640,7 @@ impl Snippet {
     }
 
     /// The integers of the program that the snippet sets at fixed addresses.
-    pub fn stores(&self) -> Vec<(Avma, Width)> {
+    pub fn stores(&self) -> Vec<(Avma, IntegerWidth)> {
         let mut found = Vec::new();
         self.each_stmt(&mut |stmt| {
             if let Stmt::Store(at, width, _) = stmt {
@@ -733,7 +733,7 @@ impl Snippet {
     }
 }
 
-fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a Call>) {
+fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a ProgramCall>) {
     for stmt in stmts {
         match stmt {
             Stmt::Add(_, e)
@@ -809,7 +809,7 @@ fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Call
     Ok(())
 }
 
-fn place_call<E>(call: &mut Call, place: &mut dyn FnMut(&Called) -> Result<Called, E>) -> Result<(), E> {
+fn place_call<E>(call: &mut ProgramCall, place: &mut dyn FnMut(&Called) -> Result<Called, E>) -> Result<(), E> {
     call.callee = place(&call.callee)?;
     call.args.iter_mut().try_for_each(|e| e.place_callees(place))
 }
@@ -830,7 +830,7 @@ impl Stmt {
 }
 
 impl Expr {
-    fn calls_in<'a>(&'a self, calls: &mut Vec<&'a Call>) {
+    fn calls_in<'a>(&'a self, calls: &mut Vec<&'a ProgramCall>) {
         match self {
             Expr::Binary(_, a, b) => {
                 a.calls_in(calls);

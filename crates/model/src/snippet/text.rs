@@ -41,13 +41,13 @@ impl fmt::Display for Expr {
     }
 }
 
-impl fmt::Display for Kept {
+impl fmt::Display for KeptValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Kept::Time(clock) => write!(f, "{clock}time"),
-            Kept::Spent(clock) => write!(f, "{clock}spent"),
-            Kept::Argument(n) => Expr::Arg(*n).fmt(f),
-            Kept::Float(float) => float.fmt(f),
+            KeptValue::Time(clock) => write!(f, "{clock}time"),
+            KeptValue::Spent(clock) => write!(f, "{clock}spent"),
+            KeptValue::Argument(n) => Expr::Arg(*n).fmt(f),
+            KeptValue::Float(float) => float.fmt(f),
         }
     }
 }
@@ -115,7 +115,7 @@ impl fmt::Display for Whose {
     }
 }
 
-impl fmt::Display for Record {
+impl fmt::Display for CallRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "r{}", self.activations.0)?;
         for kept in &self.kept {

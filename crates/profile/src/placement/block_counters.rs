@@ -8,29 +8,29 @@
 
 use ingraft_model::Key;
 
-use crate::barred::{Barred, Counter, Refused};
+use crate::barred::{Barred, Counter, NoPlacement};
 use crate::flow::propagate;
-use crate::graph::{Edge, EdgeKind, Graph};
+use crate::graph::{ProfileEdge, ProfileEdgeKind, ProfileGraph};
 use crate::map::{ArcId, PerEdge, PerVertex, Vertex};
 use crate::profile::{Defect, Profile, narrow};
-use crate::tree::{Rooted, Tree};
+use crate::tree::{Rooted, SpanningTree};
 use crate::union::Sets;
 use crate::weights::Weights;
 
 #[derive(Clone, Debug)]
 pub(super) struct BlockCounters {
     /// The reduced graph. Edge `n` is the `n`-th vertex of `vertices`.
-    reduced: Graph,
+    reduced: ProfileGraph,
     /// The live vertices of the original graph.
     vertices: Vec<Vertex>,
-    tree: Tree,
+    tree: SpanningTree,
     rooted: Rooted,
     /// The blocks with counters, in ascending order.
     counters: Vec<Vertex>,
 }
 
 impl BlockCounters {
-    pub(super) fn new(graph: &Graph, weights: &Weights, barred: &Barred) -> Result<Self, Refused> {
+    pub(super) fn new(graph: &ProfileGraph, weights: &Weights, barred: &Barred) -> Result<Self, NoPlacement> {
         let (reduced, vertices) = reduced(graph);
         let of = |id: ArcId| vertices.get(id.index()).copied().unwrap_or(graph.entry());
         let weights = Weights::of(&reduced, |id| weights.vertex(graph, of(id)));
@@ -47,10 +47,11 @@ impl BlockCounters {
                 barred_edges.edge(id);
             }
         }
-        let tree = Tree::without(&reduced, &weights, &barred_edges, |id| not_needed.get(id)).map_err(|refused| {
-            let Refused::Edge(edge) = refused else { return refused };
-            Refused::Block(of(edge))
-        })?;
+        let tree =
+            SpanningTree::without(&reduced, &weights, &barred_edges, |id| not_needed.get(id)).map_err(|refused| {
+                let NoPlacement::Edge(edge) = refused else { return refused };
+                NoPlacement::Block(of(edge))
+            })?;
         let chords = tree.chords(&reduced).into_iter().map(of);
         let counters = chords.filter(|vertex| graph.is_live_block(*vertex)).collect();
         let rooted = tree.rooted(&reduced);
@@ -61,7 +62,12 @@ impl BlockCounters {
         &self.counters
     }
 
-    pub(super) fn profile(&self, graph: &Graph, counts: &[u64], excess: PerVertex<i128>) -> Result<Profile, Defect> {
+    pub(super) fn profile(
+        &self,
+        graph: &ProfileGraph,
+        counts: &[u64],
+        excess: PerVertex<i128>,
+    ) -> Result<Profile, Defect> {
         let mut count_of = graph.per_vertex::<i128>();
         for (block, count) in self.counters.iter().zip(counts) {
             count_of.set(*block, i128::from(*count));
@@ -85,7 +91,7 @@ impl BlockCounters {
 }
 
 /// The reduced graph of a graph, and the vertex for each of its edges.
-fn reduced(graph: &Graph) -> (Graph, Vec<Vertex>) {
+fn reduced(graph: &ProfileGraph) -> (ProfileGraph, Vec<Vertex>) {
     let count = graph.vertices();
     let beginning = |vertex: Vertex| Vertex::at(count + vertex.index());
     let mut sets = Sets::new(count * 2);
@@ -107,11 +113,11 @@ fn reduced(graph: &Graph) -> (Graph, Vec<Vertex>) {
     let (mut edges, mut vertices) = (Vec::new(), Vec::new());
     for vertex in (0..count).map(Vertex::at).filter(|vertex| graph.is_live(*vertex)) {
         let (from, to) = (class_of(beginning(vertex)), class_of(vertex));
-        edges.push(Edge { from, to, kind: EdgeKind::Inner, silent: false });
+        edges.push(ProfileEdge { from, to, kind: ProfileEdgeKind::Inner, silent: false });
         vertices.push(vertex);
     }
     // The reduced graph has no entry and no exit of its own; the names of both lie behind its classes.
     let mut live = PerVertex::new(classes);
     (0..classes).for_each(|class| live.set(Vertex::at(class), true));
-    (Graph::new(classes, classes, edges, live), vertices)
+    (ProfileGraph::new(classes, classes, edges, live), vertices)
 }

@@ -15,18 +15,18 @@
 
 use ingraft_model::Key;
 
-use crate::barred::{Barred, Refused};
+use crate::barred::{Barred, NoPlacement};
 use crate::flow::propagate;
-use crate::graph::{Edge, Graph};
+use crate::graph::{ProfileEdge, ProfileGraph};
 use crate::map::{ArcId, PerEdge, PerVertex, Vertex};
 use crate::profile::{Defect, Profile};
-use crate::tree::{Rooted, Tree};
+use crate::tree::{Rooted, SpanningTree};
 use crate::union::Sets;
 use crate::weights::Weights;
 
 #[derive(Clone, Debug)]
 pub(super) struct BlockProfile {
-    tree: Tree,
+    tree: SpanningTree,
     rooted: Rooted,
     counters: Vec<ArcId>,
     /// The edges of cycles without counters. Their counts are unknown.
@@ -34,8 +34,8 @@ pub(super) struct BlockProfile {
 }
 
 impl BlockProfile {
-    pub(super) fn new(graph: &Graph, weights: &Weights, barred: &Barred) -> Result<Self, Refused> {
-        let tree = Tree::new(graph, weights, barred)?;
+    pub(super) fn new(graph: &ProfileGraph, weights: &Weights, barred: &Barred) -> Result<Self, NoPlacement> {
+        let tree = SpanningTree::new(graph, weights, barred)?;
         let rooted = tree.rooted(graph);
         let mut split = Split::new(graph);
         graph.live_edges().filter(|(id, _)| tree.contains(*id)).for_each(|(_, edge)| _ = split.unite(edge));
@@ -56,7 +56,12 @@ impl BlockProfile {
 
     /// The paper's Figure 8: a chord without a counter gets the count 0. So the counts of the edges on its cycle are wrong and may be negative,
     /// but their sums at the blocks are right.
-    pub(super) fn profile(&self, graph: &Graph, counts: &[u64], excess: PerVertex<i128>) -> Result<Profile, Defect> {
+    pub(super) fn profile(
+        &self,
+        graph: &ProfileGraph,
+        counts: &[u64],
+        excess: PerVertex<i128>,
+    ) -> Result<Profile, Defect> {
         let mut all: PerEdge<i128> = graph.per_edge();
         for (edge, count) in self.counters.iter().zip(counts) {
             all.set(*edge, i128::from(*count));
@@ -73,7 +78,7 @@ struct Split {
 }
 
 impl Split {
-    fn new(graph: &Graph) -> Self {
+    fn new(graph: &ProfileGraph) -> Self {
         Split { sets: Sets::new(graph.vertices() * 2), vertices: graph.vertices() }
     }
 
@@ -82,18 +87,18 @@ impl Split {
     }
 
     /// Connects the ends of an edge. Returns whether they were not connected before.
-    fn unite(&mut self, edge: &Edge) -> bool {
+    fn unite(&mut self, edge: &ProfileEdge) -> bool {
         self.sets.unite(edge.from, self.beginning(edge.to))
     }
 
-    fn connects(&mut self, edge: &Edge) -> bool {
+    fn connects(&mut self, edge: &ProfileEdge) -> bool {
         self.sets.find(edge.from) == self.sets.find(self.beginning(edge.to))
     }
 }
 
 /// The edges on the cycles that chords close in the tree, the chords included. Takes nearly linear time, because an edge that was found is
 /// skipped by later climbs.
-fn on_cycles(graph: &Graph, rooted: &Rooted, chords: &[ArcId]) -> PerEdge<bool> {
+fn on_cycles(graph: &ProfileGraph, rooted: &Rooted, chords: &[ArcId]) -> PerEdge<bool> {
     let mut found = graph.per_edge();
     if chords.is_empty() {
         return found;
@@ -130,7 +135,7 @@ fn on_cycles(graph: &Graph, rooted: &Rooted, chords: &[ArcId]) -> PerEdge<bool> 
 /// Whether no closed walk along the edges changes its direction at every vertex. If so, every cycle of the graph has a pipe: the graph is in the
 /// class `G*` of section 3.3.2, where an optimal `Eprof(Ecnt)` is an optimal `Vprof(Ecnt)`. The converse does not hold, because a walk may pass
 /// a vertex twice. Takes nearly linear time.
-pub fn never_alternates(graph: &Graph) -> bool {
+pub fn never_alternates(graph: &ProfileGraph) -> bool {
     // Such a walk is a cycle of the split graph.
     let mut split = Split::new(graph);
     graph.live_edges().all(|(_, edge)| split.unite(edge))

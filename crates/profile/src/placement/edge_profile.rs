@@ -1,23 +1,23 @@
 //! `Eprof(Ecnt)`: the edge profile from counters on the chords of a maximum spanning tree.
 
-use crate::barred::{Barred, Refused};
+use crate::barred::{Barred, NoPlacement};
 use crate::flow::propagate;
-use crate::graph::Graph;
+use crate::graph::ProfileGraph;
 use crate::map::{ArcId, PerEdge, PerVertex};
 use crate::profile::{Defect, Profile};
-use crate::tree::{Rooted, Tree};
+use crate::tree::{Rooted, SpanningTree};
 use crate::weights::Weights;
 
 #[derive(Clone, Debug)]
 pub(super) struct EdgeProfile {
-    tree: Tree,
+    tree: SpanningTree,
     rooted: Rooted,
     chords: Vec<ArcId>,
 }
 
 impl EdgeProfile {
-    pub(super) fn new(graph: &Graph, weights: &Weights, barred: &Barred) -> Result<Self, Refused> {
-        let tree = Tree::new(graph, weights, barred)?;
+    pub(super) fn new(graph: &ProfileGraph, weights: &Weights, barred: &Barred) -> Result<Self, NoPlacement> {
+        let tree = SpanningTree::new(graph, weights, barred)?;
         let (rooted, chords) = (tree.rooted(graph), tree.chords(graph));
         Ok(EdgeProfile { tree, rooted, chords })
     }
@@ -32,7 +32,7 @@ impl EdgeProfile {
 
     /// For each tree edge, the number of vertices on its side of the tree without ENTRY. A thread that is lost at one of these vertices changes
     /// the derived count of the edge.
-    pub(super) fn spans(&self, graph: &Graph) -> PerEdge<usize> {
+    pub(super) fn spans(&self, graph: &ProfileGraph) -> PerEdge<usize> {
         let mut sizes: PerVertex<usize> = graph.per_vertex();
         let mut spans: PerEdge<usize> = graph.per_edge();
         for vertex in self.rooted.order.iter().rev() {
@@ -50,7 +50,12 @@ impl EdgeProfile {
         self.tree.contains(edge)
     }
 
-    pub(super) fn profile(&self, graph: &Graph, counts: &[u64], excess: PerVertex<i128>) -> Result<Profile, Defect> {
+    pub(super) fn profile(
+        &self,
+        graph: &ProfileGraph,
+        counts: &[u64],
+        excess: PerVertex<i128>,
+    ) -> Result<Profile, Defect> {
         let mut all: PerEdge<i128> = graph.per_edge();
         for (chord, count) in self.chords.iter().zip(counts) {
             all.set(*chord, i128::from(*count));

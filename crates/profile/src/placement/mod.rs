@@ -12,9 +12,9 @@ use edge_profile::EdgeProfile;
 
 use ingraft_model::Key;
 
-use crate::barred::{Barred, Counter, Refused};
+use crate::barred::{Barred, Counter, NoPlacement};
 use crate::correction::Corrections;
-use crate::graph::Graph;
+use crate::graph::ProfileGraph;
 use crate::map::{ArcId, PerEdge, Vertex};
 use crate::profile::{Defect, Profile, narrow};
 use crate::tree::Rooted;
@@ -44,7 +44,7 @@ impl Placement {
     /// `Eprof(Ecnt)`: counters on the chords of a maximum spanning tree (section 3.2). Of all sets of edge counters that determine every
     /// edge, it has the least cost for the weights. If barred and silent edges form a cycle, an edge of the cycle is refused. Takes
     /// `O(edges × log edges)`.
-    pub fn edge_profile(graph: &Graph, weights: &Weights, barred: &Barred) -> Result<Self, Refused> {
+    pub fn edge_profile(graph: &ProfileGraph, weights: &Weights, barred: &Barred) -> Result<Self, NoPlacement> {
         let scheme = EdgeProfile::new(graph, weights, barred)?;
         let counters = scheme.chords().iter().map(|edge| Counter::Edge(*edge)).collect();
         Ok(Placement { counters, scheme: Scheme::Edges(scheme), check: None })
@@ -53,7 +53,7 @@ impl Placement {
     /// `Vprof(Ecnt)`: edge counters that determine every block, but not every edge (section 3.3). They never cost more than
     /// [`Placement::edge_profile`], and none of them can be removed. If [`never_alternates`] holds for the graph, they are the cheapest
     /// possible. Refuses as [`Placement::edge_profile`] does.
-    pub fn block_profile(graph: &Graph, weights: &Weights, barred: &Barred) -> Result<Self, Refused> {
+    pub fn block_profile(graph: &ProfileGraph, weights: &Weights, barred: &Barred) -> Result<Self, NoPlacement> {
         let scheme = BlockProfile::new(graph, weights, barred)?;
         let counters = scheme.counters().iter().map(|edge| Counter::Edge(*edge)).collect();
         Ok(Placement { counters, scheme: Scheme::Blocks(scheme), check: None })
@@ -62,7 +62,7 @@ impl Placement {
     /// `Vprof(Vcnt)`: block counters that determine every block, by Knuth and Stevenson, "Optimal measurement points for program frequency
     /// counts" (1973), with the least cost for the weights. The edges stay unknown. If the count of a barred block cannot be derived, it is
     /// refused.
-    pub fn block_counters(graph: &Graph, weights: &Weights, barred: &Barred) -> Result<Self, Refused> {
+    pub fn block_counters(graph: &ProfileGraph, weights: &Weights, barred: &Barred) -> Result<Self, NoPlacement> {
         let scheme = BlockCounters::new(graph, weights, barred)?;
         let counters = scheme.counters().iter().map(|block| Counter::Block(*block)).collect();
         Ok(Placement { counters, scheme: Scheme::Counted(scheme), check: None })
@@ -70,19 +70,19 @@ impl Placement {
 
     /// The redundant mode (section 6.1): a counter in every live block. Nothing is derived, and the edges stay unknown. A
     /// barred block is refused.
-    pub fn every_block(graph: &Graph, barred: &Barred) -> Result<Self, Refused> {
+    pub fn every_block(graph: &ProfileGraph, barred: &Barred) -> Result<Self, NoPlacement> {
         let live = (0..graph.blocks()).map(Vertex::at).filter(|block| graph.is_live(*block));
         let one =
-            |block| if barred.allows_block(block) { Ok(Counter::Block(block)) } else { Err(Refused::Block(block)) };
+            |block| if barred.allows_block(block) { Ok(Counter::Block(block)) } else { Err(NoPlacement::Block(block)) };
         Ok(Placement { counters: live.map(one).collect::<Result<_, _>>()?, scheme: Scheme::EveryBlock, check: None })
     }
 
     /// Adds a redundant counter on an edge whose count the others determine, as the last counter. [`Placement::profile`] compares the two.
     /// Derived counts satisfy Kirchhoff's law for any counts of the chords, so the law does not show that a count was lost. The edge is
     /// refused if it cannot carry a counter, if it has one, or if its count is not determined.
-    pub fn with_check(mut self, graph: &Graph, barred: &Barred, edge: ArcId) -> Result<Self, Refused> {
+    pub fn with_check(mut self, graph: &ProfileGraph, barred: &Barred, edge: ArcId) -> Result<Self, NoPlacement> {
         if self.check.is_some() || !self.can_check(graph, barred, edge) {
-            return Err(Refused::Edge(edge));
+            return Err(NoPlacement::Edge(edge));
         }
         self.check = Some(edge);
         self.counters.push(Counter::Edge(edge));
@@ -90,14 +90,14 @@ impl Placement {
     }
 
     /// The edge of least weight that [`Placement::with_check`] accepts; `None` if no edge is accepted.
-    pub fn cheapest_check(&self, graph: &Graph, weights: &Weights, barred: &Barred) -> Option<ArcId> {
+    pub fn cheapest_check(&self, graph: &ProfileGraph, weights: &Weights, barred: &Barred) -> Option<ArcId> {
         let fit = graph.live_edges().map(|(id, _)| id).filter(|id| self.can_check(graph, barred, *id));
         fit.min_by(|a, b| weights.edge(*a).total_cmp(&weights.edge(*b)))
     }
 
     /// The edge that [`Placement::with_check`] accepts and that shows the loss of a thread at the most vertices; `None` if no edge is
     /// accepted, or if the counters are not those of [`Placement::edge_profile`].
-    pub fn widest_check(&self, graph: &Graph, barred: &Barred) -> Option<ArcId> {
+    pub fn widest_check(&self, graph: &ProfileGraph, barred: &Barred) -> Option<ArcId> {
         let Scheme::Edges(scheme) = &self.scheme else { return None };
         let spans = scheme.spans(graph);
         let fit = graph.live_edges().map(|(id, _)| id).filter(|id| self.can_check(graph, barred, *id));
@@ -113,7 +113,7 @@ impl Placement {
     /// 0 when the counting begins, and `counts` is read in one stop. The graph is the one of the placement.
     ///
     /// Fails if no execution with these corrections has these counts.
-    pub fn profile(&self, graph: &Graph, counts: &[u64], corrections: &Corrections) -> Result<Profile, Defect> {
+    pub fn profile(&self, graph: &ProfileGraph, counts: &[u64], corrections: &Corrections) -> Result<Profile, Defect> {
         if counts.len() != self.counters.len() {
             return Err(Defect::Counters { expected: self.counters.len(), given: counts.len() });
         }
@@ -154,7 +154,7 @@ impl Placement {
         self.counters.len().saturating_sub(usize::from(self.check.is_some()))
     }
 
-    fn can_check(&self, graph: &Graph, barred: &Barred, id: ArcId) -> bool {
+    fn can_check(&self, graph: &ProfileGraph, barred: &Barred, id: ArcId) -> bool {
         let allowed = graph.edge(id).is_some_and(|edge| graph.is_live(edge.from) && barred.allows_edge(id, edge));
         let derived = match &self.scheme {
             Scheme::Edges(scheme) => scheme.derives(id),
@@ -166,7 +166,7 @@ impl Placement {
 }
 
 /// The counts of edges as 64 bits, without those for which `known` fails, and the sums at the blocks.
-fn finish(graph: &Graph, counts: &PerEdge<i128>, known: impl Fn(ArcId) -> bool) -> Result<Profile, Defect> {
+fn finish(graph: &ProfileGraph, counts: &PerEdge<i128>, known: impl Fn(ArcId) -> bool) -> Result<Profile, Defect> {
     let mut profile = Profile { edges: graph.per_edge(), blocks: graph.per_vertex() };
     let mut arrivals = graph.per_vertex::<i128>();
     for (index, edge) in graph.edges().iter().enumerate() {

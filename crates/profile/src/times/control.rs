@@ -3,13 +3,13 @@
 
 use std::ops::Range;
 
-use super::extended::{Branch, Extended, START, STOP};
+use super::extended::{ControlCondition, ExtendedGraph, START, STOP};
 
 const NONE: usize = usize::MAX;
 
 /// The forward control dependence graph.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Control {
+pub(super) struct ControlDependence {
     /// The nodes that START leads to, each after those on which it depends.
     pub order: Vec<usize>,
     /// For each node, the range of its edges among the branches.
@@ -19,19 +19,19 @@ pub(super) struct Control {
     nodes: Vec<usize>,
 }
 
-impl Control {
+impl ControlDependence {
     /// Computes the graph; `None` if the extended graph has a cycle.
-    pub fn of(graph: &Extended) -> Option<Control> {
+    pub fn of(graph: &ExtendedGraph) -> Option<ControlDependence> {
         let count = graph.kinds.len();
         let branches = ranges(count, &graph.branches);
         let (order, place) = order(&branches, &graph.branches)?;
         let next = next_certain(&branches, &graph.branches, (&order, &place));
-        let mut control = Control { order, branches, dependents: Vec::new(), nodes: Vec::new() };
+        let mut control = ControlDependence { order, branches, dependents: Vec::new(), nodes: Vec::new() };
         for branch in &graph.branches {
             let begin = control.nodes.len();
             let stop = next.get(branch.from).copied().unwrap_or(NONE);
             let mut node = branch.to;
-            // What surely comes after the branch, up to what surely comes after its node.
+            // The nodes that surely come after the branch, up to the one that surely comes after its node.
             while node != stop && node != NONE && stop != NONE {
                 control.nodes.push(node);
                 node = next.get(node).copied().unwrap_or(NONE);
@@ -53,7 +53,7 @@ impl Control {
 }
 
 /// The range of each node's edges; the edges are sorted by node.
-fn ranges(count: usize, branches: &[Branch]) -> Vec<Range<usize>> {
+fn ranges(count: usize, branches: &[ControlCondition]) -> Vec<Range<usize>> {
     let mut ranges = vec![0..0; count];
     let mut begin = 0;
     for edges in branches.chunk_by(|a, b| a.from == b.from) {
@@ -67,7 +67,7 @@ fn ranges(count: usize, branches: &[Branch]) -> Vec<Range<usize>> {
 }
 
 /// The nodes that START leads to, each after those that lead to it, and the place of each node in this order; `None` if there is a cycle.
-fn order(ranges: &[Range<usize>], branches: &[Branch]) -> Option<(Vec<usize>, Vec<usize>)> {
+fn order(ranges: &[Range<usize>], branches: &[ControlCondition]) -> Option<(Vec<usize>, Vec<usize>)> {
     let edges = |node: usize| ranges.get(node).cloned().unwrap_or_default();
     let mut is_done = vec![None; ranges.len()];
     let (mut order, mut open) = (Vec::new(), vec![(START, edges(START))]);
@@ -100,7 +100,11 @@ fn order(ranges: &[Range<usize>], branches: &[Branch]) -> Option<(Vec<usize>, Ve
 
 /// For each node, the next one that control surely comes to: its immediate post-dominator. [`NONE`] for STOP, and for a node from which START
 /// does not lead.
-fn next_certain(ranges: &[Range<usize>], branches: &[Branch], (order, place): (&[usize], &[usize])) -> Vec<usize> {
+fn next_certain(
+    ranges: &[Range<usize>],
+    branches: &[ControlCondition],
+    (order, place): (&[usize], &[usize]),
+) -> Vec<usize> {
     let mut next = vec![NONE; ranges.len()];
     let at = |node: usize| place.get(node).copied().unwrap_or(NONE);
     for node in order.iter().rev().filter(|node| **node != STOP) {

@@ -10,11 +10,11 @@
 
 use ingraft_model::{Key, Loops};
 
-use super::flow::{End, Flow, FlowNode};
+use super::flow::{CallFlow, FlowEnd, FlowNode};
 
-/// What a node stands for.
+/// Meaning of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ExtendedNode {
     Start,
     Stop,
     /// A node of the flow, by its index.
@@ -29,7 +29,7 @@ pub(super) enum Kind {
 
 /// An edge. Each edge out of a node has a label of its own, so that the edge is a control condition.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Branch {
+pub(super) struct ControlCondition {
     pub from: usize,
     pub to: usize,
     /// For the edge of a preheader to its header, the iterations for each entry of the loop; else the probability of the branch.
@@ -40,10 +40,10 @@ pub(super) struct Branch {
 
 /// The graph. Node 0 is START and node 1 is STOP.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Extended {
-    pub kinds: Vec<Kind>,
+pub(super) struct ExtendedGraph {
+    pub kinds: Vec<ExtendedNode>,
     /// The edges, sorted by the node that they leave.
-    pub branches: Vec<Branch>,
+    pub branches: Vec<ControlCondition>,
 }
 
 pub(super) const START: usize = 0;
@@ -55,10 +55,10 @@ pub(super) fn of_flow(node: usize) -> usize {
 }
 
 /// A graph in the making: its edges still have numbers of passages.
-struct Builder<'a> {
-    flow: &'a Flow,
+struct ExtendedGraphBuilder<'a> {
+    flow: &'a CallFlow,
     loops: &'a Loops<FlowNode>,
-    kinds: Vec<Kind>,
+    kinds: Vec<ExtendedNode>,
     edges: Vec<(usize, usize, f64)>,
     /// For each loop, its preheader and the end of its iterations.
     ends: Vec<(usize, usize)>,
@@ -66,25 +66,25 @@ struct Builder<'a> {
     exits: Vec<Vec<usize>>,
 }
 
-impl Extended {
+impl ExtendedGraph {
     /// Builds the graph of a flow all of whose loops have one entry.
-    pub fn of(flow: &Flow, loops: &Loops<FlowNode>) -> Extended {
-        let mut kinds = vec![Kind::Start, Kind::Stop];
-        kinds.extend((0..flow.blocks.len()).map(Kind::Flow));
+    pub fn of(flow: &CallFlow, loops: &Loops<FlowNode>) -> ExtendedGraph {
+        let mut kinds = vec![ExtendedNode::Start, ExtendedNode::Stop];
+        kinds.extend((0..flow.blocks.len()).map(ExtendedNode::Flow));
         let mut ends = Vec::with_capacity(loops.all().len());
         for one in loops.all() {
             ends.push((kinds.len(), kinds.len() + 1));
-            kinds.extend([Kind::Preheader(one.header.index()), Kind::IterationEnd]);
+            kinds.extend([ExtendedNode::Preheader(one.header.index()), ExtendedNode::IterationEnd]);
         }
         let exits = vec![Vec::new(); ends.len()];
-        let mut builder = Builder { flow, loops, kinds, edges: Vec::new(), ends, exits };
+        let mut builder = ExtendedGraphBuilder { flow, loops, kinds, edges: Vec::new(), ends, exits };
         builder.passages();
         builder.intervals();
         builder.finish()
     }
 }
 
-impl Builder<'_> {
+impl ExtendedGraphBuilder<'_> {
     /// The loop that a node is the header of.
     fn headed_by(&self, node: usize) -> Option<usize> {
         let node = FlowNode::at(node);
@@ -101,13 +101,13 @@ impl Builder<'_> {
         let mut leads = vec![false; flow.blocks.len()];
         for passage in &flow.passages {
             let from = match passage.from {
-                End::Node(node) => Some(node),
-                End::Outside => None,
+                FlowEnd::Node(node) => Some(node),
+                FlowEnd::Outside => None,
             };
             if let Some(leads) = from.and_then(|from| leads.get_mut(from)) {
                 *leads = true;
             }
-            let End::Node(to) = passage.to else {
+            let FlowEnd::Node(to) = passage.to else {
                 if let Some(from) = from {
                     self.passage(from, None, STOP, passage.count);
                 }
@@ -138,7 +138,7 @@ impl Builder<'_> {
             return;
         };
         let postexit = self.kinds.len();
-        self.kinds.push(Kind::Postexit);
+        self.kinds.push(ExtendedNode::Postexit);
         self.edges.extend([(of_flow(from), postexit, count), (postexit, target, count), (preheader, postexit, 0.0)]);
         for index in left {
             if let Some(exits) = self.exits.get_mut(index) {
@@ -161,7 +161,7 @@ impl Builder<'_> {
         self.edges.push((START, STOP, 0.0));
     }
 
-    fn finish(mut self) -> Extended {
+    fn finish(mut self) -> ExtendedGraph {
         self.edges.sort_unstable_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)));
         let (mut into, mut out) = (vec![0.0; self.kinds.len()], vec![0.0; self.kinds.len()]);
         for (from, to, count) in &self.edges {
@@ -175,15 +175,15 @@ impl Builder<'_> {
         let through = self.flow.through();
         let branch = |(from, to, count): &(usize, usize, f64)| {
             let (part, whole, iterates) = match (self.kinds.get(*from), self.kinds.get(*to)) {
-                (Some(Kind::Preheader(header)), Some(Kind::Flow(node))) if header == node => {
+                (Some(ExtendedNode::Preheader(header)), Some(ExtendedNode::Flow(node))) if header == node => {
                     (through.get(*header).copied().unwrap_or_default(), of(&into, *from), true)
                 }
                 _ => (*count, of(&out, *from), false),
             };
             let frequency = if whole > 0.0 { part / whole } else { 0.0 };
-            Branch { from: *from, to: *to, frequency, iterates }
+            ControlCondition { from: *from, to: *to, frequency, iterates }
         };
         let branches = self.edges.iter().map(branch).collect();
-        Extended { branches, kinds: self.kinds }
+        ExtendedGraph { branches, kinds: self.kinds }
     }
 }

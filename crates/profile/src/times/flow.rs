@@ -15,7 +15,7 @@ pub struct FlowEdge {
 
 /// Calls that a block makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Call {
+pub struct FlowCall {
     /// Index of the block.
     pub block: usize,
     /// Index of the called function among the functions of the program.
@@ -36,12 +36,12 @@ pub struct MeasuredFlow {
     /// Index of the block at which callers arrive, and the number of their calls.
     pub entry: (usize, u64),
     /// The calls of measured functions.
-    pub calls: Vec<Call>,
+    pub calls: Vec<FlowCall>,
     /// Variance of the number of iterations for each entry of a loop, by the header of the loop. Without one it counts as 0.
     pub trips: Vec<(usize, f64)>,
 }
 
-/// A node of a [`Flow`], by its index, as a node of the graph whose loops are found.
+/// A node of a [`CallFlow`], by its index, as a node of the graph whose loops are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FlowNode(u32);
 
@@ -55,41 +55,41 @@ impl Key for FlowNode {
     }
 }
 
-/// End of an edge of a [`Flow`].
+/// End of an edge of a [`CallFlow`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum End {
+pub(super) enum FlowEnd {
     /// Outside of the function: callers, or what follows a call.
     Outside,
     /// A node, by its index.
     Node(usize),
 }
 
-/// An edge of a [`Flow`].
+/// An edge of a [`CallFlow`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Passage {
-    pub from: End,
-    pub to: End,
+    pub from: FlowEnd,
+    pub to: FlowEnd,
     pub count: f64,
 }
 
 /// A graph in which as much comes in at each node as goes out.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Flow {
+pub(super) struct CallFlow {
     /// For each node, the block that it is or is a copy of; `None` for a node at which frames are resumed.
     pub blocks: Vec<Option<usize>>,
     pub passages: Vec<Passage>,
 }
 
-impl Flow {
+impl CallFlow {
     /// Completes the counts of a function. A call that has not returned, or that an exception has left, goes on outside, or where control has
     /// arrived along no edge. The rest of such arrivals come from outside.
-    pub fn of(function: &MeasuredFlow) -> Flow {
+    pub fn of(function: &MeasuredFlow) -> CallFlow {
         let count = function.costs.len();
-        let mut flow = Flow { blocks: (0..count).map(Some).collect(), passages: Vec::new() };
+        let mut flow = CallFlow { blocks: (0..count).map(Some).collect(), passages: Vec::new() };
         let (mut into, mut out) = (vec![0.0; count], vec![0.0; count]);
-        let mut add = |from: End, to: End, count: f64| {
+        let mut add = |from: FlowEnd, to: FlowEnd, count: f64| {
             for (end, sums) in [(to, &mut into), (from, &mut out)] {
-                if let End::Node(node) = end
+                if let FlowEnd::Node(node) = end
                     && let Some(sum) = sums.get_mut(node)
                 {
                     *sum += count;
@@ -99,12 +99,13 @@ impl Flow {
         };
         let exists = |edge: &&FlowEdge| edge.from < count && edge.to.is_none_or(|to| to < count);
         for edge in function.edges.iter().filter(exists) {
-            let passage = add(End::Node(edge.from), edge.to.map_or(End::Outside, End::Node), edge.count as f64);
+            let passage =
+                add(FlowEnd::Node(edge.from), edge.to.map_or(FlowEnd::Outside, FlowEnd::Node), edge.count as f64);
             flow.passages.push(passage);
         }
         let (entry, calls) = function.entry;
         if entry < count {
-            flow.passages.push(add(End::Outside, End::Node(entry), calls as f64));
+            flow.passages.push(add(FlowEnd::Outside, FlowEnd::Node(entry), calls as f64));
         }
         let runs = function.executions.iter().map(|count| *count as f64).chain(std::iter::repeat(0.0));
         let through: Vec<f64> =
@@ -126,28 +127,28 @@ impl Flow {
         if node.is_some() {
             self.blocks.push(None);
         }
-        let via = node.map_or(End::Outside, End::Node);
+        let via = node.map_or(FlowEnd::Outside, FlowEnd::Node);
         let mut add = |from, to, count: f64| {
             if count > 0.0 {
                 self.passages.push(Passage { from, to, count });
             }
         };
         for (block, count) in lost {
-            add(End::Node(*block), via, *count);
+            add(FlowEnd::Node(*block), via, *count);
         }
         for (block, count) in late {
             let share = if arrived > 0.0 { resumed / arrived } else { 0.0 };
-            add(via, End::Node(*block), count * share);
-            add(End::Outside, End::Node(*block), count * (1.0 - share));
+            add(via, FlowEnd::Node(*block), count * share);
+            add(FlowEnd::Outside, FlowEnd::Node(*block), count * (1.0 - share));
         }
-        add(via, End::Outside, if node.is_some() { left - resumed } else { 0.0 });
+        add(via, FlowEnd::Outside, if node.is_some() { left - resumed } else { 0.0 });
     }
 
     /// The nodes to which each node leads.
     pub fn successors(&self) -> IndexVec<FlowNode, Vec<FlowNode>> {
         let mut successors = IndexVec::filled(Vec::new(), self.blocks.len());
         for passage in &self.passages {
-            if let (End::Node(from), End::Node(to)) = (passage.from, passage.to)
+            if let (FlowEnd::Node(from), FlowEnd::Node(to)) = (passage.from, passage.to)
                 && let Some(all) = successors.get_mut(FlowNode::at(from))
             {
                 all.push(FlowNode::at(to));
@@ -159,17 +160,17 @@ impl Flow {
     /// The nodes at which control arrives from outside.
     pub fn entries(&self) -> Vec<FlowNode> {
         let entry = |passage: &Passage| match (passage.from, passage.to) {
-            (End::Outside, End::Node(to)) => Some(FlowNode::at(to)),
+            (FlowEnd::Outside, FlowEnd::Node(to)) => Some(FlowNode::at(to)),
             _ => None,
         };
         self.passages.iter().filter_map(entry).collect()
     }
 
-    /// How often control has come to each node.
+    /// Number of times that control has come to each node.
     pub fn through(&self) -> Vec<f64> {
         let mut through = vec![0.0; self.blocks.len()];
         for passage in &self.passages {
-            if let End::Node(to) = passage.to
+            if let FlowEnd::Node(to) = passage.to
                 && let Some(sum) = through.get_mut(to)
             {
                 *sum += passage.count;

@@ -24,6 +24,6 @@ mod moments;
 mod program;
 mod split;
 
-pub use flow::{Call, FlowEdge, MeasuredFlow};
-pub use moments::{Cause, NodeTime, Origin, Share, Spread, Times};
+pub use flow::{FlowCall, FlowEdge, MeasuredFlow};
+pub use moments::{NodeTime, TimedPart, Times, VarianceCause, VarianceRange, VarianceShare};
 pub use program::{NoTimes, program_times};

@@ -1,21 +1,21 @@
 //! Mean and variance of the nodes of a function (section 5 of the paper), and what the variance comes from.
 
-use super::control::Control;
-use super::extended::{Extended, Kind, START};
-use super::flow::Flow;
+use super::control::ControlDependence;
+use super::extended::{ExtendedGraph, ExtendedNode, START};
+use super::flow::CallFlow;
 
 /// A variance under the two extreme assumptions about the iterations of a loop.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Spread {
+pub struct VarianceRange {
     /// All iterations of an entry of a loop take equally long: the paper's product of the number of iterations and the time of one.
     pub equal: f64,
     /// The times of iterations do not depend on each other.
     pub independent: f64,
 }
 
-/// What a time is of.
+/// Part of a function that has a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum TimedPart {
     /// A call of the function.
     Function,
     /// An execution of a block, with all that depends on its branch.
@@ -27,21 +27,21 @@ pub enum Origin {
 /// Time of a node of the forward control dependence graph.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NodeTime {
-    /// What the time is of. A block may occur several times, if it is in a loop with several entries.
-    pub origin: Origin,
+    /// The part. A block may occur several times, if it is in a loop with several entries.
+    pub origin: TimedPart,
     /// Executions in a call of the function (NODE_FREQ).
     pub frequency: f64,
     /// Mean time of an execution (TIME), in the unit of the costs.
     pub mean: f64,
     /// Variance of the time of an execution (VAR).
-    pub variance: Spread,
+    pub variance: VarianceRange,
     /// For a loop, the mean number of iterations of an entry.
     pub iterations: Option<f64>,
 }
 
 /// A source of variance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Cause {
+pub enum VarianceCause {
     /// The ways that the branch of a block takes.
     Branch(usize),
     /// The number of iterations of the loop with this header.
@@ -54,11 +54,11 @@ pub enum Cause {
 
 /// The share of the variance of a function that has one cause. All shares add up to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Share {
+pub struct VarianceShare {
     /// The cause.
-    pub cause: Cause,
-    /// Its share.
-    pub share: Spread,
+    pub cause: VarianceCause,
+    /// Part of the whole, from 0 to 1.
+    pub share: VarianceRange,
 }
 
 /// Times of a function.
@@ -67,50 +67,51 @@ pub struct Times {
     /// Mean time of a call, in the unit of the costs.
     pub mean: f64,
     /// Variance of the time of a call.
-    pub variance: Spread,
+    pub variance: VarianceRange,
     /// Times of the function, its loops and its blocks.
     pub nodes: Vec<NodeTime>,
-    /// What the variance comes from, the largest share (of independent iterations) first. Empty if there is no variance.
-    pub shares: Vec<Share>,
+    /// The sources of the variance, the largest share (of independent iterations) first. Empty if there is no variance.
+    pub shares: Vec<VarianceShare>,
 }
 
 /// Mean and variance of the cost of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Moments {
     pub mean: f64,
-    pub variance: Spread,
+    pub variance: VarianceRange,
 }
 
-impl std::ops::Add for Spread {
-    type Output = Spread;
+impl std::ops::Add for VarianceRange {
+    type Output = VarianceRange;
 
-    fn add(self, other: Spread) -> Spread {
-        Spread { equal: self.equal + other.equal, independent: self.independent + other.independent }
+    fn add(self, other: VarianceRange) -> VarianceRange {
+        VarianceRange { equal: self.equal + other.equal, independent: self.independent + other.independent }
     }
 }
 
-impl Spread {
+impl VarianceRange {
     /// The same under both assumptions.
-    pub(super) fn both(value: f64) -> Spread {
-        Spread { equal: value, independent: value }
+    pub(super) fn both(value: f64) -> VarianceRange {
+        VarianceRange { equal: value, independent: value }
     }
 
-    pub(super) fn scaled(self, by: Spread) -> Spread {
-        Spread { equal: self.equal * by.equal, independent: self.independent * by.independent }
+    pub(super) fn scaled(self, by: VarianceRange) -> VarianceRange {
+        VarianceRange { equal: self.equal * by.equal, independent: self.independent * by.independent }
     }
 }
 
 impl Moments {
     /// The mixture of several times, of which one comes with each probability. The probabilities need not add up to 1: nothing is done else.
     pub fn mixed(parts: impl Iterator<Item = (f64, Moments)>) -> Moments {
-        let (mut mean, mut square) = (0.0, Spread::default());
+        let (mut mean, mut square) = (0.0, VarianceRange::default());
         for (probability, part) in parts {
             mean += probability * part.mean;
-            square = square + (part.variance + Spread::both(part.mean * part.mean)).scaled(Spread::both(probability));
+            square = square
+                + (part.variance + VarianceRange::both(part.mean * part.mean)).scaled(VarianceRange::both(probability));
         }
-        let variance = square + Spread::both(-mean * mean);
+        let variance = square + VarianceRange::both(-mean * mean);
         // A rounded difference of equal numbers.
-        let variance = Spread { equal: variance.equal.max(0.0), independent: variance.independent.max(0.0) };
+        let variance = VarianceRange { equal: variance.equal.max(0.0), independent: variance.independent.max(0.0) };
         Moments { mean, variance }
     }
 
@@ -121,37 +122,38 @@ impl Moments {
 
 /// A function that is ready to be added up.
 #[derive(Debug)]
-pub(super) struct Prepared {
-    flow: Flow,
-    graph: Extended,
-    control: Control,
+pub(super) struct PreparedFunction {
+    flow: CallFlow,
+    graph: ExtendedGraph,
+    control: ControlDependence,
     /// For each node, its executions in a call of the function.
     frequency: Vec<f64>,
     /// Variance of the number of iterations of each preheader's loop.
     trips: Vec<f64>,
 }
 
-impl Prepared {
+impl PreparedFunction {
     /// Computes frequencies. `trips` has the variance of the number of iterations of the loop with each header.
-    pub fn new(flow: Flow, graph: Extended, control: Control, trips: &[(usize, f64)]) -> Self {
+    pub fn new(flow: CallFlow, graph: ExtendedGraph, control: ControlDependence, trips: &[(usize, f64)]) -> Self {
         let of_header = |header: &usize| {
             let block = flow.blocks.get(*header).copied().flatten();
             trips.iter().find(|(header, _)| Some(*header) == block).map_or(0.0, |(_, variance)| variance.max(0.0))
         };
-        let of_node = |kind: &Kind| if let Kind::Preheader(header) = kind { of_header(header) } else { 0.0 };
+        let of_node =
+            |kind: &ExtendedNode| if let ExtendedNode::Preheader(header) = kind { of_header(header) } else { 0.0 };
         let trips = graph.kinds.iter().map(of_node).collect();
         let mut frequency = vec![0.0; graph.kinds.len()];
         if let Some(start) = frequency.get_mut(START) {
             *start = 1.0;
         }
-        let mut prepared = Prepared { flow, graph, control, frequency, trips };
+        let mut prepared = PreparedFunction { flow, graph, control, frequency, trips };
         prepared.frequency = prepared.weights(|_, branch| branch.frequency);
         prepared
     }
 
     /// Adds weights up from START, which has the weight 1: a node has the sum of those on which it depends, each multiplied by the factor of
     /// the branch, given the node and the branch.
-    fn weights(&self, factor: impl Fn(usize, &super::extended::Branch) -> f64) -> Vec<f64> {
+    fn weights(&self, factor: impl Fn(usize, &super::extended::ControlCondition) -> f64) -> Vec<f64> {
         let mut weights = vec![0.0; self.graph.kinds.len()];
         if let Some(start) = weights.get_mut(START) {
             *start = 1.0;
@@ -174,13 +176,17 @@ impl Prepared {
     /// The block of a node.
     fn block(&self, node: usize) -> Option<usize> {
         match self.graph.kinds.get(node)? {
-            Kind::Flow(node) => self.flow.blocks.get(*node).copied().flatten(),
-            Kind::Start | Kind::Stop | Kind::Preheader(_) | Kind::IterationEnd | Kind::Postexit => None,
+            ExtendedNode::Flow(node) => self.flow.blocks.get(*node).copied().flatten(),
+            ExtendedNode::Start
+            | ExtendedNode::Stop
+            | ExtendedNode::Preheader(_)
+            | ExtendedNode::IterationEnd
+            | ExtendedNode::Postexit => None,
         }
     }
 
-    /// How often a call of the function executes each block, and the factor with which the variance of each block's cost counts.
-    pub fn blocks(&self) -> Vec<(usize, f64, Spread)> {
+    /// For each block, its executions in a call of the function, and the factor with which the variance of its cost counts.
+    pub fn blocks(&self) -> Vec<(usize, f64, VarianceRange)> {
         let weights = self.variance_weights();
         let of = |node: usize| {
             let block = self.block(node)?;
@@ -190,14 +196,14 @@ impl Prepared {
     }
 
     /// For each node, the factor with which the variance that begins there counts in that of the function.
-    fn variance_weights(&self) -> Vec<Spread> {
+    fn variance_weights(&self) -> Vec<VarianceRange> {
         let trips = |node: usize| self.trips.get(node).copied().unwrap_or_default();
         let equal = self.weights(|node, branch| match branch.iterates {
             true => branch.frequency * branch.frequency + trips(node),
             false => branch.frequency,
         });
         let independent = self.weights(|_, branch| branch.frequency);
-        equal.into_iter().zip(independent).map(|(equal, independent)| Spread { equal, independent }).collect()
+        equal.into_iter().zip(independent).map(|(equal, independent)| VarianceRange { equal, independent }).collect()
     }
 
     /// Sum of what depends on each branch of a node: the branch's frequency, whether it iterates, and the moments.
@@ -221,8 +227,8 @@ impl Prepared {
             );
             let iterations = self.branches(*node, &moments).find(|(_, iterates, _)| *iterates);
             let loops = iterations.map_or_else(Moments::default, |(count, _, sum)| {
-                let of_trips = Spread::both(trips * sum.mean * sum.mean);
-                let factor = Spread { equal: count * count + trips, independent: count };
+                let of_trips = VarianceRange::both(trips * sum.mean * sum.mean);
+                let factor = VarianceRange { equal: count * count + trips, independent: count };
                 Moments { mean: count * sum.mean, variance: sum.variance.scaled(factor) + of_trips }
             });
             if let Some(slot) = moments.get_mut(*node) {
@@ -243,14 +249,14 @@ impl Prepared {
         let total = moments.get(START).copied().unwrap_or_default();
         let node = |node: &usize| {
             let (origin, iterations) = match self.graph.kinds.get(*node)? {
-                Kind::Start => (Origin::Function, None),
-                Kind::Preheader(header) => {
+                ExtendedNode::Start => (TimedPart::Function, None),
+                ExtendedNode::Preheader(header) => {
                     let count =
                         self.branches(*node, &moments).find(|(_, iterates, _)| *iterates).map(|(count, ..)| count);
-                    (Origin::Loop(self.flow.blocks.get(*header).copied().flatten()?), count)
+                    (TimedPart::Loop(self.flow.blocks.get(*header).copied().flatten()?), count)
                 }
-                Kind::Flow(_) => (Origin::Block(self.block(*node)?), None),
-                Kind::Stop | Kind::IterationEnd | Kind::Postexit => return None,
+                ExtendedNode::Flow(_) => (TimedPart::Block(self.block(*node)?), None),
+                ExtendedNode::Stop | ExtendedNode::IterationEnd | ExtendedNode::Postexit => return None,
             };
             let Moments { mean, variance } = *moments.get(*node)?;
             Some(NodeTime { origin, frequency: self.frequency.get(*node).copied()?, mean, variance, iterations })
@@ -260,41 +266,48 @@ impl Prepared {
         Times { mean: total.mean, variance: total.variance, nodes, shares }
     }
 
-    /// What the variance comes from.
-    fn shares(&self, cost: &impl Fn(usize) -> Moments, moments: &[Moments], total: Spread) -> Vec<Share> {
-        let mut shares: std::collections::BTreeMap<Cause, Spread> = std::collections::BTreeMap::new();
+    /// The sources of the variance.
+    fn shares(
+        &self,
+        cost: &impl Fn(usize) -> Moments,
+        moments: &[Moments],
+        total: VarianceRange,
+    ) -> Vec<VarianceShare> {
+        let mut shares: std::collections::BTreeMap<VarianceCause, VarianceRange> = std::collections::BTreeMap::new();
         let weights = self.variance_weights();
         for node in &self.control.order {
             let weight = weights.get(*node).copied().unwrap_or_default();
             let block = self.block(*node);
-            let mut add = |cause: Cause, own: Spread| {
+            let mut add = |cause: VarianceCause, own: VarianceRange| {
                 let sum = shares.entry(cause).or_default();
                 *sum = *sum + own.scaled(weight);
             };
             if let Some(block) = block {
-                add(Cause::Callee(block), cost(block).variance);
+                add(VarianceCause::Callee(block), cost(block).variance);
             }
-            let without = |sum: Moments| Moments { mean: sum.mean, variance: Spread::default() };
+            let without = |sum: Moments| Moments { mean: sum.mean, variance: VarianceRange::default() };
             let ways = self.branches(*node, moments).filter(|(_, iterates, _)| !iterates);
             let own = Moments::mixed(ways.map(|(p, _, sum)| (p, without(sum)))).variance;
             let iterations = self.branches(*node, moments).find(|(_, iterates, _)| *iterates);
             let trips = self.trips.get(*node).copied().unwrap_or_default();
             match (self.graph.kinds.get(*node), iterations) {
-                (Some(Kind::Preheader(header)), Some((_, _, sum))) => {
+                (Some(ExtendedNode::Preheader(header)), Some((_, _, sum))) => {
                     if let Some(header) = self.flow.blocks.get(*header).copied().flatten() {
-                        add(Cause::Trips(header), Spread::both(trips * sum.mean * sum.mean));
+                        add(VarianceCause::Trips(header), VarianceRange::both(trips * sum.mean * sum.mean));
                     }
                 }
-                _ => add(block.map_or(Cause::Arrival, Cause::Branch), own),
+                _ => add(block.map_or(VarianceCause::Arrival, VarianceCause::Branch), own),
             }
         }
         let part = |own: f64, all: f64| if all > 0.0 { own / all } else { 0.0 };
-        let share = |(cause, own): (Cause, Spread)| {
-            let share =
-                Spread { equal: part(own.equal, total.equal), independent: part(own.independent, total.independent) };
-            (share != Spread::default()).then_some(Share { cause, share })
+        let share = |(cause, own): (VarianceCause, VarianceRange)| {
+            let share = VarianceRange {
+                equal: part(own.equal, total.equal),
+                independent: part(own.independent, total.independent),
+            };
+            (share != VarianceRange::default()).then_some(VarianceShare { cause, share })
         };
-        let mut shares: Vec<Share> = shares.into_iter().filter_map(share).collect();
+        let mut shares: Vec<VarianceShare> = shares.into_iter().filter_map(share).collect();
         shares.sort_by(|a, b| b.share.independent.total_cmp(&a.share.independent).then(a.cause.cmp(&b.cause)));
         shares
     }

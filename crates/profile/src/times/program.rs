@@ -4,11 +4,11 @@
 
 use std::collections::BTreeMap;
 
-use super::control::Control;
-use super::extended::Extended;
-use super::flow::{Call, Flow, MeasuredFlow};
+use super::control::ControlDependence;
+use super::extended::ExtendedGraph;
+use super::flow::{CallFlow, FlowCall, MeasuredFlow};
 use super::linear::solve;
-use super::moments::{Moments, Prepared, Spread, Times};
+use super::moments::{Moments, PreparedFunction, Times, VarianceRange};
 use super::split;
 
 /// Reason why a function has no times.
@@ -26,11 +26,11 @@ pub enum NoTimes {
 }
 
 /// A function, with the calls that each of its blocks makes.
-struct Program<'p> {
+struct ProgramTimes<'p> {
     functions: &'p [MeasuredFlow],
     /// The calls of each function, sorted by block.
-    calls: Vec<Vec<Call>>,
-    prepared: Vec<Result<Prepared, NoTimes>>,
+    calls: Vec<Vec<FlowCall>>,
+    prepared: Vec<Result<PreparedFunction, NoTimes>>,
     /// Mean and variance of a call of each function whose times are known.
     known: Vec<Option<Moments>>,
 }
@@ -45,34 +45,34 @@ pub fn program_times(functions: &[MeasuredFlow], unused: bool) -> Vec<Result<Tim
         calls
     };
     let calls = functions.iter().map(sorted).collect();
-    let mut program = Program { functions, calls, prepared, known: vec![None; functions.len()] };
+    let mut program = ProgramTimes { functions, calls, prepared, known: vec![None; functions.len()] };
     let callees: Vec<Vec<usize>> = functions.iter().map(|f| f.calls.iter().map(|call| call.callee).collect()).collect();
     for group in groups(&callees) {
         program.solve(&group);
     }
-    let Program { prepared, known, .. } = &program;
-    let times = |(index, prepared): (usize, &Result<Prepared, NoTimes>)| {
+    let ProgramTimes { prepared, known, .. } = &program;
+    let times = |(index, prepared): (usize, &Result<PreparedFunction, NoTimes>)| {
         let prepared = prepared.as_ref().map_err(Clone::clone)?;
         Ok(prepared.times(&program.cost(index, known)))
     };
     prepared.iter().enumerate().map(times).collect()
 }
 
-fn prepare(function: &MeasuredFlow, unused: bool) -> Result<Prepared, NoTimes> {
+fn prepare(function: &MeasuredFlow, unused: bool) -> Result<PreparedFunction, NoTimes> {
     if function.entry.1 == 0 {
         return Err(NoTimes::NotCalled);
     }
-    let mut flow = Flow::of(function);
+    let mut flow = CallFlow::of(function);
     if !unused {
         flow.passages.retain(|passage| passage.count > 0.0);
     }
     let (flow, loops) = split::reducible(flow).ok_or(NoTimes::Irreducible)?;
-    let graph = Extended::of(&flow, &loops);
-    let control = Control::of(&graph).ok_or(NoTimes::Irreducible)?;
-    Ok(Prepared::new(flow, graph, control, &function.trips))
+    let graph = ExtendedGraph::of(&flow, &loops);
+    let control = ControlDependence::of(&graph).ok_or(NoTimes::Irreducible)?;
+    Ok(PreparedFunction::new(flow, graph, control, &function.trips))
 }
 
-impl Program<'_> {
+impl ProgramTimes<'_> {
     /// The calls of a block: callees, each with its number of calls in an execution of the block.
     fn callees(&self, function: usize, block: usize) -> impl Iterator<Item = (usize, f64)> {
         let executions = self.functions.get(function).and_then(|f| f.executions.get(block)).copied();
@@ -165,16 +165,16 @@ impl Program<'_> {
         // With the means, what is missing in each variance is that of the members.
         let mut known = self.known.clone();
         for (function, mean) in members.iter().zip(&means) {
-            *known.get_mut(*function)? = Some(Moments { mean: *mean, variance: Spread::default() });
+            *known.get_mut(*function)? = Some(Moments { mean: *mean, variance: VarianceRange::default() });
         }
-        let own: Option<Vec<Spread>> = members.iter().map(|f| Some(self.total(*f, &known)?.variance)).collect();
+        let own: Option<Vec<VarianceRange>> = members.iter().map(|f| Some(self.total(*f, &known)?.variance)).collect();
         let own = own?;
         set(&mut equal, &own.iter().map(|own| own.equal).collect::<Vec<f64>>());
         set(&mut independent, &own.iter().map(|own| own.independent).collect::<Vec<f64>>());
         // Equal iterations may need an endless variance where independent ones do not.
         let equal = ending(equal).unwrap_or_else(|| vec![f64::INFINITY; count]);
         let independent = ending(independent)?;
-        let both = equal.into_iter().zip(independent).map(|(equal, independent)| Spread { equal, independent });
+        let both = equal.into_iter().zip(independent).map(|(equal, independent)| VarianceRange { equal, independent });
         Some(means.into_iter().zip(both).map(|(mean, variance)| Moments { mean, variance }).collect())
     }
 }

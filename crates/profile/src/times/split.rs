@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ingraft_model::{Key, Loop, Loops};
 
-use super::flow::{End, Flow, FlowNode, Passage};
+use super::flow::{CallFlow, FlowEnd, FlowNode, Passage};
 use super::linear::solve;
 
 /// Largest number of nodes for each node of the function.
@@ -14,7 +14,7 @@ const GROWTH: usize = 4;
 const LOOP_MAX: usize = 400;
 
 /// The flow with one header for each loop, and its loops; `None` if it would have to grow too much.
-pub(super) fn reducible(mut flow: Flow) -> Option<(Flow, Loops<FlowNode>)> {
+pub(super) fn reducible(mut flow: CallFlow) -> Option<(CallFlow, Loops<FlowNode>)> {
     let room = GROWTH * flow.blocks.len().max(1);
     loop {
         let loops = Loops::new(&flow.successors(), &flow.entries());
@@ -28,19 +28,21 @@ pub(super) fn reducible(mut flow: Flow) -> Option<(Flow, Loops<FlowNode>)> {
 
 /// Copies a loop for an entry other than its header. All arrivals from outside at this entry go to the copy. Passages are shared between
 /// both as if each node's branches did not depend on where control has come from, so all sums stay as they are.
-fn copied(mut flow: Flow, one: &Loop<FlowNode>) -> Option<Flow> {
+fn copied(mut flow: CallFlow, one: &Loop<FlowNode>) -> Option<CallFlow> {
     let entry = one.entries.iter().find(|entry| **entry != one.header)?.index();
     let inside: BTreeMap<usize, usize> = one.body.iter().enumerate().map(|(at, node)| (node.index(), at)).collect();
-    let position = |end: End| match end {
-        End::Node(node) => inside.get(&node).copied(),
-        End::Outside => None,
+    let position = |end: FlowEnd| match end {
+        FlowEnd::Node(node) => inside.get(&node).copied(),
+        FlowEnd::Outside => None,
     };
     let through = flow.through();
     let share = |passage: &Passage| match passage.from {
-        End::Node(node) => through.get(node).filter(|count| **count > 0.0).map_or(0.0, |count| passage.count / count),
-        End::Outside => 0.0,
+        FlowEnd::Node(node) => {
+            through.get(node).filter(|count| **count > 0.0).map_or(0.0, |count| passage.count / count)
+        }
+        FlowEnd::Outside => 0.0,
     };
-    let arrives = |passage: &Passage| passage.to == End::Node(entry) && position(passage.from).is_none();
+    let arrives = |passage: &Passage| passage.to == FlowEnd::Node(entry) && position(passage.from).is_none();
     // Executions of the nodes of the copy.
     let count = one.body.len();
     let mut rows = vec![vec![0.0; count + 1]; count];
@@ -62,7 +64,7 @@ fn copied(mut flow: Flow, one: &Loop<FlowNode>) -> Option<Flow> {
     let copies: Vec<Option<usize>> =
         one.body.iter().map(|node| flow.blocks.get(node.index()).copied().flatten()).collect();
     flow.blocks.extend(copies);
-    let copy_of = |end: End| position(end).map_or(end, |at| End::Node(base + at));
+    let copy_of = |end: FlowEnd| position(end).map_or(end, |at| FlowEnd::Node(base + at));
     let mut added = Vec::new();
     for passage in &mut flow.passages {
         if let Some(from) = position(passage.from) {

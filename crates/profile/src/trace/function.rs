@@ -11,11 +11,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ingraft_model::{BlockId, Cfg, EdgeId, EdgeKind, EdgeTarget, Key, WayInReason};
 
-use crate::barred::{Barred, Refused};
-use crate::graph::Graph;
+use crate::barred::{Barred, NoPlacement};
+use crate::graph::ProfileGraph;
 use crate::map::{ArcId, Vertex};
 use crate::probes::{ProbeAt, Probes};
-use crate::shape::{Inexact, Shape};
+use crate::shape::{GraphBuilder, Inexact};
 use crate::trace::witness::Witnesses;
 use crate::weights::Weights;
 
@@ -37,7 +37,7 @@ pub enum NotTraced {
 #[derive(Clone, Debug)]
 pub struct TracedFunction {
     places: Vec<ProbeAt>,
-    cut: Cut,
+    cut: CutGraph,
     witnesses: Witnesses,
     /// Edge of the graph for each place.
     edges: Vec<ArcId>,
@@ -49,9 +49,9 @@ impl TracedFunction {
     /// Chooses the places of a function. `probes.edges` also says of an edge out of the function whether code can run before it. Fails if a
     /// trace would not be exact.
     pub fn new(cfg: &Cfg, probes: &Probes) -> Result<Self, NotTraced> {
-        let whole = Shape::of(cfg)?.build()?;
+        let whole = GraphBuilder::of(cfg)?.build()?;
         let expected = Weights::estimated(&whole);
-        let cut = Cut::new(cfg, &arrivals(cfg, probes), &|edge| probes.has_edge(edge))?;
+        let cut = CutGraph::new(cfg, &arrivals(cfg, probes), &|edge| probes.has_edge(edge))?;
         let weights = Weights::of(&cut.graph, |id| match cut.places.get(&id) {
             Some(ProbeAt::Edge(edge)) => expected.edge((*edge).into()),
             Some(ProbeAt::Block(block)) => expected.vertex(&whole, (*block).into()),
@@ -71,7 +71,7 @@ impl TracedFunction {
             ProbeAt::Block(block) => Some(*block),
             ProbeAt::Edge(_) => None,
         });
-        let cut = Cut::new(cfg, &arrivals.collect(), &|edge| given.contains(&ProbeAt::Edge(edge)))?;
+        let cut = CutGraph::new(cfg, &arrivals.collect(), &|edge| given.contains(&ProbeAt::Edge(edge)))?;
         let edge_of: BTreeMap<ProbeAt, ArcId> = cut.places.iter().map(|(edge, place)| (*place, *edge)).collect();
         let edges: Vec<ArcId> = places.iter().filter_map(|place| edge_of.get(place).copied()).collect();
         if edges.len() != places.len() || edge_of.len() != places.len() {
@@ -86,7 +86,7 @@ impl TracedFunction {
         &self.places
     }
 
-    pub(super) fn graph(&self) -> &Graph {
+    pub(super) fn graph(&self) -> &ProfileGraph {
         &self.cut.graph
     }
 
@@ -117,8 +117,8 @@ impl TracedFunction {
 
 /// The graph of a function, cut at its calls.
 #[derive(Clone, Debug)]
-struct Cut {
-    graph: Graph,
+struct CutGraph {
+    graph: ProfileGraph,
     /// Place of each edge that can write a token.
     places: BTreeMap<ArcId, ProbeAt>,
     /// Blocks at which runs end without leaving the function.
@@ -129,7 +129,7 @@ struct Cut {
     returns: BTreeSet<(Vertex, ArcId)>,
 }
 
-impl Cut {
+impl CutGraph {
     /// Cuts a graph at its calls. The blocks of `arrivals` get arrivals. `counted` says of an edge whether it can write a token. Fails if a
     /// run can begin without a token.
     fn new(cfg: &Cfg, arrivals: &BTreeSet<BlockId>, counted: &dyn Fn(EdgeId) -> bool) -> Result<Self, NotTraced> {
@@ -137,7 +137,7 @@ impl Cut {
         let fronts: BTreeMap<BlockId, Vertex> =
             arrivals.iter().enumerate().map(|(n, block)| (*block, Vertex::at(blocks.saturating_add(n)))).collect();
         let front = |block: BlockId| fronts.get(&block).copied().unwrap_or(block.into());
-        let mut shape = Shape::new(blocks.saturating_add(fronts.len()));
+        let mut shape = GraphBuilder::new(blocks.saturating_add(fronts.len()));
         let mut places = BTreeMap::new();
         let (mut returns, mut unseen_returns) = (BTreeSet::new(), Vec::new());
         let mut leaving = BTreeMap::new();
@@ -195,7 +195,7 @@ impl Cut {
         }
         match bare.first() {
             Some(block) => Err(NotTraced::Block(*block)),
-            None => Ok(Cut { graph: shape.build()?, places, ends, starts, returns }),
+            None => Ok(CutGraph { graph: shape.build()?, places, ends, starts, returns }),
         }
     }
 
@@ -211,8 +211,8 @@ impl Cut {
             .collect();
         Witnesses::of_runs(&self.graph, weights, &barred, &self.ends, &live).map_err(|refused| {
             let vertex = match refused {
-                Refused::Block(block) => block,
-                Refused::Edge(edge) => self.graph.edge(edge).map_or(self.graph.exit(), |edge| edge.from),
+                NoPlacement::Block(block) => block,
+                NoPlacement::Edge(edge) => self.graph.edge(edge).map_or(self.graph.exit(), |edge| edge.from),
             };
             // Arrivals, ENTRY and EXIT come after the blocks.
             let last = cfg.blocks.len().saturating_sub(1);

@@ -10,6 +10,6 @@ mod thread;
 mod witness;
 
 pub use function::{NotTraced, TracedFunction};
-pub use replay::{Replay, Token, TraceDefect, regenerate};
-pub use thread::{Step, ThreadReplay, Unknown};
+pub use replay::{Replay, TraceDefect, TraceEntry, regenerate};
+pub use thread::{ThreadReplay, TraceStep, Unknown};
 pub use witness::Witnesses;

@@ -2,13 +2,13 @@
 
 use ingraft_model::Key;
 
-use crate::graph::Graph;
+use crate::graph::ProfileGraph;
 use crate::map::{ArcId, Vertex};
 use crate::trace::witness::{Witnesses, traced};
 
 /// An entry of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Token {
+pub enum TraceEntry {
     /// Control passed an edge with a witness.
     Witness(ArcId),
     /// The activation ended at this vertex: EXIT, or the block of an early end. The paper calls this token `EOF`.
@@ -24,7 +24,7 @@ pub enum TraceDefect {
         /// Vertex at which the replay was.
         at: Vertex,
         /// Token that was read there.
-        token: Token,
+        token: TraceEntry,
     },
     /// The trace has no more tokens, but the activation is not over.
     #[error("the trace ends while control is at vertex {}", .at.0)]
@@ -37,11 +37,11 @@ pub enum TraceDefect {
 /// The regeneration of one activation, edge by edge.
 #[derive(Clone, Debug)]
 pub struct Replay<'a> {
-    graph: &'a Graph,
+    graph: &'a ProfileGraph,
     witnesses: &'a Witnesses,
     at: Vertex,
     /// The last token, as long as the replay has not reached its place.
-    token: Option<Token>,
+    token: Option<TraceEntry>,
     /// The edges to the place of the token, the last one first.
     path: Vec<ArcId>,
     over: bool,
@@ -49,7 +49,7 @@ pub struct Replay<'a> {
 
 impl<'a> Replay<'a> {
     /// Begins an activation at a vertex: ENTRY, or the block of a late start.
-    pub fn new(graph: &'a Graph, witnesses: &'a Witnesses, start: Vertex) -> Self {
+    pub fn new(graph: &'a ProfileGraph, witnesses: &'a Witnesses, start: Vertex) -> Self {
         Replay { graph, witnesses, at: start, token: None, path: Vec::new(), over: false }
     }
 
@@ -67,7 +67,7 @@ impl<'a> Replay<'a> {
     /// to its end. An activation that reaches EXIT has no end token.
     ///
     /// Fails if the trace ends before the activation, or if a token does not fit.
-    pub fn next_edge(&mut self, mut read: impl FnMut() -> Option<Token>) -> Result<Option<ArcId>, TraceDefect> {
+    pub fn next_edge(&mut self, mut read: impl FnMut() -> Option<TraceEntry>) -> Result<Option<ArcId>, TraceDefect> {
         if self.over || self.at == self.graph.exit() && self.witnesses.is_blocked() {
             return Ok(None);
         }
@@ -89,7 +89,7 @@ impl<'a> Replay<'a> {
             return Ok(Some(self.pass(edge)));
         }
         match self.token.take() {
-            Some(Token::Witness(edge)) => Ok(Some(self.pass(edge))),
+            Some(TraceEntry::Witness(edge)) => Ok(Some(self.pass(edge))),
             _ => {
                 self.over = true;
                 Ok(None)
@@ -103,11 +103,11 @@ impl<'a> Replay<'a> {
     }
 
     /// The path without a witness from here to the place of a token, the last edge first. `None` if there is no such path.
-    fn path_to(&self, token: Token) -> Option<Vec<ArcId>> {
+    fn path_to(&self, token: TraceEntry) -> Option<Vec<ArcId>> {
         let target = match token {
-            Token::Witness(edge) if self.witnesses.writes(edge) => self.graph.edge(edge)?.from,
-            Token::Witness(_) => return None,
-            Token::End(vertex) => (vertex.index() < self.graph.vertices()).then_some(vertex)?,
+            TraceEntry::Witness(edge) if self.witnesses.writes(edge) => self.graph.edge(edge)?.from,
+            TraceEntry::Witness(_) => return None,
+            TraceEntry::End(vertex) => (vertex.index() < self.graph.vertices()).then_some(vertex)?,
         };
         // Both ends climb the forest until they meet. The path goes up from here, then down to the target.
         let (mut here, mut there) = (self.at, target);
@@ -138,10 +138,10 @@ impl<'a> Replay<'a> {
 /// Regenerates one activation from its trace. Returns the vertices that control reached after `start`, in order. `start` is ENTRY, or the
 /// block of a late start. Fails as [`Replay::next_edge`] does.
 pub fn regenerate(
-    graph: &Graph,
+    graph: &ProfileGraph,
     witnesses: &Witnesses,
     start: Vertex,
-    trace: &[Token],
+    trace: &[TraceEntry],
 ) -> Result<Vec<Vertex>, TraceDefect> {
     let (mut replay, mut tokens) = (Replay::new(graph, witnesses, start), trace.iter().copied());
     let mut vertices = Vec::new();

@@ -5,11 +5,11 @@ use ingraft_model::token::{STACK_BITS, Token};
 
 use crate::map::Vertex;
 use crate::trace::function::TracedFunction;
-use crate::trace::replay::{Replay, Token as Way, TraceDefect};
+use crate::trace::replay::{Replay, TraceDefect, TraceEntry as Way};
 
 /// A step of a thread. The depth of an activation is the number of known activations below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Step {
+pub enum TraceStep {
     /// An activation of a function begins.
     Enter {
         /// Number of the function in the trace.
@@ -116,12 +116,12 @@ impl<'a> ThreadReplay<'a> {
     ///
     /// A signal handler interrupts an activation between two of its tokens. Its steps come where its first token is, so blocks of the
     /// interrupted activation up to the next branch come before them.
-    pub fn next(&mut self, token: Token, out: &mut dyn FnMut(Step)) {
+    pub fn next(&mut self, token: Token, out: &mut dyn FnMut(TraceStep)) {
         match token {
             Token::Stack(sp) => self.stack = Some(sp),
             // The reader of the tokens keeps the time.
             Token::Time(_) => {}
-            Token::Condition => out(Step::Condition),
+            Token::Condition => out(TraceStep::Condition),
             Token::Resume(function) => self.resumes = Some(function),
             Token::Leaving => {
                 self.doubtful = self.doubtful.max(self.leaving);
@@ -169,14 +169,14 @@ impl<'a> ThreadReplay<'a> {
     }
 
     /// Forgets all activations.
-    fn lose(&mut self, out: &mut dyn FnMut(Step)) {
+    fn lose(&mut self, out: &mut dyn FnMut(TraceStep)) {
         self.activations.clear();
         (self.ahead, self.doubtful, self.leaving) = (0, 0, 0);
         (self.stack, self.resumes) = (None, None);
-        out(Step::Gap);
+        out(TraceStep::Gap);
     }
 
-    fn defect(&mut self, out: &mut dyn FnMut(Step)) {
+    fn defect(&mut self, out: &mut dyn FnMut(TraceStep)) {
         self.unknown.defects += 1;
         self.lose(out);
     }
@@ -187,7 +187,7 @@ impl<'a> ThreadReplay<'a> {
         traced: &'a TracedFunction,
         at: Vertex,
         stack: Option<u32>,
-        out: &mut dyn FnMut(Step),
+        out: &mut dyn FnMut(TraceStep),
     ) {
         if self
             .activations
@@ -197,7 +197,7 @@ impl<'a> ThreadReplay<'a> {
             // The activations in progress are on another stack, or nothing has told that the thread has left them.
             self.doubtful = self.activations.len();
         }
-        out(Step::Enter { function, depth: self.depth() });
+        out(TraceStep::Enter { function, depth: self.depth() });
         let run = Replay::new(traced.graph(), traced.witnesses(), at);
         let before = std::mem::take(&mut self.ahead);
         self.activations.push(Activation { function, traced, run, calling: false, stack, ahead: 0, before });
@@ -205,19 +205,19 @@ impl<'a> ThreadReplay<'a> {
     }
 
     /// Begins a run of the innermost activation at a vertex.
-    fn begin(&mut self, at: Vertex, token: Option<Way>, out: &mut dyn FnMut(Step)) {
+    fn begin(&mut self, at: Vertex, token: Option<Way>, out: &mut dyn FnMut(TraceStep)) {
         let depth = self.depth().saturating_sub(1);
         let Some(top) = self.activations.last_mut() else { return };
         top.run = Replay::new(top.traced.graph(), top.traced.witnesses(), at);
         top.calling = false;
         if let Some(block) = top.traced.block(at) {
-            out(Step::Block { function: top.function, block, depth });
+            out(TraceStep::Block { function: top.function, block, depth });
         }
         self.proceed(token, out);
     }
 
     /// Passes a place of the innermost activation.
-    fn pass(&mut self, place: u32, out: &mut dyn FnMut(Step)) {
+    fn pass(&mut self, place: u32, out: &mut dyn FnMut(TraceStep)) {
         let Some(top) = self.activations.last() else {
             self.unknown.skipped += 1;
             return;
@@ -234,7 +234,7 @@ impl<'a> ThreadReplay<'a> {
     }
 
     /// Begins a run of the innermost activation at a place.
-    fn arrive(&mut self, place: u32, out: &mut dyn FnMut(Step)) {
+    fn arrive(&mut self, place: u32, out: &mut dyn FnMut(TraceStep)) {
         let traced = self.activations.last().map(|top| top.traced);
         let edge = traced.and_then(|traced| Some((traced, traced.edge(place)?)));
         match edge.and_then(|(traced, id)| Some((traced, id, *traced.graph().edge(id)?))) {
@@ -245,7 +245,7 @@ impl<'a> ThreadReplay<'a> {
     }
 
     /// The thread has left the activations at and below a stack pointer. If not all activations have noted theirs, on one stack, forgets all.
-    fn unwind(&mut self, sp: u32, out: &mut dyn FnMut(Step)) {
+    fn unwind(&mut self, sp: u32, out: &mut dyn FnMut(TraceStep)) {
         let is_ordered = |pair: &[Activation<'_>]| match pair {
             [outer, inner] => is_deeper(inner.stack, outer.stack),
             _ => true,
@@ -259,9 +259,9 @@ impl<'a> ThreadReplay<'a> {
     }
 
     /// Ends all activations but this many of the outermost ones.
-    fn leave(&mut self, but: usize, out: &mut dyn FnMut(Step)) {
+    fn leave(&mut self, but: usize, out: &mut dyn FnMut(TraceStep)) {
         for (n, left) in self.activations.iter().enumerate().skip(but).rev() {
-            out(Step::Leave { function: left.function, depth: u32::try_from(n).unwrap_or(u32::MAX) });
+            out(TraceStep::Leave { function: left.function, depth: u32::try_from(n).unwrap_or(u32::MAX) });
         }
         self.activations.truncate(but);
         if self.leaving < but {
@@ -272,7 +272,7 @@ impl<'a> ThreadReplay<'a> {
     }
 
     /// Control arrives at a place of a function: along its edges, or from any activation that the function's one has led to.
-    fn resume(&mut self, function: u32, stack: Option<u32>, place: u32, out: &mut dyn FnMut(Step)) {
+    fn resume(&mut self, function: u32, stack: Option<u32>, place: u32, out: &mut dyn FnMut(TraceStep)) {
         let Some(traced) = traced(self.functions, function) else { return self.defect(out) };
         if let Some(top) = self.activations.last()
             && !self.is_doubtful()
@@ -304,7 +304,7 @@ impl<'a> ThreadReplay<'a> {
     }
 
     /// Follows the run of the innermost activation up to its next branch or its end.
-    fn proceed(&mut self, mut token: Option<Way>, out: &mut dyn FnMut(Step)) {
+    fn proceed(&mut self, mut token: Option<Way>, out: &mut dyn FnMut(TraceStep)) {
         let depth = self.depth().saturating_sub(1);
         let Some(top) = self.activations.last_mut() else { return };
         (top.calling, top.ahead) = (false, 0);
@@ -312,7 +312,7 @@ impl<'a> ThreadReplay<'a> {
             match top.run.next_edge(|| token.take()) {
                 Ok(Some(edge)) => {
                     if let Some(block) = top.traced.block(top.run.at()) {
-                        out(Step::Block { function: top.function, block, depth });
+                        out(TraceStep::Block { function: top.function, block, depth });
                         top.ahead += 1;
                     }
                     if top.traced.witnesses().writes(edge) {
@@ -320,7 +320,7 @@ impl<'a> ThreadReplay<'a> {
                     }
                 }
                 Ok(None) if top.run.at() == top.traced.graph().exit() => {
-                    out(Step::Leave { function: top.function, depth });
+                    out(TraceStep::Leave { function: top.function, depth });
                     self.ahead = top.ahead + top.before;
                     self.activations.pop();
                     break;

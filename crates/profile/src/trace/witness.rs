@@ -4,18 +4,18 @@
 //! most one path without a witness leads from a vertex to another. The paper tells the successors of a branch apart. This crate tells its edges
 //! apart, so that parallel edges are regenerated too.
 
-use crate::barred::{Barred, Refused};
-use crate::graph::{Edge, EdgeKind, Graph};
+use crate::barred::{Barred, NoPlacement};
+use crate::graph::{ProfileEdge, ProfileEdgeKind, ProfileGraph};
 use crate::map::{ArcId, PerEdge, PerVertex, Vertex};
-use crate::trace::replay::Token;
-use crate::tree::Tree;
+use crate::trace::replay::TraceEntry;
+use crate::tree::SpanningTree;
 use crate::weights::Weights;
 
 /// The edges of a graph that write witnesses.
 #[derive(Clone, Debug)]
 pub struct Witnesses {
     edges: Vec<ArcId>,
-    forest: Tree,
+    forest: SpanningTree,
     /// The forest's edge from each vertex to the vertex above it.
     pub(super) above: PerVertex<Option<ArcId>>,
     /// Number of forest edges from each vertex to the root of its tree.
@@ -26,63 +26,68 @@ pub struct Witnesses {
 
 impl Witnesses {
     /// Witnesses for a trace of one function: the chords of a maximum spanning tree (section 4.1). The trace of each activation ends with
-    /// [`Token::End`].
-    pub fn new(graph: &Graph, weights: &Weights, barred: &Barred) -> Result<Self, Refused> {
-        Self::of_tree(graph, Tree::without(graph, weights, barred, |id| !is_traced(graph, id))?, false)
+    /// [`TraceEntry::End`].
+    pub fn new(graph: &ProfileGraph, weights: &Weights, barred: &Barred) -> Result<Self, NoPlacement> {
+        Self::of_tree(graph, SpanningTree::without(graph, weights, barred, |id| !is_traced(graph, id))?, false)
     }
 
     /// Witnesses for traces of several functions in one buffer (section 4.2). Blocking witnesses lie on paths from branches to EXIT and to the
     /// blocks of `calls`, as far from these as possible. So a replay of this function never reads a witness of another one. `calls` has
     /// the blocks that end with a call of a traced function. A blocking witness on a silent or barred edge is refused.
-    pub fn with_blockers(graph: &Graph, weights: &Weights, barred: &Barred, calls: &[Vertex]) -> Result<Self, Refused> {
+    pub fn with_blockers(
+        graph: &ProfileGraph,
+        weights: &Weights,
+        barred: &Barred,
+        calls: &[Vertex],
+    ) -> Result<Self, NoPlacement> {
         let blockers = blockers(graph, calls);
         for (id, edge) in graph.live_edges().filter(|(id, _)| blockers.get(*id)) {
             if !barred.allows_edge(id, edge) {
-                return Err(Refused::Edge(id));
+                return Err(NoPlacement::Edge(id));
             }
         }
         let left_out = |id| blockers.get(id) || !is_traced(graph, id);
-        Self::of_tree(graph, Tree::without(graph, weights, barred, left_out)?, true)
+        Self::of_tree(graph, SpanningTree::without(graph, weights, barred, left_out)?, true)
     }
 
     /// Witnesses for traces of several functions in one buffer, in a graph that is cut at its calls. Every edge from ENTRY and every edge of
     /// `starts` has a witness. So has each edge after a branch from which control can reach EXIT or a block of `ends` without another branch.
     /// If one of these edges, other than those from ENTRY, is silent or barred, it is refused. A replay begins after an edge from ENTRY.
     pub(super) fn of_runs(
-        graph: &Graph,
+        graph: &ProfileGraph,
         weights: &Weights,
         barred: &Barred,
         ends: &[Vertex],
         starts: &[ArcId],
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, NoPlacement> {
         let mut chosen = blockers(graph, ends);
         starts.iter().for_each(|edge| chosen.set(*edge, true));
         for (id, edge) in graph.live_edges().filter(|(id, edge)| chosen.get(*id) && edge.from != graph.entry()) {
             if !barred.allows_edge(id, edge) {
-                return Err(Refused::Edge(id));
+                return Err(NoPlacement::Edge(id));
             }
         }
         let is_root = |id| graph.edge(id).is_some_and(|edge| edge.from == graph.entry());
         let left_out = |id| chosen.get(id) || is_root(id) || !is_traced(graph, id);
-        Self::of_tree(graph, Tree::without(graph, weights, barred, left_out)?, true)
+        Self::of_tree(graph, SpanningTree::without(graph, weights, barred, left_out)?, true)
     }
 
     /// Takes a given set of edges for a trace of one function. If the other edges form a cycle, the set is refused.
-    pub fn of(graph: &Graph, edges: &[ArcId]) -> Result<Self, Refused> {
+    pub fn of(graph: &ProfileGraph, edges: &[ArcId]) -> Result<Self, NoPlacement> {
         let mut given: PerEdge<bool> = graph.per_edge();
         edges.iter().for_each(|edge| given.set(*edge, true));
         let mut others = Barred::none();
         graph.live_edges().for_each(|(id, _)| others.edge(id));
         let left_out = |id| given.get(id) || !is_traced(graph, id);
-        Self::of_tree(graph, Tree::without(graph, &Weights::uniform(graph), &others, left_out)?, false)
+        Self::of_tree(graph, SpanningTree::without(graph, &Weights::uniform(graph), &others, left_out)?, false)
     }
 
-    fn of_tree(graph: &Graph, forest: Tree, blocked: bool) -> Result<Self, Refused> {
+    fn of_tree(graph: &ProfileGraph, forest: SpanningTree, blocked: bool) -> Result<Self, NoPlacement> {
         let rooted = forest.rooted(graph);
         let depth = rooted.depths(graph);
         let edges: Vec<ArcId> = forest.chords(graph).into_iter().filter(|id| is_traced(graph, *id)).collect();
         match edges.iter().find(|id| graph.edge(**id).is_some_and(|edge| edge.silent)) {
-            Some(edge) => Err(Refused::Edge(*edge)),
+            Some(edge) => Err(NoPlacement::Edge(*edge)),
             None => Ok(Witnesses { edges, forest, above: rooted.above, depth, blocked }),
         }
     }
@@ -103,18 +108,18 @@ impl Witnesses {
     }
 
     /// The only edge that control can leave a vertex by, if it writes no witness.
-    pub(super) fn only_way(&self, graph: &Graph, vertex: Vertex) -> Option<ArcId> {
+    pub(super) fn only_way(&self, graph: &ProfileGraph, vertex: Vertex) -> Option<ArcId> {
         let mut ways = traced(graph, vertex);
         let (id, _) = ways.next()?;
         (ways.next().is_none() && self.forest.contains(id)).then_some(id)
     }
 
-    /// The tokens that can come next in the trace if control passes an edge: the paper's `witness(p, q)`, in the order of [`Token`]. The sets
+    /// The tokens that can come next in the trace if control passes an edge: the paper's `witness(p, q)`, in the order of [`TraceEntry`]. The sets
     /// of edges that leave the same vertex share no token.
-    pub fn next_tokens(&self, graph: &Graph, edge: ArcId) -> Vec<Token> {
+    pub fn next_tokens(&self, graph: &ProfileGraph, edge: ArcId) -> Vec<TraceEntry> {
         let Some(first) = graph.edge(edge).filter(|_| is_traced(graph, edge)) else { return Vec::new() };
         if self.writes(edge) {
-            return vec![Token::Witness(edge)];
+            return vec![TraceEntry::Witness(edge)];
         }
         let (mut tokens, mut open) = (Vec::new(), vec![first.to]);
         let mut seen: PerVertex<bool> = graph.per_vertex();
@@ -124,10 +129,10 @@ impl Witnesses {
             }
             seen.set(vertex, true);
             if vertex == graph.exit() {
-                tokens.push(Token::End(vertex));
+                tokens.push(TraceEntry::End(vertex));
             }
             for (id, next) in traced(graph, vertex) {
-                if self.writes(id) { tokens.push(Token::Witness(id)) } else { open.push(next.to) }
+                if self.writes(id) { tokens.push(TraceEntry::Witness(id)) } else { open.push(next.to) }
             }
         }
         tokens.sort_unstable();
@@ -136,21 +141,21 @@ impl Witnesses {
 }
 
 /// Whether an edge belongs to the graph of a trace.
-fn is_traced(graph: &Graph, edge: ArcId) -> bool {
+fn is_traced(graph: &ProfileGraph, edge: ArcId) -> bool {
     graph.edge(edge).is_some_and(|edge| match edge.kind {
-        EdgeKind::Closing | EdgeKind::End => false,
-        EdgeKind::Root => !edge.silent,
-        EdgeKind::Inner | EdgeKind::Leave => true,
+        ProfileEdgeKind::Closing | ProfileEdgeKind::End => false,
+        ProfileEdgeKind::Root => !edge.silent,
+        ProfileEdgeKind::Inner | ProfileEdgeKind::Leave => true,
     })
 }
 
 /// The edges that leave a vertex in the graph of a trace.
-pub(super) fn traced(graph: &Graph, vertex: Vertex) -> impl Iterator<Item = (ArcId, &Edge)> {
+pub(super) fn traced(graph: &ProfileGraph, vertex: Vertex) -> impl Iterator<Item = (ArcId, &ProfileEdge)> {
     graph.leaving(vertex).filter(|(id, _)| is_traced(graph, *id))
 }
 
 /// The edges that leave a branch and lead to EXIT or to a block with a call, without another branch on the way: `blockers` of section 4.2.
-fn blockers(graph: &Graph, calls: &[Vertex]) -> PerEdge<bool> {
+fn blockers(graph: &ProfileGraph, calls: &[Vertex]) -> PerEdge<bool> {
     let (mut found, mut seen): (PerEdge<bool>, PerVertex<bool>) = (graph.per_edge(), graph.per_vertex());
     let calls = calls.iter().copied().filter(|block| graph.is_live_block(*block));
     let mut open: Vec<Vertex> = calls.chain([graph.exit()]).collect();

@@ -1,7 +1,9 @@
 //! Counting of events in one counter.
 
 use ingraft_model::Key;
-use ingraft_profile::{ArcId, Barred, Corrections, EventPlan, Events, Graph, Refused, Uncountable, Vertex, Weights};
+use ingraft_profile::{
+    ArcId, Barred, Corrections, EventPlan, Events, NoPlacement, ProfileGraph, Uncountable, Vertex, Weights,
+};
 use proptest::prelude::*;
 
 use crate::execution::{Step, steps};
@@ -9,7 +11,7 @@ use crate::figures::{BLOCKS, edge, name, printed, running_example};
 use crate::random::case;
 
 /// A plan whose chords are those of Figure 1, and a number for each name such that sums show their terms.
-fn figure_1() -> (Graph, EventPlan) {
+fn figure_1() -> (ProfileGraph, EventPlan) {
     let graph = running_example();
     let mut events = Events::new(&graph);
     for (block, name) in BLOCKS.iter().enumerate() {
@@ -66,7 +68,7 @@ fn bare_cycles_count_only_if_they_have_no_events() {
     assert_eq!((plan.increments(), plan.query(Vertex(0))), (&[][..], Some(0)));
     events.set_edge(edge(&graph, "Q>A"), 1);
     let refused = EventPlan::new(&graph, &weights, &barred, &events).expect_err("a cycle with events");
-    assert!(matches!(refused, Uncountable::Refused(Refused::Edge(_))));
+    assert!(matches!(refused, Uncountable::Refused(NoPlacement::Edge(_))));
 }
 
 #[test]

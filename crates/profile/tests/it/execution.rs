@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ingraft_model::Key;
-use ingraft_profile::{ArcId, Corrections, Counter, Edge, EdgeKind, Graph, Vertex};
+use ingraft_profile::{ArcId, Corrections, Counter, ProfileEdge, ProfileEdgeKind, ProfileGraph, Vertex};
 
 /// A step of an execution: an activation passes an edge or appears at a block.
 #[derive(Clone, Copy, Debug)]
@@ -17,7 +17,7 @@ pub enum Step {
 }
 
 /// Makes steps of choices: activations one after the other, some of them with a late start or an early end.
-pub fn steps(graph: &Graph, choices: &[u8]) -> Vec<Step> {
+pub fn steps(graph: &ProfileGraph, choices: &[u8]) -> Vec<Step> {
     let live: Vec<Vertex> = (0..graph.blocks()).map(Vertex::at).filter(|block| graph.is_live(*block)).collect();
     let (mut steps, mut at) = (Vec::new(), None);
     for choice in choices {
@@ -37,7 +37,7 @@ pub fn steps(graph: &Graph, choices: &[u8]) -> Vec<Step> {
             }
             Some(block) => block,
         };
-        let edges: Vec<(ArcId, &Edge)> = graph.leaving(from).collect();
+        let edges: Vec<(ArcId, &ProfileEdge)> = graph.leaving(from).collect();
         let (id, edge) = edges[choice % edges.len()];
         steps.push(Step::Pass(id));
         at = Some(edge.to).filter(|to| *to != graph.exit());
@@ -63,7 +63,7 @@ pub struct Truth {
 }
 
 impl Truth {
-    pub fn of(graph: &Graph, steps: &[Step]) -> Truth {
+    pub fn of(graph: &ProfileGraph, steps: &[Step]) -> Truth {
         let mut truth = Truth::default();
         for step in steps {
             match step {
@@ -75,7 +75,7 @@ impl Truth {
                 Step::Pass(id) => {
                     let edge = graph.edge(*id).expect("an edge");
                     *truth.edges.entry(*id).or_default() += 1;
-                    if edge.kind == EdgeKind::Root {
+                    if edge.kind == ProfileEdgeKind::Root {
                         *truth.edges.entry(graph.closing()).or_default() += 1;
                     }
                     *truth.blocks.entry(edge.to).or_default() += 1;

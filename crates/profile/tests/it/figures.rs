@@ -2,16 +2,16 @@
 
 use ingraft_model::Key;
 use ingraft_profile::{
-    ArcId, Barred, Corrections, Counter, Defect, Graph, Inexact, Placement, Refused, Shape, Vertex, Weights,
-    never_alternates,
+    ArcId, Barred, Corrections, Counter, Defect, GraphBuilder, Inexact, NoPlacement, Placement, ProfileGraph, Vertex,
+    Weights, never_alternates,
 };
 
 /// Blocks of the running example: "Optimally profiling and tracing programs" (1994), Figure 1.
 pub const BLOCKS: [&str; 6] = ["P", "Q", "A", "B", "R", "C"];
 
 /// `while P { if Q then A else B; if R then break; C }`
-pub fn running_example() -> Graph {
-    let mut shape = Shape::new(BLOCKS.len());
+pub fn running_example() -> ProfileGraph {
+    let mut shape = GraphBuilder::new(BLOCKS.len());
     let at = |name: &str| Vertex::at(BLOCKS.iter().position(|block| *block == name).expect("a block"));
     for (from, to) in [("P", "Q"), ("Q", "A"), ("Q", "B"), ("A", "R"), ("B", "R"), ("R", "C"), ("C", "P")] {
         shape.edge(at(from), at(to));
@@ -23,7 +23,7 @@ pub fn running_example() -> Graph {
 }
 
 /// Names of an edge's ends, as in `P>Q`.
-pub fn name(graph: &Graph, edge: ArcId) -> String {
+pub fn name(graph: &ProfileGraph, edge: ArcId) -> String {
     let edge = graph.edge(edge).expect("an edge");
     let end = |vertex: Vertex| match vertex {
         vertex if vertex == graph.entry() => "ENTRY",
@@ -33,12 +33,12 @@ pub fn name(graph: &Graph, edge: ArcId) -> String {
     format!("{}>{}", end(edge.from), end(edge.to))
 }
 
-pub fn edge(graph: &Graph, wanted: &str) -> ArcId {
+pub fn edge(graph: &ProfileGraph, wanted: &str) -> ArcId {
     graph.live_edges().map(|(id, _)| id).find(|id| name(graph, *id) == wanted).expect("an edge")
 }
 
 /// The weights that Figure 1 prints.
-pub fn printed(graph: &Graph) -> Weights {
+pub fn printed(graph: &ProfileGraph) -> Weights {
     Weights::of(graph, |id| match name(graph, id).as_str() {
         "P>Q" => 10.5,
         "P>EXIT" | "R>EXIT" => 0.5,
@@ -126,7 +126,7 @@ fn structured_example_is_in_g_star() {
 fn a_cycle_without_a_pipe_needs_no_counter() {
     // As the four edges of Figure 4: a>b, e>b, e>f, a>f alternate.
     let [a, b, e, f] = [0, 1, 2, 3].map(Vertex);
-    let mut shape = Shape::new(4);
+    let mut shape = GraphBuilder::new(4);
     let cycle = [shape.edge(a, b), shape.edge(e, b), shape.edge(e, f), shape.edge(a, f)];
     let _ = [a, e].map(|root| shape.root(root));
     let _ = [b, f].map(|leaf| shape.leave(leaf));
@@ -155,7 +155,7 @@ fn a_cycle_that_cannot_be_counted_is_named() {
     barred.block_with_edges(&graph, Vertex(1));
     // ENTRY>P, P>EXIT and the closing edge form a cycle.
     let refused = Placement::edge_profile(&graph, &printed(&graph), &barred).expect_err("a cycle");
-    let Refused::Edge(named) = refused else { panic!("{refused}") };
+    let NoPlacement::Edge(named) = refused else { panic!("{refused}") };
     assert!(["ENTRY>P", "P>EXIT", "EXIT>ENTRY"].contains(&name(&graph, named).as_str()));
 }
 
@@ -201,7 +201,7 @@ fn a_redundant_counter_finds_a_lost_count() {
 #[test]
 fn a_call_that_returns_twice_is_counted_at_its_joint() {
     // Block 0 calls setjmp, block 1 branches on its result and calls a function that jumps back, or returns.
-    let mut shape = Shape::new(3);
+    let mut shape = GraphBuilder::new(3);
     let [setjmp, branch, calls] = [0, 1, 2].map(Vertex);
     shape.root(setjmp);
     let call = shape.edge(setjmp, branch);
@@ -228,18 +228,18 @@ fn a_call_that_returns_twice_is_counted_at_its_joint() {
 
 #[test]
 fn shapes_without_an_exact_profile_are_refused() {
-    assert_eq!(Shape::new(1).build().expect_err("no root"), Inexact::NoWayIn);
-    let mut shape = Shape::new(1);
+    assert_eq!(GraphBuilder::new(1).build().expect_err("no root"), Inexact::NoWayIn);
+    let mut shape = GraphBuilder::new(1);
     shape.root(Vertex(0));
     let wrong = shape.edge(Vertex(0), Vertex(1));
     assert_eq!(shape.build().expect_err("no block"), Inexact::UnknownBlock(wrong));
-    assert_eq!(Shape::new(usize::MAX).build().expect_err("too many"), Inexact::TooLarge);
+    assert_eq!(GraphBuilder::new(usize::MAX).build().expect_err("too many"), Inexact::TooLarge);
 }
 
 #[test]
 fn deep_nests_of_loops_take_linear_time() {
     const DEPTH: usize = 50_000;
-    let mut shape = Shape::new(2 * DEPTH);
+    let mut shape = GraphBuilder::new(2 * DEPTH);
     shape.root(Vertex(0));
     for header in 0..DEPTH {
         let latch = 2 * DEPTH - 1 - header;

@@ -1,7 +1,7 @@
 //! Calls with the graph of another function, and with counts of nothing: results are of no use, but every call returns.
 
 use ingraft_profile::{
-    ArcId, Barred, Corrections, EventPlan, Events, PathNumbers, Placement, Token, Vertex, Weights, Witnesses,
+    ArcId, Barred, Corrections, EventPlan, Events, PathNumbers, Placement, TraceEntry, Vertex, Weights, Witnesses,
     regenerate,
 };
 use proptest::prelude::*;
@@ -44,7 +44,7 @@ proptest! {
         }
         let witnesses = Witnesses::new(&a, &weights, &none).expect("witnesses");
         let numbers = PathNumbers::new(&a).expect("numbers");
-        let tokens: Vec<Token> = (0..30).map(|n| Token::Witness(ArcId(n))).collect();
+        let tokens: Vec<TraceEntry> = (0..30).map(|n| TraceEntry::Witness(ArcId(n))).collect();
         for (start, graph) in (0..).map(Vertex).zip([&a, &b]) {
             _ = regenerate(graph, &witnesses, start, &tokens);
             _ = (0..30).map(|edge| witnesses.next_tokens(graph, ArcId(edge)).len()).sum::<usize>();

@@ -2,15 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use ingraft_profile::{Barred, EdgeKind, Graph, PathNumbers, Shape, TooManyPaths, Vertex, Weights};
+use ingraft_profile::{
+    Barred, GraphBuilder, PathNumbers, ProfileEdgeKind, ProfileGraph, TooManyPaths, Vertex, Weights,
+};
 use proptest::prelude::*;
 
 use crate::execution::{Step, steps};
 use crate::random::case;
 
 /// "Efficient path profiling" (1996), Figure 3, with the edges in a given order.
-fn six_paths(order: &[(u32, u32)]) -> Graph {
-    let mut shape = Shape::new(6);
+fn six_paths(order: &[(u32, u32)]) -> ProfileGraph {
+    let mut shape = GraphBuilder::new(6);
     order.iter().for_each(|(from, to)| _ = shape.edge(Vertex(*from), Vertex(*to)));
     shape.root(Vertex(0));
     shape.leave(Vertex(5));
@@ -50,7 +52,7 @@ proptest! {
                 continue;
             };
             let edge = graph.edge(id).expect("an edge");
-            if edge.kind == EdgeKind::Root {
+            if edge.kind == ProfileEdgeKind::Root {
                 path = Some((0, 0, Vec::new()));
             }
             let back = increments.back.iter().find(|back| back.edge == id);
@@ -77,7 +79,7 @@ proptest! {
 #[test]
 fn numbers_that_do_not_fit_are_refused() {
     // Each of 64 blocks leads to the next one by two edges.
-    let mut shape = Shape::new(65);
+    let mut shape = GraphBuilder::new(65);
     shape.root(Vertex(0));
     for block in 0..64 {
         shape.edge(Vertex(block), Vertex(block + 1));

@@ -2,21 +2,22 @@
 
 use ingraft_model::Key;
 use ingraft_profile::{
-    ArcId, Barred, Counter, Edge, EdgeKind, Graph, Placement, Refused, Vertex, Weights, never_alternates,
+    ArcId, Barred, Counter, NoPlacement, Placement, ProfileEdge, ProfileEdgeKind, ProfileGraph, Vertex, Weights,
+    never_alternates,
 };
 use proptest::prelude::*;
 
 use crate::execution::{Truth, steps};
 use crate::random::{Case, case, case_with_joints};
 
-fn placements(graph: &Graph, weights: &Weights, barred: &Barred) -> Vec<Placement> {
+fn placements(graph: &ProfileGraph, weights: &Weights, barred: &Barred) -> Vec<Placement> {
     let edges = Placement::edge_profile(graph, weights, barred);
     let blocks = Placement::block_profile(graph, weights, barred);
     let counted = Placement::block_counters(graph, weights, barred);
     [edges, blocks, counted, Placement::every_block(graph, barred)].into_iter().flatten().collect()
 }
 
-fn check_counts(graph: &Graph, placement: &Placement, truth: &Truth) -> Result<(), TestCaseError> {
+fn check_counts(graph: &ProfileGraph, placement: &Placement, truth: &Truth) -> Result<(), TestCaseError> {
     let profile = placement.profile(graph, &truth.counts(placement.counters()), &truth.corrections);
     let profile = profile.map_err(|defect| TestCaseError::fail(defect.to_string()))?;
     for block in (0..graph.blocks()).map(Vertex::at) {
@@ -32,7 +33,7 @@ fn check_counts(graph: &Graph, placement: &Placement, truth: &Truth) -> Result<(
 }
 
 /// Bars some edges and blocks by the choices of a case.
-fn barred(graph: &Graph, case: &Case) -> Barred {
+fn barred(graph: &ProfileGraph, case: &Case) -> Barred {
     let mut barred = Barred::none();
     for (n, choice) in case.choices.iter().enumerate().take(graph.edges().len()).filter(|(_, choice)| *choice % 3 == 0)
     {
@@ -42,7 +43,7 @@ fn barred(graph: &Graph, case: &Case) -> Barred {
 }
 
 /// Whether edges contain no cycle, by removal of leaves.
-fn acyclic(graph: &Graph, edges: &[ArcId]) -> bool {
+fn acyclic(graph: &ProfileGraph, edges: &[ArcId]) -> bool {
     let mut left: Vec<_> = edges.iter().filter_map(|id| graph.edge(*id)).collect();
     loop {
         let before = left.len();
@@ -56,11 +57,11 @@ fn acyclic(graph: &Graph, edges: &[ArcId]) -> bool {
 }
 
 /// Whether a set of edges is a simple cycle with a pipe: a vertex that one edge of the set enters and one leaves.
-fn is_piped_cycle(graph: &Graph, edges: &[ArcId], set: u32) -> bool {
+fn is_piped_cycle(graph: &ProfileGraph, edges: &[ArcId], set: u32) -> bool {
     let chosen: Vec<_> =
         (0..).zip(edges).filter(|(n, _)| set >> n & 1 == 1).filter_map(|(_, id)| graph.edge(*id)).collect();
     let at = |vertex| {
-        let ends = |end: fn(&Edge) -> Vertex| chosen.iter().filter(|edge| end(edge) == vertex).count();
+        let ends = |end: fn(&ProfileEdge) -> Vertex| chosen.iter().filter(|edge| end(edge) == vertex).count();
         (ends(|edge| edge.to), ends(|edge| edge.from))
     };
     // Every vertex of the set has two edges, and the set is connected.
@@ -125,7 +126,7 @@ proptest! {
             graph.live_edges().filter(|(id, edge)| !barred.allows_edge(*id, edge)).map(|(id, _)| id).collect();
         match Placement::edge_profile(&graph, &weights, &barred) {
             Ok(placement) => prop_assert!(acyclic(&graph, &fixed), "{placement:?}"),
-            Err(Refused::Edge(named)) => prop_assert!(!acyclic(&graph, &fixed) && fixed.contains(&named)),
+            Err(NoPlacement::Edge(named)) => prop_assert!(!acyclic(&graph, &fixed) && fixed.contains(&named)),
             Err(other) => prop_assert!(false, "{other}"),
         }
         for placement in placements(&graph, &weights, &barred) {
@@ -228,7 +229,7 @@ proptest! {
         let weights = Weights::estimated(&graph);
         for (id, edge) in graph.live_edges() {
             prop_assert!(weights.edge(id).is_finite() && weights.edge(id) >= 0.0);
-            if edge.kind == EdgeKind::Closing {
+            if edge.kind == ProfileEdgeKind::Closing {
                 prop_assert_eq!(weights.edge(id), 1.0);
             }
         }

@@ -1,7 +1,7 @@
 //! Random graphs, reducible or not, with parallel edges, self loops, several ways in and out, and blocks without a way out.
 
 use ingraft_model::Key;
-use ingraft_profile::{ArcId, Graph, Shape, Vertex};
+use ingraft_profile::{ArcId, GraphBuilder, ProfileGraph, Vertex};
 use proptest::prelude::*;
 
 /// A random graph, and the numbers that guide a random execution of it.
@@ -19,8 +19,8 @@ pub struct Case {
 }
 
 impl Case {
-    pub fn graph(&self) -> Graph {
-        let mut shape = Shape::new(self.blocks);
+    pub fn graph(&self) -> ProfileGraph {
+        let mut shape = GraphBuilder::new(self.blocks);
         let edges: Vec<ArcId> =
             self.edges.iter().map(|(from, to)| shape.edge(Vertex::at(*from), Vertex::at(*to))).collect();
         self.again.iter().filter_map(|edge| edges.get(*edge)).for_each(|edge| _ = shape.returns_again(*edge));

@@ -3,7 +3,9 @@
 use ingraft_model::{
     Block, BlockId, Cfg, Edge, EdgeId, EdgeKind as Kind, EdgeTarget, IndexVec, Refusal, Svma, WayIn, WayInReason,
 };
-use ingraft_profile::{ArcId, Barred, Corrections, Counter, EdgeKind, Inexact, Placement, Shape, Vertex, Weights};
+use ingraft_profile::{
+    ArcId, Barred, Corrections, Counter, GraphBuilder, Inexact, Placement, ProfileEdgeKind, Vertex, Weights,
+};
 
 /// A function of six blocks of 16 bytes:
 ///
@@ -35,7 +37,7 @@ fn function() -> Cfg {
     }
 }
 
-fn kinds(shape: Shape) -> Vec<(u32, u32, EdgeKind, bool)> {
+fn kinds(shape: GraphBuilder) -> Vec<(u32, u32, ProfileEdgeKind, bool)> {
     let graph = shape.build().expect("a graph");
     graph.edges().iter().map(|edge| (edge.from.0, edge.to.0, edge.kind, edge.silent)).collect()
 }
@@ -44,26 +46,26 @@ fn kinds(shape: Shape) -> Vec<(u32, u32, EdgeKind, bool)> {
 fn a_function_has_edges_for_calls_landing_pads_and_endless_loops() {
     let (entry, exit) = (6, 7);
     assert_eq!(
-        kinds(Shape::of(&function()).expect("a shape")),
+        kinds(GraphBuilder::of(&function()).expect("a shape")),
         [
-            (0, 2, EdgeKind::Inner, false),
-            (0, 1, EdgeKind::Inner, false),
-            (1, 3, EdgeKind::Inner, false),
-            (3, exit, EdgeKind::Leave, false),
-            (4, 5, EdgeKind::Inner, false),
-            (5, 5, EdgeKind::Inner, false),
-            (entry, 0, EdgeKind::Root, false),
-            (entry, 4, EdgeKind::Root, false),
-            (2, exit, EdgeKind::End, true),
-            (5, exit, EdgeKind::End, true),
-            (exit, entry, EdgeKind::Closing, true),
+            (0, 2, ProfileEdgeKind::Inner, false),
+            (0, 1, ProfileEdgeKind::Inner, false),
+            (1, 3, ProfileEdgeKind::Inner, false),
+            (3, exit, ProfileEdgeKind::Leave, false),
+            (4, 5, ProfileEdgeKind::Inner, false),
+            (5, 5, ProfileEdgeKind::Inner, false),
+            (entry, 0, ProfileEdgeKind::Root, false),
+            (entry, 4, ProfileEdgeKind::Root, false),
+            (2, exit, ProfileEdgeKind::End, true),
+            (5, exit, ProfileEdgeKind::End, true),
+            (exit, entry, ProfileEdgeKind::Closing, true),
         ]
     );
 }
 
 #[test]
 fn an_exception_moves_an_activation_to_its_landing_pad() {
-    let mut shape = Shape::of(&function()).expect("a shape");
+    let mut shape = GraphBuilder::of(&function()).expect("a shape");
     let thrown = shape.may_end(Vertex(1));
     assert_eq!(shape.may_end(Vertex(1)), thrown);
     let graph = shape.build().expect("a graph");
@@ -83,7 +85,7 @@ fn an_exception_moves_an_activation_to_its_landing_pad() {
     let profile = placement.profile(&graph, &counts, &corrections).expect("a profile");
     assert_eq!(profile.edge(thrown), Some(2));
     assert_eq!([0, 1, 2, 3, 4, 5].map(|block| profile.block(Vertex(block))), [5, 4, 1, 2, 2, 1002]);
-    let ends: Vec<_> = graph.live_edges().filter(|(_, edge)| edge.kind == EdgeKind::End).collect();
+    let ends: Vec<_> = graph.live_edges().filter(|(_, edge)| edge.kind == ProfileEdgeKind::End).collect();
     let counts: Vec<_> = ends.iter().map(|(id, edge)| (edge.from.0, profile.edge(*id))).collect();
     // Every end in the loop was reported.
     assert_eq!(counts, [(1, Some(2)), (2, Some(1)), (5, Some(0))]);
@@ -94,7 +96,7 @@ fn incomplete_graphs_are_refused_with_the_reason() {
     let refused = |change: &dyn Fn(&mut Cfg)| {
         let mut cfg = function();
         change(&mut cfg);
-        Shape::of(&cfg).and_then(Shape::build).expect_err("a reason")
+        GraphBuilder::of(&cfg).and_then(GraphBuilder::build).expect_err("a reason")
     };
     let reason = Refusal::TooShort { available: 1, next: "the end" };
     assert_eq!(refused(&|cfg| cfg.ways_in_proven = Err(reason.clone())), Inexact::WaysIn(reason.clone()));
@@ -114,7 +116,7 @@ fn incomplete_graphs_are_refused_with_the_reason() {
 
 #[test]
 fn unreachable_blocks_take_no_part() {
-    let mut shape = Shape::new(3);
+    let mut shape = GraphBuilder::new(3);
     let [alive, a, b] = [0, 1, 2].map(Vertex);
     shape.root(alive);
     shape.leave(alive);

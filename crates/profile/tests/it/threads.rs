@@ -4,7 +4,7 @@ use ingraft_model::token::Token;
 use ingraft_model::{
     Block, BlockId, Cfg, Edge, EdgeId, EdgeKind as Kind, EdgeTarget, IndexVec, Key, Svma, WayIn, WayInReason,
 };
-use ingraft_profile::{NotTraced, ProbeAt, Probes, Step, ThreadReplay, TracedFunction, Unknown};
+use ingraft_profile::{NotTraced, ProbeAt, Probes, ThreadReplay, TraceStep, TracedFunction, Unknown};
 use proptest::prelude::*;
 
 fn start(n: usize) -> Svma {
@@ -100,7 +100,7 @@ struct Machine<'a> {
     frames: Vec<Frame>,
     tokens: Vec<Token>,
     /// Steps in the order of the execution.
-    steps: Vec<Step>,
+    steps: Vec<TraceStep>,
     /// Number of steps when the last token was written.
     told: usize,
     /// For each activation, in the order of their beginnings, its function and blocks.
@@ -123,7 +123,7 @@ impl Machine<'_> {
         frame.at = block;
         let (function, id, sp) = (frame.function, frame.id, frame.sp - 16);
         self.activations[id].1.push(block);
-        self.steps.push(Step::Block { function: function as u32, block, depth });
+        self.steps.push(TraceStep::Block { function: function as u32, block, depth });
         let cfg = &self.cfgs[function];
         if self.traced[function].places().contains(&ProbeAt::Block(block)) {
             if block != BlockId(0) && cfg.roots().contains(&block) {
@@ -135,7 +135,7 @@ impl Machine<'_> {
 
     fn enter(&mut self, function: usize) {
         let sp = self.frames.last().map_or(0x7fff_0000_0008, |frame| frame.sp - 0x40);
-        self.steps.push(Step::Enter { function: function as u32, depth: self.frames.len() as u32 });
+        self.steps.push(TraceStep::Enter { function: function as u32, depth: self.frames.len() as u32 });
         self.frames.push(Frame {
             id: self.activations.len(),
             function,
@@ -156,7 +156,7 @@ impl Machine<'_> {
     fn leave(&mut self) {
         let depth = self.frames.len() as u32 - 1;
         let left = self.frames.pop().expect("a frame");
-        self.steps.push(Step::Leave { function: left.function as u32, depth });
+        self.steps.push(TraceStep::Leave { function: left.function as u32, depth });
     }
 
     /// Returns control to the innermost frame.
@@ -253,45 +253,45 @@ impl Machine<'_> {
     }
 }
 
-fn replay(traced: &[TracedFunction], tokens: &[Token]) -> (Vec<Step>, Unknown) {
+fn replay(traced: &[TracedFunction], tokens: &[Token]) -> (Vec<TraceStep>, Unknown) {
     let (mut replay, mut steps) = (ThreadReplay::new(traced), Vec::new());
     tokens.iter().for_each(|token| replay.next(*token, &mut |step| steps.push(step)));
     (steps, replay.unknown())
 }
 
 /// The activations of steps, in the order of their beginnings.
-fn activations(steps: &[Step]) -> Vec<(usize, Vec<BlockId>)> {
+fn activations(steps: &[TraceStep]) -> Vec<(usize, Vec<BlockId>)> {
     let (mut found, mut open): (Vec<(usize, Vec<BlockId>)>, Vec<usize>) = (Vec::new(), Vec::new());
     for step in steps {
         match step {
-            Step::Enter { function, depth } => {
+            TraceStep::Enter { function, depth } => {
                 assert_eq!(*depth as usize, open.len());
                 open.push(found.len());
                 found.push((*function as usize, Vec::new()));
             }
-            Step::Block { function, block, depth } => {
+            TraceStep::Block { function, block, depth } => {
                 assert_eq!(*depth as usize + 1, open.len());
                 let activation = &mut found[*open.last().expect("an activation")];
                 assert_eq!(activation.0, *function as usize);
                 activation.1.push(*block);
             }
-            Step::Leave { depth, .. } => {
+            TraceStep::Leave { depth, .. } => {
                 assert_eq!(*depth as usize + 1, open.len());
                 open.pop();
             }
-            Step::Condition => {}
-            Step::Gap => panic!("no token was lost"),
+            TraceStep::Condition => {}
+            TraceStep::Gap => panic!("no token was lost"),
         }
     }
     found
 }
 
 /// Number of blocks that a replay tells and that the execution does not have, if the replay tells a part of the blocks in the same order.
-fn is_part(told: &[Step], real: &[Step]) -> u64 {
-    let blocks = |steps: &[Step]| -> Vec<(u32, BlockId)> {
-        let one = |step: &Step| match step {
-            Step::Block { function, block, .. } => Some((*function, *block)),
-            Step::Enter { .. } | Step::Leave { .. } | Step::Condition | Step::Gap => None,
+fn is_part(told: &[TraceStep], real: &[TraceStep]) -> u64 {
+    let blocks = |steps: &[TraceStep]| -> Vec<(u32, BlockId)> {
+        let one = |step: &TraceStep| match step {
+            TraceStep::Block { function, block, .. } => Some((*function, *block)),
+            TraceStep::Enter { .. } | TraceStep::Leave { .. } | TraceStep::Condition | TraceStep::Gap => None,
         };
         steps.iter().filter_map(one).collect()
     };
@@ -334,7 +334,7 @@ proptest! {
         prop_assert_eq!(Unknown { ahead: 0, ..unknown }, Unknown::default());
         let certain = steps.len().min(machine.steps.len());
         prop_assert_eq!(&steps[..certain], &machine.steps[..certain]);
-        let blocks = |steps: &[Step]| steps.iter().filter(|step| matches!(step, Step::Block { .. })).count() as u64;
+        let blocks = |steps: &[TraceStep]| steps.iter().filter(|step| matches!(step, TraceStep::Block { .. })).count() as u64;
         prop_assert!(blocks(&machine.steps) + unknown.ahead >= blocks(&steps));
         // Only steps after the last token may be missing.
         prop_assert!(steps.len() >= machine.told);
@@ -490,9 +490,12 @@ fn gaps_and_foreign_tokens_are_told() {
     let tokens = [Token::Enter(0), Token::Gap, Token::Passage(0), Token::Enter(0), Token::Passage(9), Token::Enter(7)];
     let (steps, unknown) = replay(&traced, &tokens);
     assert_eq!(unknown, Unknown { skipped: 1, gaps: 1, defects: 2, ..Unknown::default() });
-    let enter =
-        [Step::Enter { function: 0, depth: 0 }, Step::Block { function: 0, block: BlockId(0), depth: 0 }, Step::Gap];
-    assert_eq!(steps, [enter.as_slice(), &enter, &[Step::Gap]].concat());
+    let enter = [
+        TraceStep::Enter { function: 0, depth: 0 },
+        TraceStep::Block { function: 0, block: BlockId(0), depth: 0 },
+        TraceStep::Gap,
+    ];
+    assert_eq!(steps, [enter.as_slice(), &enter, &[TraceStep::Gap]].concat());
 }
 
 #[test]
@@ -519,5 +522,5 @@ fn a_landing_in_a_later_activation_does_not_end_an_earlier_exception() {
     // The outer activation goes on, but the inner one could go on in the same way.
     let (steps, unknown) = replay(&traced, &[before.as_slice(), &[Token::Passage(0)]].concat());
     assert_eq!(unknown, Unknown { lost: 1, skipped: 1, ..Unknown::default() });
-    assert_eq!(steps.last(), Some(&Step::Gap));
+    assert_eq!(steps.last(), Some(&TraceStep::Gap));
 }

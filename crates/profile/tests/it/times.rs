@@ -1,6 +1,8 @@
 //! Times of functions: the paper's example, sums of random executions, and random programs whose calls were timed one by one.
 
-use ingraft_profile::{Call, Cause, FlowEdge, MeasuredFlow, NoTimes, NodeTime, Origin, Times, program_times};
+use ingraft_profile::{
+    FlowCall, FlowEdge, MeasuredFlow, NoTimes, NodeTime, TimedPart, Times, VarianceCause, program_times,
+};
 use proptest::prelude::*;
 
 /// The example of figures 1 to 3: `IF (M.GE.0)`, `IF (N.LT.0)`, `IF (N.GE.0)`, `CALL FOO` and `CONTINUE` are blocks 0 to 4. `first` has the
@@ -31,7 +33,7 @@ fn times_of(function: MeasuredFlow, unused: bool) -> Times {
     program_times(&[function], unused).remove(0).expect("times")
 }
 
-fn node(times: &Times, origin: Origin) -> NodeTime {
+fn node(times: &Times, origin: TimedPart) -> NodeTime {
     *times.nodes.iter().find(|node| node.origin == origin).unwrap_or_else(|| panic!("no {origin:?} in {times:#?}"))
 }
 
@@ -45,13 +47,13 @@ fn assert_near(value: f64, expected: f64) {
 fn the_example_of_the_paper() {
     let times = times_of(example([10, 0], &[]), true);
     let expected = [
-        (Origin::Function, 1.0, 920.0, 90_000.0),
-        (Origin::Loop(0), 1.0, 920.0, 90_000.0),
-        (Origin::Block(0), 10.0, 92.0, 900.0),
-        (Origin::Block(1), 10.0, 91.0, 900.0),
-        (Origin::Block(2), 0.0, 1.0, 0.0),
-        (Origin::Block(3), 9.0, 100.0, 0.0),
-        (Origin::Block(4), 1.0, 0.0, 0.0),
+        (TimedPart::Function, 1.0, 920.0, 90_000.0),
+        (TimedPart::Loop(0), 1.0, 920.0, 90_000.0),
+        (TimedPart::Block(0), 10.0, 92.0, 900.0),
+        (TimedPart::Block(1), 10.0, 91.0, 900.0),
+        (TimedPart::Block(2), 0.0, 1.0, 0.0),
+        (TimedPart::Block(3), 9.0, 100.0, 0.0),
+        (TimedPart::Block(4), 1.0, 0.0, 0.0),
     ];
     for (origin, frequency, mean, variance) in expected {
         let node = node(&times, origin);
@@ -59,13 +61,13 @@ fn the_example_of_the_paper() {
         assert_near(node.mean, mean);
         assert_near(node.variance.equal, variance);
     }
-    assert_eq!(node(&times, Origin::Loop(0)).iterations, Some(10.0));
+    assert_eq!(node(&times, TimedPart::Loop(0)).iterations, Some(10.0));
     assert_near(times.variance.equal.sqrt(), 300.0);
     // The paper's other assumption would be that iterations do not depend on each other.
     assert_near(times.variance.independent, 9_000.0);
     assert_near((times.variance.independent.sqrt() * 1000.0).round(), 94_868.0);
     assert_eq!(times.shares.len(), 1);
-    assert_eq!(times.shares[0].cause, Cause::Branch(1));
+    assert_eq!(times.shares[0].cause, VarianceCause::Branch(1));
     assert_near(times.shares[0].share.equal, 1.0);
 }
 
@@ -85,11 +87,11 @@ fn the_example_with_a_variance_of_iterations() {
     assert_near((times.variance.equal.sqrt() * 1000.0).round(), 965_795.0);
     let sum: f64 = times.shares.iter().map(|share| share.share.equal).sum();
     assert_near(sum, 1.0);
-    let trips = times.shares.iter().find(|share| share.cause == Cause::Trips(0)).expect("trips");
+    let trips = times.shares.iter().find(|share| share.cause == VarianceCause::Trips(0)).expect("trips");
     assert_near(trips.share.equal, 90.0 * 92.0 * 92.0 / 932_760.0);
 }
 
-/// What follows `continue` does not run in each iteration.
+/// A node that follows `continue` does not run in each iteration.
 #[test]
 fn a_node_after_continue_runs_in_some_iterations() {
     let edge = |from, to, count| FlowEdge { from, to, count };
@@ -109,7 +111,7 @@ fn a_node_after_continue_runs_in_some_iterations() {
         ..MeasuredFlow::default()
     };
     let times = times_of(function, false);
-    assert_near(node(&times, Origin::Block(2)).frequency, 2.0);
+    assert_near(node(&times, TimedPart::Block(2)).frequency, 2.0);
     assert_near(times.mean, (100.0 + 80.0 + 200.0) / 10.0);
 }
 
@@ -126,14 +128,15 @@ fn recursion_is_solved() {
             FlowEdge { from: 2, to: None, count: calls },
         ],
         entry: (0, calls),
-        calls: vec![Call { block: 1, callee: 0, count: inner }],
+        calls: vec![FlowCall { block: 1, callee: 0, count: inner }],
         trips: Vec::new(),
     };
     let times = times_of(function(1000, 500), false);
     assert_near(times.mean, 2.0);
     assert_near(times.variance.independent, 2.0);
     // Two that call each other in turn are the same.
-    let turned = |callee| MeasuredFlow { calls: vec![Call { block: 1, callee, count: 500 }], ..function(1000, 500) };
+    let turned =
+        |callee| MeasuredFlow { calls: vec![FlowCall { block: 1, callee, count: 500 }], ..function(1000, 500) };
     for times in program_times(&[turned(1), turned(0)], false) {
         let times = times.expect("times");
         assert_near(times.mean, 2.0);

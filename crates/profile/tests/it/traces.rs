@@ -2,7 +2,8 @@
 
 use ingraft_model::Key;
 use ingraft_profile::{
-    ArcId, Barred, EdgeKind, Graph, Refused, Replay, Shape, Token, TraceDefect, Vertex, Weights, Witnesses, regenerate,
+    ArcId, Barred, GraphBuilder, NoPlacement, ProfileEdgeKind, ProfileGraph, Replay, TraceDefect, TraceEntry, Vertex,
+    Weights, Witnesses, regenerate,
 };
 use proptest::prelude::*;
 
@@ -10,9 +11,9 @@ use crate::execution::{Step, steps};
 use crate::random::case;
 
 /// "Optimally profiling and tracing programs" (1994), Figure 13: the graph, and the edges with the witnesses t, u and v.
-fn figure_13() -> (Graph, [ArcId; 3]) {
+fn figure_13() -> (ProfileGraph, [ArcId; 3]) {
     let [p, a, b, c] = [0, 1, 2, 3].map(Vertex);
-    let mut shape = Shape::new(4);
+    let mut shape = GraphBuilder::new(4);
     let t = shape.edge(p, a);
     shape.edge(p, b);
     shape.edge(a, c);
@@ -23,7 +24,7 @@ fn figure_13() -> (Graph, [ArcId; 3]) {
     (shape.build().expect("a graph"), [t, u, v])
 }
 
-fn names(graph: &Graph, vertices: &[Vertex]) -> String {
+fn names(graph: &ProfileGraph, vertices: &[Vertex]) -> String {
     let one = |vertex: &Vertex| if *vertex == graph.exit() { "EXIT" } else { ["P", "A", "B", "C"][vertex.index()] };
     vertices.iter().map(one).collect::<Vec<_>>().join(" ")
 }
@@ -32,7 +33,8 @@ fn names(graph: &Graph, vertices: &[Vertex]) -> String {
 fn figure_13_is_regenerated_from_t_u_v() {
     let (graph, [t, u, v]) = figure_13();
     let witnesses = Witnesses::of(&graph, &[t, u, v]).expect("witnesses");
-    let trace = [t, u, v].map(Token::Witness).into_iter().chain([Token::End(graph.exit())]).collect::<Vec<_>>();
+    let trace =
+        [t, u, v].map(TraceEntry::Witness).into_iter().chain([TraceEntry::End(graph.exit())]).collect::<Vec<_>>();
     let vertices = regenerate(&graph, &witnesses, graph.entry(), &trace).expect("an execution");
     assert_eq!(names(&graph, &vertices), "P A C P B A C P B C EXIT");
 }
@@ -41,9 +43,9 @@ fn figure_13_is_regenerated_from_t_u_v() {
 fn figure_13_witness_sets() {
     let (graph, [t, u, v]) = figure_13();
     let witnesses = Witnesses::of(&graph, &[t, u, v]).expect("witnesses");
-    let [t, u, v] = [t, u, v].map(Token::Witness);
+    let [t, u, v] = [t, u, v].map(TraceEntry::Witness);
     // P>A, P>B, A>C, B>A, B>C, C>P, C>EXIT
-    let end = Token::End(graph.exit());
+    let end = TraceEntry::End(graph.exit());
     let sets = [vec![t], vec![u, v], vec![t, u, v, end], vec![u], vec![v], vec![t, u, v], vec![end]];
     for (edge, set) in sets.into_iter().enumerate() {
         assert_eq!(witnesses.next_tokens(&graph, ArcId::at(edge)), set, "edge {edge}");
@@ -53,24 +55,28 @@ fn figure_13_witness_sets() {
 #[test]
 fn figure_13_needs_the_witness_on_p_a() {
     let (graph, [_, u, v]) = figure_13();
-    assert!(matches!(Witnesses::of(&graph, &[u, v]), Err(Refused::Edge(_))));
+    assert!(matches!(Witnesses::of(&graph, &[u, v]), Err(NoPlacement::Edge(_))));
 }
 
 #[test]
 fn foreign_and_short_traces_are_defects() {
     let (graph, [t, u, v]) = figure_13();
     let witnesses = Witnesses::of(&graph, &[t, u, v]).expect("witnesses");
-    let run = |trace: &[Token]| regenerate(&graph, &witnesses, graph.entry(), trace);
-    assert_eq!(run(&[Token::Witness(t)]), Err(TraceDefect::Short { at: Vertex(1) }));
-    for token in [Token::Witness(ArcId(1)), Token::Witness(ArcId(99)), Token::End(graph.exit()), Token::End(Vertex(99))]
-    {
+    let run = |trace: &[TraceEntry]| regenerate(&graph, &witnesses, graph.entry(), trace);
+    assert_eq!(run(&[TraceEntry::Witness(t)]), Err(TraceDefect::Short { at: Vertex(1) }));
+    for token in [
+        TraceEntry::Witness(ArcId(1)),
+        TraceEntry::Witness(ArcId(99)),
+        TraceEntry::End(graph.exit()),
+        TraceEntry::End(Vertex(99)),
+    ] {
         assert_eq!(run(&[token]), Err(TraceDefect::Impossible { at: graph.entry(), token }));
     }
 }
 
 /// The tokens that an execution writes, with the end of each activation unless `blocked`, and the edges that it passes, by activation.
-fn record(graph: &Graph, witnesses: &Witnesses, steps: &[Step]) -> Vec<(Vertex, Vec<Token>, Vec<ArcId>)> {
-    let mut activations: Vec<(Vertex, Vec<Token>, Vec<ArcId>)> = Vec::new();
+fn record(graph: &ProfileGraph, witnesses: &Witnesses, steps: &[Step]) -> Vec<(Vertex, Vec<TraceEntry>, Vec<ArcId>)> {
+    let mut activations: Vec<(Vertex, Vec<TraceEntry>, Vec<ArcId>)> = Vec::new();
     let mut open = false;
     for step in steps {
         if !open {
@@ -82,22 +88,22 @@ fn record(graph: &Graph, witnesses: &Witnesses, steps: &[Step]) -> Vec<(Vertex, 
         match step {
             Step::Late(_) => {}
             Step::Early(block) => {
-                tokens.push(Token::End(*block));
+                tokens.push(TraceEntry::End(*block));
                 open = false;
             }
             Step::Pass(id) => {
                 let edge = graph.edge(*id).expect("an edge");
-                if edge.kind == EdgeKind::End {
-                    tokens.push(Token::End(edge.from));
+                if edge.kind == ProfileEdgeKind::End {
+                    tokens.push(TraceEntry::End(edge.from));
                     open = false;
                     continue;
                 }
                 edges.push(*id);
                 if witnesses.writes(*id) {
-                    tokens.push(Token::Witness(*id));
+                    tokens.push(TraceEntry::Witness(*id));
                 }
                 if edge.to == graph.exit() {
-                    tokens.push(Token::End(edge.to));
+                    tokens.push(TraceEntry::End(edge.to));
                     open = false;
                 }
             }
@@ -106,7 +112,7 @@ fn record(graph: &Graph, witnesses: &Witnesses, steps: &[Step]) -> Vec<(Vertex, 
     activations
 }
 
-fn replay(replay: &mut Replay<'_>, tokens: &mut std::vec::IntoIter<Token>) -> Result<Vec<ArcId>, TraceDefect> {
+fn replay(replay: &mut Replay<'_>, tokens: &mut std::vec::IntoIter<TraceEntry>) -> Result<Vec<ArcId>, TraceDefect> {
     let mut edges = Vec::new();
     while let Some(edge) = replay.next_edge(|| tokens.next())? {
         edges.push(edge);
@@ -116,10 +122,10 @@ fn replay(replay: &mut Replay<'_>, tokens: &mut std::vec::IntoIter<Token>) -> Re
 
 /// An execution of a function that calls itself in each block of `calls`: the tokens it writes, and the edges and returns that it passes.
 struct Recursion<'a> {
-    graph: &'a Graph,
+    graph: &'a ProfileGraph,
     witnesses: &'a Witnesses,
     calls: &'a [Vertex],
-    tokens: Vec<Token>,
+    tokens: Vec<TraceEntry>,
     passed: Vec<Option<ArcId>>,
 }
 
@@ -132,12 +138,12 @@ impl Recursion<'_> {
                 (depth < 5).then_some(())?;
                 self.run(choices, depth + 1)?;
             }
-            let ways: Vec<_> = self.graph.leaving(at).filter(|(_, edge)| edge.kind != EdgeKind::End).collect();
+            let ways: Vec<_> = self.graph.leaving(at).filter(|(_, edge)| edge.kind != ProfileEdgeKind::End).collect();
             let choice = usize::from(*choices.next()?);
             let (id, edge) = ways.get(choice % ways.len().max(1))?;
             self.passed.push(Some(*id));
             if self.witnesses.writes(*id) {
-                self.tokens.push(Token::Witness(*id));
+                self.tokens.push(TraceEntry::Witness(*id));
             }
             at = edge.to;
         }
@@ -148,7 +154,7 @@ impl Recursion<'_> {
     /// Replays one activation, and those that it calls.
     fn replay(
         &self,
-        tokens: &mut std::vec::IntoIter<Token>,
+        tokens: &mut std::vec::IntoIter<TraceEntry>,
         passed: &mut Vec<Option<ArcId>>,
     ) -> Result<(), TraceDefect> {
         let mut replay = Replay::new(self.graph, self.witnesses, self.graph.entry());
@@ -185,7 +191,7 @@ proptest! {
         let graph = case.graph();
         let witnesses = Witnesses::new(&graph, &Weights::estimated(&graph), &Barred::none()).expect("witnesses");
         for vertex in (0..graph.vertices()).map(Vertex::at) {
-            let mut all: Vec<Token> =
+            let mut all: Vec<TraceEntry> =
                 graph.leaving(vertex).flat_map(|(id, _)| witnesses.next_tokens(&graph, id)).collect();
             let count = all.len();
             all.sort_unstable();
@@ -214,8 +220,8 @@ proptest! {
     fn any_trace_has_an_end(case in case(7), trace in prop::collection::vec((any::<bool>(), 0u32..30), 0..40)) {
         let graph = case.graph();
         let witnesses = Witnesses::new(&graph, &Weights::estimated(&graph), &Barred::none()).expect("witnesses");
-        let token = |(end, n): (bool, u32)| if end { Token::End(Vertex(n)) } else { Token::Witness(ArcId(n)) };
-        let trace: Vec<Token> = trace.into_iter().map(token).collect();
+        let token = |(end, n): (bool, u32)| if end { TraceEntry::End(Vertex(n)) } else { TraceEntry::Witness(ArcId(n)) };
+        let trace: Vec<TraceEntry> = trace.into_iter().map(token).collect();
         if let Ok(vertices) = regenerate(&graph, &witnesses, graph.entry(), &trace) {
             prop_assert!(vertices.len() <= (trace.len() + 1) * graph.vertices());
         }

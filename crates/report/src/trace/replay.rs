@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ingraft_model::token::Token;
-use ingraft_profile::{Step, ThreadReplay, TracedFunction, Unknown};
+use ingraft_profile::{ThreadReplay, TraceStep, TracedFunction, Unknown};
 
 use crate::FileError;
 use crate::trace::{TraceChunk, TraceRecord, TracedRoutine};
@@ -53,7 +53,7 @@ impl<'a> TraceReplay<'a> {
     /// Regenerates the steps of a chunk and gives them to `out`, each with the stamp of the latest entry before it. If chunks of the stream
     /// are missing, a gap comes first. Fails if the chunk does not consist of whole tokens; the steps before the wrong one were given to
     /// `out`.
-    pub fn chunk(&mut self, chunk: &TraceChunk, out: &mut dyn FnMut(Step, Option<u64>)) -> Result<(), FileError> {
+    pub fn chunk(&mut self, chunk: &TraceChunk, out: &mut dyn FnMut(TraceStep, Option<u64>)) -> Result<(), FileError> {
         let next = if self.newest { chunk.sequence } else { 0 };
         let new = || StreamReplay { tid: chunk.tid, next, replay: ThreadReplay::new(self.functions), stamp: None };
         let stream = self.streams.entry(chunk.stream).or_insert_with(new);
@@ -86,7 +86,7 @@ impl<'a> TraceReplay<'a> {
 }
 
 impl StreamReplay<'_> {
-    fn take(&mut self, token: Token, out: &mut dyn FnMut(Step, Option<u64>)) {
+    fn take(&mut self, token: Token, out: &mut dyn FnMut(TraceStep, Option<u64>)) {
         match token {
             Token::Time(stamp) => self.stamp = Some(stamp),
             Token::Gap => self.stamp = None,

@@ -1,6 +1,6 @@
 use ingraft_model::token::Token;
 use ingraft_model::{Block, BlockId, Edge, EdgeId, EdgeKind, EdgeTarget, Svma, WayIn, WayInReason};
-use ingraft_profile::{ProbeAt, Probes, Step};
+use ingraft_profile::{ProbeAt, Probes, TraceStep};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -90,9 +90,9 @@ fn blocks(records: &[TraceRecord]) -> Vec<u32> {
     for record in records {
         if let TraceRecord::Chunk(chunk) = record {
             let mut note = |step, _| match step {
-                Step::Block { block, .. } => blocks.push(block.0),
-                Step::Gap => blocks.push(u32::MAX),
-                Step::Enter { .. } | Step::Leave { .. } | Step::Condition => {}
+                TraceStep::Block { block, .. } => blocks.push(block.0),
+                TraceStep::Gap => blocks.push(u32::MAX),
+                TraceStep::Enter { .. } | TraceStep::Leave { .. } | TraceStep::Condition => {}
             };
             replay.chunk(chunk, &mut note).expect("tokens");
         }
@@ -197,7 +197,9 @@ fn steps_have_the_stamp_of_the_latest_entry() {
     let (mut replay, mut found) = (TraceReplay::new(&traced), Vec::new());
     for record in &records {
         if let TraceRecord::Chunk(chunk) = record {
-            replay.chunk(chunk, &mut |step, stamp| found.push((matches!(step, Step::Gap), stamp))).expect("tokens");
+            replay
+                .chunk(chunk, &mut |step, stamp| found.push((matches!(step, TraceStep::Gap), stamp)))
+                .expect("tokens");
         }
     }
     found.dedup();

@@ -9,7 +9,7 @@ use iced_x86::{
     Register,
 };
 use ingraft_model::layout::{OWNER, TOP};
-use ingraft_model::{Avma, AvmaRange, Call, Called, Gpr, PointKind, Site, ThreadIdentity, WallClock};
+use ingraft_model::{Avma, AvmaRange, Called, Gpr, PointKind, ProgramCall, Site, ThreadIdentity, WallClock};
 use rustc_hash::FxHashMap;
 
 mod transfers;
@@ -20,10 +20,10 @@ use super::event;
 use super::goroutine;
 use super::listed::Listed;
 use super::memory::Memory;
-use super::proof_cache::{Executed, Known, Part, Visited};
+use super::proof_cache::{Executed, ExecutedCode, MovedRange, Visited};
 use super::rules::{is_absolute, may_read, may_write, number_of, permitted, writes};
 use super::slow;
-use super::state::{Bound, CALLEE, FLAGS, IMAGE, Image, OTHER, Parent, RED_ZONE_WORDS, State};
+use super::state::{AbstractState, CALLEE, FLAGS, FlagsTransfer, IMAGE, OTHER, Parent, RED_ZONE_WORDS, RegisterBound};
 use super::system_call::{self, SystemCall};
 use super::time;
 use super::{Flaw, VerifyError, fail};
@@ -47,7 +47,7 @@ pub(super) enum Mode {
     Routine(Routine),
 }
 
-fn called(call: &Call) -> Option<u64> {
+fn called(call: &ProgramCall) -> Option<u64> {
     match call.callee {
         Called::At(at) => Some(at.0),
         Called::Named(_) => None,
@@ -67,7 +67,7 @@ enum Visit {
 }
 
 /// Facts that all proofs of a plan share.
-pub(super) struct Facts<'a> {
+pub(super) struct PlanFacts<'a> {
     env: &'a Environment,
     memory: &'a Memory<'a>,
     /// Slow routines, by register number.
@@ -86,7 +86,7 @@ pub(super) struct Facts<'a> {
     executed: Executed,
 }
 
-impl<'a> Facts<'a> {
+impl<'a> PlanFacts<'a> {
     /// Collects the facts. `requests` are the snippets of the plan; only their calls are allowed.
     pub fn new<'r>(
         env: &'a Environment,
@@ -115,7 +115,7 @@ impl<'a> Facts<'a> {
         callees.sort_unstable();
         callees.dedup();
         listed.dedup();
-        Facts {
+        PlanFacts {
             env,
             memory,
             slow: arena.slow.iter().enumerate().filter_map(|(r, s)| Some((r as u8, s.as_ref()?))).collect(),
@@ -129,7 +129,7 @@ impl<'a> Facts<'a> {
     }
 }
 
-impl<'a> Facts<'a> {
+impl<'a> PlanFacts<'a> {
     pub fn env(&self) -> &'a Environment {
         self.env
     }
@@ -145,7 +145,7 @@ impl<'a> Facts<'a> {
 }
 
 pub(super) struct Interpreter<'a> {
-    facts: &'a Facts<'a>,
+    facts: &'a PlanFacts<'a>,
     env: &'a Environment,
     memory: &'a Memory<'a>,
     /// The jumps to routines in the current proof: address of the jump, where the routine comes back to, and whether the routine answers in rcx
@@ -158,7 +158,7 @@ pub(super) struct Interpreter<'a> {
     visits: FxHashMap<u64, (u64, Visit)>,
     /// Address of each visited instruction, by its end.
     before: FxHashMap<u64, u64>,
-    states: Vec<State>,
+    states: Vec<AbstractState>,
     tiled: usize,
     scratch: u16,
     flags_dead: bool,
@@ -180,14 +180,14 @@ pub(super) struct Interpreter<'a> {
     /// Whether the words below the stack pointer at the point may be in use, so that nothing may be pushed over them.
     red_zone: bool,
     /// Parts of this point's code, and its shape: the key by which equivalent code is found.
-    parts: Vec<Part>,
+    parts: Vec<MovedRange>,
     shape: Vec<u64>,
     /// Proven code that this point's code is equivalent to. The instructions of that code count as visited.
-    alike: Option<Arc<Known>>,
+    alike: Option<Arc<ExecutedCode>>,
 }
 
 impl<'a> Interpreter<'a> {
-    pub fn new(facts: &'a Facts<'a>) -> Self {
+    pub fn new(facts: &'a PlanFacts<'a>) -> Self {
         Interpreter {
             facts,
             env: facts.env,
@@ -257,7 +257,7 @@ impl<'a> Interpreter<'a> {
         self.visits.len() + self.alike.as_ref().map_or(0, |known| known.len())
     }
 
-    fn state(&self, visit: Visit) -> Option<&State> {
+    fn state(&self, visit: Visit) -> Option<&AbstractState> {
         match visit {
             Visit::State(n) => self.states.get(n as usize),
             Visit::Marked => None,
@@ -287,7 +287,7 @@ impl<'a> Interpreter<'a> {
     }
 
     /// Whether only dead registers and flags have changed.
-    pub fn harmless(&self, state: &State) -> bool {
+    pub fn harmless(&self, state: &AbstractState) -> bool {
         state.stack.len() == self.pushed
             && state.stack.words().iter().all(|w| *w == OTHER)
             && !state.kept & !self.scratch == 0
@@ -357,7 +357,7 @@ impl<'a> Interpreter<'a> {
         self.measure(at, point);
         self.alike = self.facts.executed.alike(self.facts, &self.shape, &self.parts);
         if self.alike.is_none() {
-            self.execute(at, State::entry(), Mode::Point)?;
+            self.execute(at, AbstractState::entry(), Mode::Point)?;
         }
         let begins = |bytes: &[u8], what: &[u8]| bytes.starts_with(what);
         let leave = self.leave;
@@ -521,7 +521,7 @@ impl<'a> Interpreter<'a> {
             return Ok(());
         }
         let at = mini.start.0;
-        let mut state = State::entry();
+        let mut state = AbstractState::entry();
         for _ in 0..self.pushed {
             state.stack.push(at, OTHER)?;
         }
@@ -598,7 +598,7 @@ impl<'a> Interpreter<'a> {
             return time::prove(self, self.env, function, at);
         }
         let mode = Mode::Routine(routine);
-        self.execute(at, State::entry(), mode)?;
+        self.execute(at, AbstractState::entry(), mode)?;
         // The instructions right before a system call set its arguments, so no jump may lead in between.
         let visited = || self.visits.keys().filter_map(|at| self.memory.decode(*at).ok());
         let calls =
@@ -620,7 +620,7 @@ impl<'a> Interpreter<'a> {
     }
 
     /// Checks a system call of a routine, and applies its effect to the state.
-    fn system_call(&mut self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
+    fn system_call(&mut self, i: &Instruction, state: &mut AbstractState, mode: Mode) -> Result<(), VerifyError> {
         let at = i.ip();
         let Some(call) = self.call(i, mode) else { return fail(at, Flaw::Forbidden) };
         // The kernel writes the answer over words that the routine has pushed.
@@ -635,7 +635,7 @@ impl<'a> Interpreter<'a> {
         Ok(())
     }
 
-    fn execute(&mut self, at: u64, state: State, mode: Mode) -> Result<(), VerifyError> {
+    fn execute(&mut self, at: u64, state: AbstractState, mode: Mode) -> Result<(), VerifyError> {
         let mut others = vec![(at, state)];
         while let Some((at, mut state)) = others.pop() {
             let mut next = Some(at);
@@ -651,9 +651,9 @@ impl<'a> Interpreter<'a> {
     fn step(
         &mut self,
         at: u64,
-        state: &mut State,
+        state: &mut AbstractState,
         mode: Mode,
-        others: &mut Vec<(u64, State)>,
+        others: &mut Vec<(u64, AbstractState)>,
     ) -> Result<Option<u64>, VerifyError> {
         if self.leaves(at, state, mode)? {
             return Ok(None);
@@ -724,7 +724,7 @@ impl<'a> Interpreter<'a> {
 
     /// Returns the address at which a snippet continues after a jump to a shared routine, and applies the routine's effect. The flags
     /// change. After a routine for activation records, rcx is the top of the records.
-    fn past_routine(&mut self, at: u64, state: &mut State, routine: Routine) -> Result<u64, VerifyError> {
+    fn past_routine(&mut self, at: u64, state: &mut AbstractState, routine: Routine) -> Result<u64, VerifyError> {
         let Some((0, back)) = state.pointer else { return fail(at, Flaw::Astray) };
         self.past_red_zone(at, state)?;
         state.flags_kept = false;
@@ -739,13 +739,13 @@ impl<'a> Interpreter<'a> {
             | Routine::Park
             | Routine::Fetch => {
                 state.lose(1);
-                state.bound = Bound::Top(1);
+                state.bound = RegisterBound::Top(1);
             }
             Routine::Call => {
                 if state.stack.pop() != Some(CALLEE) {
                     return fail(at, Flaw::Undeclared);
                 }
-                for _ in 0..Call::ARGS_MAX {
+                for _ in 0..ProgramCall::ARGS_MAX {
                     state.stack.pop().ok_or(VerifyError { at: Avma(at), flaw: Flaw::Stack })?;
                 }
                 if state.stack.len() < self.pushed {
@@ -764,7 +764,7 @@ impl<'a> Interpreter<'a> {
     }
 
     /// Applies an instruction to the state. Fails if generated code must not contain the instruction at this place.
-    fn effect(&mut self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
+    fn effect(&mut self, i: &Instruction, state: &mut AbstractState, mode: Mode) -> Result<(), VerifyError> {
         if self.saves_or_restores(i, state, mode)? {
             return Ok(());
         }
@@ -794,7 +794,12 @@ impl<'a> Interpreter<'a> {
 
     /// Applies an instruction that saves or restores registers and flags, or does nothing. Returns false for any other instruction; fails
     /// if the instruction is not permitted.
-    fn saves_or_restores(&mut self, i: &Instruction, state: &mut State, mode: Mode) -> Result<bool, VerifyError> {
+    fn saves_or_restores(
+        &mut self,
+        i: &Instruction,
+        state: &mut AbstractState,
+        mode: Mode,
+    ) -> Result<bool, VerifyError> {
         let at = i.ip();
         match i.code() {
             Code::Lea_r64_m if i.op0_register() == Register::RSP => self.crosses_red_zone(i, state, mode)?,
@@ -808,10 +813,10 @@ impl<'a> Interpreter<'a> {
                 if state.pointer.is_some_and(|(p, _)| Some(p) == r) || mode_register(mode) == r {
                     return fail(at, Flaw::Forbidden);
                 }
-                if r == Some(0) && state.image == Image::Whole {
+                if r == Some(0) && state.image == FlagsTransfer::Whole {
                     return state.stack.push(at, IMAGE).map(|()| true);
                 }
-                if r.is_some_and(|r| state.bound == Bound::Callee(r)) {
+                if r.is_some_and(|r| state.bound == RegisterBound::Callee(r)) {
                     return state.stack.push(at, CALLEE).map(|()| true);
                 }
                 let value = r.filter(|r| state.kept & 1 << r != 0).unwrap_or(OTHER);
@@ -833,7 +838,7 @@ impl<'a> Interpreter<'a> {
                     state.kept |= 1 << r;
                 }
                 if (r, value) == (0, IMAGE) {
-                    state.image = Image::Whole;
+                    state.image = FlagsTransfer::Whole;
                 }
             }
             Code::Popfq => {
@@ -846,18 +851,18 @@ impl<'a> Interpreter<'a> {
             Code::Lahf => {
                 let kept = state.flags_kept;
                 state.lose(0);
-                state.image = if kept { Image::Low } else { Image::None };
+                state.image = if kept { FlagsTransfer::Low } else { FlagsTransfer::None };
             }
-            Code::Seto_rm8 if i.op0_register() == Register::AL && state.image == Image::Low => {
-                state.image = Image::Whole;
+            Code::Seto_rm8 if i.op0_register() == Register::AL && state.image == FlagsTransfer::Low => {
+                state.image = FlagsTransfer::Whole;
             }
             // The addition overflows if al is 1, and not if al is 0.
-            Code::Add_AL_imm8 if i.immediate8() == 0x7f && state.image == Image::Whole => {
-                state.image = Image::Overflow;
+            Code::Add_AL_imm8 if i.immediate8() == 0x7f && state.image == FlagsTransfer::Whole => {
+                state.image = FlagsTransfer::Overflow;
                 state.flags_kept = false;
             }
             Code::Sahf => {
-                state.flags_kept = state.image == Image::Overflow;
+                state.flags_kept = state.image == FlagsTransfer::Overflow;
                 if !state.flags_kept {
                     return fail(at, Flaw::Lost);
                 }
@@ -877,7 +882,7 @@ impl<'a> Interpreter<'a> {
 
     /// Checks that an instruction writes only registers and memory that generated code may change, and reads only memory that such code
     /// may read.
-    fn check_accesses(&mut self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
+    fn check_accesses(&mut self, i: &Instruction, state: &mut AbstractState, mode: Mode) -> Result<(), VerifyError> {
         let at = i.ip();
         let env = self.env;
         let bound = state.bound;
@@ -914,7 +919,7 @@ impl<'a> Interpreter<'a> {
     }
 
     /// Records the bound or the meaning of a register that an instruction sets.
-    fn note_bound(&mut self, i: &Instruction, state: &mut State) {
+    fn note_bound(&mut self, i: &Instruction, state: &mut AbstractState) {
         let env = self.env;
         match i.code() {
             Code::Mov_r64_rm64
@@ -923,24 +928,25 @@ impl<'a> Interpreter<'a> {
                     && i.memory_index() == Register::None
                     && i.memory_displacement64() == u64::from(env.data.displacement(TOP)) =>
             {
-                state.bound = number_of(i.op0_register()).map_or(Bound::None, Bound::Top);
+                state.bound = number_of(i.op0_register()).map_or(RegisterBound::None, RegisterBound::Top);
             }
             Code::Mov_r64_imm64 if env.loader == Some(Avma(i.immediate64())) => {
-                state.bound = number_of(i.op0_register()).map_or(Bound::None, Bound::Loader);
+                state.bound = number_of(i.op0_register()).map_or(RegisterBound::None, RegisterBound::Loader);
             }
             Code::Mov_r64_imm64 | Code::Mov_r32_imm32 | Code::Mov_rm64_imm32
                 if i.op0_kind() == OpKind::Register && self.facts.callees.binary_search(&i.immediate(1)).is_ok() =>
             {
-                state.bound = number_of(i.op0_register()).map_or(Bound::None, Bound::Callee);
+                state.bound = number_of(i.op0_register()).map_or(RegisterBound::None, RegisterBound::Callee);
             }
-            Code::And_EAX_imm32 => state.bound = Bound::Most(0, i.immediate32()),
+            Code::And_EAX_imm32 => state.bound = RegisterBound::Most(0, i.immediate32()),
             Code::And_rm32_imm32 if i.op0_kind() == OpKind::Register => {
-                state.bound = number_of(i.op0_register()).map_or(Bound::None, |r| Bound::Most(r, i.immediate32()));
+                state.bound = number_of(i.op0_register())
+                    .map_or(RegisterBound::None, |r| RegisterBound::Most(r, i.immediate32()));
             }
             // A mask that is negative as an i8 gives a bound that is larger than any table, so no access is permitted by it.
             Code::And_rm32_imm8 if i.op0_kind() == OpKind::Register => {
                 let most = i.immediate8to32().cast_unsigned();
-                state.bound = number_of(i.op0_register()).map_or(Bound::None, |r| Bound::Most(r, most));
+                state.bound = number_of(i.op0_register()).map_or(RegisterBound::None, |r| RegisterBound::Most(r, most));
             }
             _ => {}
         }

@@ -5,7 +5,7 @@ use ingraft_model::{Avma, AvmaRange};
 use rustc_hash::FxHashSet;
 
 use super::super::rules::number_of;
-use super::super::state::{OTHER, RED_ZONE, RED_ZONE_WORDS, Stack, State};
+use super::super::state::{AbstractState, OTHER, RED_ZONE, RED_ZONE_WORDS, Stack};
 use super::super::{Flaw, VerifyError, fail};
 use super::{Interpreter, Mode};
 use crate::code::routine::Routine;
@@ -75,7 +75,7 @@ impl Interpreter<'_> {
     }
 
     /// Whether control leaves generated code at `at`. Fails if the state does not permit it.
-    pub(super) fn leaves(&self, at: u64, state: &State, mode: Mode) -> Result<bool, VerifyError> {
+    pub(super) fn leaves(&self, at: u64, state: &AbstractState, mode: Mode) -> Result<bool, VerifyError> {
         if matches!(mode, Mode::Routine(_)) {
             return Ok(false);
         }
@@ -104,7 +104,12 @@ impl Interpreter<'_> {
     }
 
     /// Applies a `lea` that brings the stack pointer below the red zone or back.
-    pub(super) fn crosses_red_zone(&self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
+    pub(super) fn crosses_red_zone(
+        &self,
+        i: &Instruction,
+        state: &mut AbstractState,
+        mode: Mode,
+    ) -> Result<(), VerifyError> {
         let moves = |by: u64| i.memory_displacement64() == by;
         let plain = i.memory_base() == Register::RSP && i.memory_index() == Register::None;
         let may = plain && self.red_zone && mode == Mode::Point && self.pushed == 0;
@@ -119,13 +124,13 @@ impl Interpreter<'_> {
     }
 
     /// Checks that the stack pointer is below the red zone, if the point has one.
-    pub(super) fn past_red_zone(&self, at: u64, state: &State) -> Result<(), VerifyError> {
+    pub(super) fn past_red_zone(&self, at: u64, state: &AbstractState) -> Result<(), VerifyError> {
         let right = !self.red_zone || state.stack.len() >= usize::from(RED_ZONE_WORDS);
         if right { Ok(()) } else { fail(at, Flaw::Stack) }
     }
 
     /// Checks the end of a routine: a jump to rax, with all registers unchanged except the answer.
-    pub(super) fn returns(&self, i: &Instruction, state: &State, mode: Mode) -> Result<(), VerifyError> {
+    pub(super) fn returns(&self, i: &Instruction, state: &AbstractState, mode: Mode) -> Result<(), VerifyError> {
         let (r, changed) = match mode {
             Mode::Routine(Routine::CpuTime | Routine::Await | Routine::Room) => (0, 0),
             Mode::Routine(Routine::Time) => (0, 1 << 2),

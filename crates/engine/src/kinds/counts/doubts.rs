@@ -118,7 +118,7 @@ fn were(threads: u64) -> String {
 mod tests {
     use super::*;
     use crate::kinds::profile::leaps::Leaps;
-    use crate::weaving::positions::Seen;
+    use crate::weaving::positions::ProgramCounters;
     use std::time::Duration;
 
     #[test]
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn totals_tell_each_unknown_thread() {
-        let seen = Seen { unknown: vec![Tid(4)], ..Seen::default() };
+        let seen = ProgramCounters { unknown: vec![Tid(4)], ..ProgramCounters::default() };
         let moment = Moment { seen, cut_off: 2, leaps: Leaps::default(), held: Duration::ZERO };
         let words = total_words((1, 3), true, 1, &moment);
         assert_eq!(

@@ -11,17 +11,17 @@ use crate::error::Error;
 use crate::kinds::code::metric_named;
 use crate::kinds::profile::functions::{Functions, Moment, Plan as _, Profiled};
 use crate::kinds::profile::stands::Stand;
-use crate::measure::request::{Owner, Wanted};
+use crate::measure::request::{Owner, WantedPair};
 use crate::pairs::PairKey;
 use crate::program::modules::Modules;
-use crate::readings::values::{Row, Rows};
+use crate::readings::values::{NonzeroCounters, Rows};
 use crate::session::Locked;
 use crate::weaving::catch_up::CaughtUp;
-use crate::weaving::positions::Seen;
+use crate::weaving::positions::ProgramCounters;
 
 use super::doubts;
 use super::plan::CountsPlan;
-use super::spans::{self, Counters, IN_PROGRESS};
+use super::spans::{self, IN_PROGRESS, SpanCounters};
 
 /// Number of counters of a span: its sum, its state, and four outcomes of its calls.
 const SLOTS: usize = 6;
@@ -30,7 +30,7 @@ const OUTCOMES: usize = 2;
 
 /// State of the inclusive totals of a measurement.
 #[derive(Debug, Default)]
-pub struct Clock {
+pub struct EventClock {
     /// Counter of the event clock; `None` without inclusive totals.
     counter: Option<u32>,
     /// Whether the clock belongs to an insertion in progress.
@@ -97,14 +97,14 @@ fn clock_key(measurement: MeasurementId) -> PairKey {
     PairKey::owned(hidden(measurement), Arc::new(pair))
 }
 
-impl Clock {
+impl EventClock {
     /// Adds what inclusive totals need to pairs that count functions: their code also adds to the event clock, and further pairs follow the
     /// calls.
     pub fn prepare(
         &mut self,
         at: &mut Locked<'_>,
         functions: &Functions<CountsPlan>,
-        wanted: &mut Vec<Wanted>,
+        wanted: &mut Vec<WantedPair>,
     ) -> Result<(), Error> {
         if !wanted.iter().any(|w| functions.plan_of(w).is_some()) {
             return Ok(());
@@ -123,7 +123,7 @@ impl Clock {
             more.extend(codes.into_iter().flatten().map(|instrumentation| {
                 let metric = instrumentation.metric.name.clone();
                 let pair = Arc::new(MetricFocus { metric, focus: w.pair.focus.clone() });
-                Wanted { function: w.function, ..Wanted::owned(hidden(at.id()), pair, instrumentation) }
+                WantedPair { function: w.function, ..WantedPair::owned(hidden(at.id()), pair, instrumentation) }
             }));
         }
         wanted.append(&mut more);
@@ -193,7 +193,7 @@ fn events_of(modules: &Modules, plan: &CountsPlan, stand: &Stand, event: usize) 
 
 impl Sought {
     /// The spans of the functions. Without inclusive totals there are none.
-    pub fn of(at: &Locked<'_>, functions: &Functions<CountsPlan>, clock: &Clock) -> Sought {
+    pub fn of(at: &Locked<'_>, functions: &Functions<CountsPlan>, clock: &EventClock) -> Sought {
         let mut sought = Sought { counters: Vec::new(), spans: Vec::new(), missing: Vec::new() };
         let Some(clock) = clock.counter else { return sought };
         sought.counters.push(clock);
@@ -220,8 +220,8 @@ impl Sought {
         let Some(pair) = at.pair(key) else {
             return self.missing.push(missing("the code that follows the calls was taken out"));
         };
-        let counters = Counters::of(pair.counters(), number).filter(|_| pair.was_woven());
-        let Some(Counters { sum, state, activations }) = counters else {
+        let counters = SpanCounters::of(pair.counters(), number).filter(|_| pair.was_woven());
+        let Some(SpanCounters { sum, state, activations }) = counters else {
             let refused = pair.refusals().first().map(|(_, refused)| refused.reason.to_string());
             let why = refused.unwrap_or_else(|| "the code that follows the calls is not in the target".to_owned());
             return self.missing.push(missing(&why));
@@ -235,7 +235,7 @@ impl Sought {
     pub fn totals(
         &self,
         at: &Locked<'_>,
-        (functions, clock): (&Functions<CountsPlan>, &Clock),
+        (functions, clock): (&Functions<CountsPlan>, &EventClock),
         moment: &Moment,
         rows: &Rows,
     ) -> Vec<OfFunction> {
@@ -268,7 +268,7 @@ impl Sought {
     }
 
     /// The sums of each span over all threads. `begun` has the events of the runs that threads are in.
-    fn sums(&self, begun: &FxHashMap<Tid, i64>, seen: &Seen, rows: &Rows) -> Vec<Sum> {
+    fn sums(&self, begun: &FxHashMap<Tid, i64>, seen: &ProgramCounters, rows: &Rows) -> Vec<Sum> {
         let living: FxHashSet<Tid> = seen.threads.iter().copied().collect();
         let over = seen.threads.is_empty();
         let mut sums = vec![Sum::default(); self.spans.len()];
@@ -278,14 +278,14 @@ impl Sought {
         }
         // Open calls of threads that have ended count as left already.
         let is_state = |index: usize| index.checked_sub(1).is_some_and(|place| place % SLOTS == STATE);
-        let over_with: Row = rows.ended.iter().filter(|(index, _)| !is_state(*index)).copied().collect();
+        let over_with: NonzeroCounters = rows.ended.iter().filter(|(index, _)| !is_state(*index)).copied().collect();
         add(&mut sums, &over_with, None);
         sums
     }
 }
 
 /// Events of the runs that threads are in, which the event clock does not have yet, by thread.
-fn begun(at: &Locked<'_>, functions: &Functions<CountsPlan>, seen: &Seen) -> FxHashMap<Tid, i64> {
+fn begun(at: &Locked<'_>, functions: &Functions<CountsPlan>, seen: &ProgramCounters) -> FxHashMap<Tid, i64> {
     let mut begun: FxHashMap<Tid, i64> = FxHashMap::default();
     for (n, stands) in functions.stands(at, seen) {
         let plan = functions.all.get(n).map(|f| &*f.plan);
@@ -300,7 +300,7 @@ fn begun(at: &Locked<'_>, functions: &Functions<CountsPlan>, seen: &Seen) -> FxH
 
 /// Adds the values of a thread to the sums. `begun` is what the event clock lacks; `None` if spans in progress are not those of one thread that
 /// is there.
-fn add(sums: &mut [Sum], row: &Row, begun: Option<i64>) {
+fn add(sums: &mut [Sum], row: &NonzeroCounters, begun: Option<i64>) {
     let clock = row.first().filter(|(index, _)| *index == 0).map_or(0, |(_, value)| *value);
     for (index, value) in row {
         let Some(place) = index.checked_sub(1) else { continue };

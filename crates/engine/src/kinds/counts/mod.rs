@@ -20,7 +20,7 @@ use rustc_hash::FxHashMap;
 
 use crate::api::{CountsOptions, Removed};
 use crate::error::{Error, Reason};
-use crate::measure::request::{Missing, Wanted, refuse_large};
+use crate::measure::request::{Missing, WantedPair, refuse_large};
 use crate::measure::resolution;
 use crate::readings::values::Rows;
 use crate::session::{InsertedPairs, KindRequest, Locked, Occasion, Running};
@@ -32,9 +32,9 @@ use super::profile::stands::Stand;
 use super::whole;
 
 use self::doubts::{CountDoubts, suspects};
-use self::inclusive::{Clock, OfFunction, Sought};
+use self::inclusive::{EventClock, OfFunction, Sought};
 use self::plan::{CountsPlan, earlier_counts};
-use self::result::Counted;
+use self::result::CounterValues;
 
 /// Name of the metric that the pairs have.
 const METRIC: &str = "edge_profile";
@@ -47,7 +47,7 @@ pub struct CountsKind {
     functions: Functions<CountsPlan>,
     /// The functions as they were analysed for their plans, so that the insertion does not analyse them again.
     bodies: Vec<Arc<FunctionBody>>,
-    clock: Clock,
+    clock: EventClock,
     /// The last counts, read before the code was taken out.
     last: Option<Result<SavedProfile, Error>>,
 }
@@ -59,7 +59,7 @@ impl CountsKind {
             options: options.clone(),
             functions: Functions::default(),
             bodies: Vec::new(),
-            clock: Clock::default(),
+            clock: EventClock::default(),
             last: None,
         }
     }
@@ -91,7 +91,7 @@ impl CountsKind {
             };
             let late = f.late.iter().filter_map(|late| late.stand.run).collect();
             let partial = Partial { late, early: early.get(&n).cloned().unwrap_or_default() };
-            result::counts(at.modules(), &f.plan, &Counted { counters, partial, inexact: doubts.words() }, module)
+            result::counts(at.modules(), &f.plan, &CounterValues { counters, partial, inexact: doubts.words() }, module)
         });
         let late: usize = functions.all.iter().map(|f| f.late_runs()).sum();
         let early: usize = early.values().map(Vec::len).sum();
@@ -111,7 +111,7 @@ impl CountsKind {
 }
 
 impl Running for CountsKind {
-    fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<Wanted>, Error> {
+    fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<WantedPair>, Error> {
         let leaps = asked.modules.leaves_handlers(asked.target);
         let CountsKind { options, functions, bodies, .. } = self;
         let named = whole::functions(asked, false)?;
@@ -138,7 +138,7 @@ impl Running for CountsKind {
         resolution::AWAITED
     }
 
-    fn prepare(&mut self, at: &mut Locked<'_>, wanted: &mut Vec<Wanted>) -> Result<Observer, Error> {
+    fn prepare(&mut self, at: &mut Locked<'_>, wanted: &mut Vec<WantedPair>) -> Result<Observer, Error> {
         let observer = self.functions.prepare(at, wanted);
         if self.options.inclusive.is_some() {
             self.clock.prepare(at, &self.functions, wanted)?;

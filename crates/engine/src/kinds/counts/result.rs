@@ -14,7 +14,7 @@ use super::plan::CountsPlan;
 
 /// Values of a function's counters, and what makes them inexact.
 #[derive(Clone, Debug, Default)]
-pub struct Counted {
+pub struct CounterValues {
     /// Sum over all threads of each counter, in the order of the plan.
     pub counters: Vec<u64>,
     /// Threads inside of runs when counting began and ended.
@@ -25,7 +25,7 @@ pub struct Counted {
 
 /// Derives the counts of a function. `module` is the index of its module in the saved profile. The calls of a library that is not loaded any
 /// more are left out.
-pub fn counts(modules: &Modules, plan: &CountsPlan, counted: &Counted, module: usize) -> FunctionProfile {
+pub fn counts(modules: &Modules, plan: &CountsPlan, counted: &CounterValues, module: usize) -> FunctionProfile {
     let graph = plan.graph();
     let file = graph.resolve(modules).map(|(file, _)| file);
     let counts = match plan.runs.counts(&counted.counters, &counted.partial) {
@@ -43,7 +43,7 @@ pub fn counts(modules: &Modules, plan: &CountsPlan, counted: &Counted, module: u
 }
 
 /// The counts of a function whose counters contradict each other: those that counters have told directly. The others are unknown.
-fn contradictory(plan: &CountsPlan, counted: &Counted, module: usize, defect: &Defect) -> FunctionProfile {
+fn contradictory(plan: &CountsPlan, counted: &CounterValues, module: usize, defect: &Defect) -> FunctionProfile {
     let graph = plan.graph();
     let measured = plan.runs.measured(&graph.cfg, &counted.counters);
     let block = |n| measured.blocks.get(n).copied().flatten();

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use ingraft_analysis::Function;
 use ingraft_codegen::WovenBody;
 use ingraft_model::{
-    BinaryOp, BlockEvents, BlockId, Cfg, EdgeKind, EdgeTarget, Expr, FunctionBody, FunctionId, IndexVec, Insertion,
-    Instrumentation, Offset, Order, Parts, PointId, PointKind, Record, Refusal, Restore, Role, Shape, Snippet, Stmt,
+    BinaryOp, BlockEvents, BlockId, CallRecord, Cfg, EdgeKind, EdgeTarget, Expr, FunctionBody, FunctionId, IndexVec,
+    Insertion, Instrumentation, Offset, Order, Parts, PointId, PointKind, Refusal, Restore, Role, Shape, Snippet, Stmt,
     Svma, ValueUnit, Variable, VariableId, VariableKind,
 };
 
@@ -41,12 +41,12 @@ pub struct Spans {
     /// Whether the entry and all exits can be woven; else the reason.
     pub whole: Result<(), Refusal>,
     /// The calls, sorted by the block that each ends.
-    pub calls: Vec<Call>,
+    pub calls: Vec<ProfiledCall>,
 }
 
 /// A call that a function makes.
 #[derive(Clone, Debug)]
-pub struct Call {
+pub struct ProfiledCall {
     /// Block that the call ends.
     pub block: BlockId,
     /// The points before the call and after it; the reason if it cannot be followed.
@@ -79,7 +79,7 @@ impl Spans {
                 let both = probe(before).and_then(|()| probe(after));
                 both.map(|()| (before, after)).map_err(|why| why.to_string())
             });
-            Some(Call { block, points })
+            Some(ProfiledCall { block, points })
         };
         Spans { whole, calls: cfg.blocks.keys().filter_map(call).collect() }
     }
@@ -97,7 +97,7 @@ impl Spans {
 
     /// The code that follows the calls that a function makes; `None` if none can be followed.
     pub fn of_calls(&self, function: FunctionId, clock: u32) -> Option<Instrumentation> {
-        let span = |call: &Call| {
+        let span = |call: &ProfiledCall| {
             let (before, after) = *call.points.as_ref().ok()?;
             Some([(PointKind::CallBefore, Parts::One(before)), (PointKind::CallAfter, Parts::One(after))])
         };
@@ -108,7 +108,7 @@ impl Spans {
 
 /// First counters of the variables of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counters {
+pub struct SpanCounters {
     /// Events of the spans that have ended.
     pub sum: u32,
     /// State of the span.
@@ -117,12 +117,12 @@ pub struct Counters {
     pub activations: u32,
 }
 
-impl Counters {
+impl SpanCounters {
     /// The counters of a span, by its index among those of its pair, and the counters of the pair's variables.
     pub fn of(counters: &[u32], span: usize) -> Option<Self> {
         let first = span.checked_mul(VARIABLES as usize)?;
         let [sum, state, activations] = *counters.get(first..first + VARIABLES as usize)? else { return None };
-        Some(Counters { sum, state, activations })
+        Some(SpanCounters { sum, state, activations })
     }
 }
 
@@ -141,7 +141,7 @@ fn instrumentation(
         variables.push(variable(format!("events {n}"), VariableKind::Counter, Shape::Counter));
         variables.push(variable(format!("state {n}"), VariableKind::Scratch, Shape::Counter));
         variables.push(variable(format!("calls {n}"), VariableKind::Activations, Shape::Activations));
-        let record = Record { activations, kept: Vec::new(), restore: Some(Restore::Value(state)) };
+        let record = CallRecord { activations, kept: Vec::new(), restore: Some(Restore::Value(state)) };
         let binary = |op, a, b| Expr::Binary(op, Box::new(a), Box::new(b));
         let is_none = |e| binary(BinaryOp::Equal, e, Expr::Const(0));
         let now = || binary(BinaryOp::Add, Expr::Variable(clock_id), Expr::Const(IN_PROGRESS));

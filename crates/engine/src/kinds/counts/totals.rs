@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::kinds::profile::functions::Functions;
 use crate::readings::values::Rows;
 use crate::session::{Locked, now_ns};
-use crate::weaving::positions::Seen;
+use crate::weaving::positions::ProgramCounters;
 
 use super::CountsKind;
 use super::doubts;
@@ -39,7 +39,7 @@ struct Threads {
 }
 
 impl Threads {
-    fn new(seen: &Seen, rows: &Rows) -> Self {
+    fn new(seen: &ProgramCounters, rows: &Rows) -> Self {
         Threads {
             living: seen.threads.iter().copied().collect(),
             over: seen.threads.is_empty(),
@@ -125,7 +125,12 @@ pub fn totals(counts: &CountsKind, at: &Locked<'_>) -> Result<TotalsReading, Err
 
 /// Adds what threads in the functions have executed besides what their counters tell, and takes away what they had executed before counting
 /// began.
-fn correct(at: &Locked<'_>, functions: &Functions<CountsPlan>, (seen, threads): (&Seen, &Threads), sums: &mut Sums) {
+fn correct(
+    at: &Locked<'_>,
+    functions: &Functions<CountsPlan>,
+    (seen, threads): (&ProgramCounters, &Threads),
+    sums: &mut Sums,
+) {
     for (n, stands) in functions.stands(at, seen) {
         let Some(f) = functions.all.get(n) else { continue };
         for stand in &stands {
@@ -180,8 +185,8 @@ fn learn_increments(plans: &[&CountsPlan], places: &[(usize, usize)], rows: &Row
 mod tests {
     use super::*;
 
-    fn seen(tids: &[i32]) -> Seen {
-        Seen { threads: tids.iter().map(|tid| Tid(*tid)).collect(), ..Seen::default() }
+    fn seen(tids: &[i32]) -> ProgramCounters {
+        ProgramCounters { threads: tids.iter().map(|tid| Tid(*tid)).collect(), ..ProgramCounters::default() }
     }
 
     #[test]

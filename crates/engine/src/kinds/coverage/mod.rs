@@ -17,7 +17,7 @@ use rustc_hash::FxHashSet;
 use crate::api::{CoverageOptions, Removed};
 use crate::background::each;
 use crate::error::Error;
-use crate::measure::request::Wanted;
+use crate::measure::request::WantedPair;
 use crate::measure::resolution;
 use crate::pairs::{Pair, PairKey};
 use crate::program::modules::Modules;
@@ -131,7 +131,7 @@ impl CoverageKind {
 }
 
 impl Running for CoverageKind {
-    fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<Wanted>, Error> {
+    fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<WantedPair>, Error> {
         let named = whole::functions(asked, true)?;
         let plan = |function| CoveragePlan::new(asked.modules, function, self.options);
         Ok(self.functions.wanted(asked, (&named, METRIC), plan))
@@ -141,7 +141,7 @@ impl Running for CoverageKind {
         resolution::AWAITED
     }
 
-    fn prepare(&mut self, at: &mut Locked<'_>, wanted: &mut Vec<Wanted>) -> Result<Observer, Error> {
+    fn prepare(&mut self, at: &mut Locked<'_>, wanted: &mut Vec<WantedPair>) -> Result<Observer, Error> {
         let observer = self.functions.prepare(at, wanted);
         wanted.extend(LeapCounter::wanted(at));
         Ok(observer)

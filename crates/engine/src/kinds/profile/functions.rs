@@ -14,11 +14,11 @@ use crate::background::{each, in_background};
 use crate::error::{Error, Reason};
 use crate::kinds::code;
 use crate::kinds::graph::{FunctionGraph, module_info};
-use crate::measure::request::{Owner, Wanted};
+use crate::measure::request::{Owner, WantedPair};
 use crate::pairs::PairKey;
 use crate::readings::values::Columns;
 use crate::session::{InsertedPairs, KindRequest, Locked, now_ns};
-use crate::weaving::positions::{Observer, Seen};
+use crate::weaving::positions::{Observer, ProgramCounters};
 
 use super::leaps::{LeapCounter, Leaps};
 use super::stands::{Late, Stand, stands};
@@ -97,7 +97,7 @@ impl<P> Profiled<P> {
 #[derive(Debug)]
 pub struct Moment {
     /// Where the threads are.
-    pub seen: Seen,
+    pub seen: ProgramCounters,
     /// Number of threads that the end of the target may have stopped inside of runs.
     pub cut_off: u64,
     /// Jumps out of signal handlers since counting began.
@@ -121,7 +121,7 @@ impl<P: Plan> Functions<P> {
         asked: &KindRequest<'_>,
         (functions, metric): (&[FunctionId], &str),
         plan: impl Fn(FunctionId) -> Result<P, Refusal> + Sync,
-    ) -> Vec<Wanted> {
+    ) -> Vec<WantedPair> {
         let metric = code::metric_named(metric);
         let wanted = |function: &FunctionId| {
             let (module, name) = asked.modules.focus_name(*function)?;
@@ -135,22 +135,22 @@ impl<P: Plan> Functions<P> {
             };
             let pair = Arc::new(MetricFocus { metric: metric.name.clone(), focus });
             let owner = Owner { measurement: asked.id, hidden: false };
-            Some((plan, Wanted { function: Some(*function), ..Wanted::owned(owner, pair, instrumentation) }))
+            Some((plan, WantedPair { function: Some(*function), ..WantedPair::owned(owner, pair, instrumentation) }))
         };
         let all: Vec<_> = in_background(|| functions.par_iter().filter_map(wanted).collect());
-        let (plans, wanted): (Vec<_>, Vec<Wanted>) = all.into_iter().unzip();
+        let (plans, wanted): (Vec<_>, Vec<WantedPair>) = all.into_iter().unzip();
         self.planned = plans.into_iter().flatten().collect();
         wanted
     }
 
     /// The plan of a wanted pair; `None` if the pair counts no function, or if the function is refused.
-    pub fn plan_of(&self, wanted: &Wanted) -> Option<&Arc<P>> {
+    pub fn plan_of(&self, wanted: &WantedPair) -> Option<&Arc<P>> {
         self.planned.get(&wanted.function?)
     }
 
     /// Prepares the insertion of the functions that are new. Returns an observer that notes where threads are when they are inserted.
-    pub fn prepare(&mut self, at: &Locked<'_>, wanted: &[Wanted]) -> Observer {
-        let new = |w: &Wanted| Some((PairKey::of(w), Arc::clone(self.plan_of(w)?)));
+    pub fn prepare(&mut self, at: &Locked<'_>, wanted: &[WantedPair]) -> Observer {
+        let new = |w: &WantedPair| Some((PairKey::of(w), Arc::clone(self.plan_of(w)?)));
         self.new = wanted.iter().filter_map(new).filter(|(key, _)| at.pair(key).is_none()).collect();
         let functions = self.new.iter().map(|(_, plan)| plan.graph().function).collect();
         Observer { functions, seen: None }
@@ -227,7 +227,7 @@ impl<P: Plan> Functions<P> {
     }
 
     /// The threads inside of functions, by the index of the function.
-    pub fn stands(&self, at: &Locked<'_>, seen: &Seen) -> FxHashMap<usize, Vec<Stand>> {
+    pub fn stands(&self, at: &Locked<'_>, seen: &ProgramCounters) -> FxHashMap<usize, Vec<Stand>> {
         at.woven().map_or_else(FxHashMap::default, |woven| stands(at.modules(), woven, &self.graphs(), seen, false))
     }
 

@@ -16,7 +16,7 @@ use ingraft_model::{
 use crate::api::{MeasurementId, MetricFocus};
 use crate::kinds::code;
 use crate::kinds::graph::block_of;
-use crate::measure::request::{Owner, Wanted};
+use crate::measure::request::{Owner, WantedPair};
 use crate::pairs::PairKey;
 use crate::program::callees::named;
 use crate::program::modules::{Module, ModuleFile, Modules};
@@ -84,7 +84,7 @@ pub struct LeapCounter {
 
 impl LeapCounter {
     /// The pair with its code; `None` if the process makes no leaps.
-    pub fn wanted(at: &Locked<'_>) -> Option<Wanted> {
+    pub fn wanted(at: &Locked<'_>) -> Option<WantedPair> {
         if !at.modules().leaves_handlers(at.target()) {
             return None;
         }
@@ -94,7 +94,7 @@ impl LeapCounter {
             tracing::debug!(%error, "leaps of a file that cannot be analysed are not counted");
         }
         let instrumentation = instrumentation(at.modules())?;
-        Some(Wanted::owned(owner(at.id()), pair(), instrumentation))
+        Some(WantedPair::owned(owner(at.id()), pair(), instrumentation))
     }
 
     /// Notes the pair when the profile begins.

@@ -8,7 +8,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::kinds::graph::FunctionGraph;
 use crate::program::modules::Modules;
 use crate::weaving::plan::Woven;
-use crate::weaving::positions::{CodeMap, Place, Seen, Spot};
+use crate::weaving::positions::{CodeMap, GraphPosition, ProgramCounters, ThreadPosition};
 
 /// A thread in a profiled function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,13 +37,13 @@ pub fn stands(
     modules: &Modules,
     woven: &Woven,
     graphs: &[&FunctionGraph],
-    seen: &Seen,
+    seen: &ProgramCounters,
     inserting: bool,
 ) -> FxHashMap<usize, Vec<Stand>> {
     let map = CodeMap::new(woven);
     let copied: FxHashSet<Avma> = woven.copied().map(|body| body.function).collect();
     let mut found: FxHashMap<usize, Vec<Stand>> = FxHashMap::default();
-    let spots: Vec<(Tid, Spot)> = seen.counters.iter().map(|(tid, pc)| (*tid, map.spot(*pc))).collect();
+    let spots: Vec<(Tid, ThreadPosition)> = seen.counters.iter().map(|(tid, pc)| (*tid, map.spot(*pc))).collect();
     for (n, graph) in graphs.iter().enumerate() {
         let Some((module, f)) = graph.resolve(modules) else { continue };
         let start = f.start().to_avma(module.bias);
@@ -70,23 +70,23 @@ struct MappedGraph<'r> {
 
 impl MappedGraph<'_> {
     /// The thread at a position, if that is in the function. `leads` tells whether a springboard begins at an address.
-    fn stand(&self, tid: Tid, spot: &Spot, leads: &dyn Fn(Avma) -> bool) -> Option<Stand> {
+    fn stand(&self, tid: Tid, spot: &ThreadPosition, leads: &dyn Fn(Avma) -> bool) -> Option<Stand> {
         let block = |at: Avma| self.graph.block_around(at.to_svma(self.bias));
         let mut left = None;
         let (run, part) = match spot.place {
-            Place::Arrival(at) => (Some(Position::Arrival(block(at)?)), block(at)?),
-            Place::Block(at) => (Some(Position::Block(block(at)?)), block(at)?),
-            Place::Left(from, to) => {
+            GraphPosition::Arrival(at) => (Some(Position::Arrival(block(at)?)), block(at)?),
+            GraphPosition::Block(at) => (Some(Position::Block(block(at)?)), block(at)?),
+            GraphPosition::Left(from, to) => {
                 left = Some(block(from)?);
                 (left.map(Position::Block), block(to)?)
             }
-            Place::Before(at) => (None, block(at)?),
-            Place::Text(at) => {
+            GraphPosition::Before(at) => (None, block(at)?),
+            GraphPosition::Text(at) => {
                 let block = block(at)?;
                 let arrives = self.arrives_in_text(block, at, leads);
                 (Some(if arrives { Position::Arrival(block) } else { Position::Block(block) }), block)
             }
-            Place::Unknown => return None,
+            GraphPosition::Unknown => return None,
         };
         Some(Stand { tid, run, left, part: (part, spot.next.map(|next| next.to_svma(self.bias))) })
     }
@@ -134,25 +134,25 @@ mod tests {
     }
 
     /// Where a thread at this position stands. `counts_in_text`: the function has no copy. Springboards begin at `jumps`.
-    fn stand(place: Place, counts_in_text: bool, jumps: &[u64]) -> Option<Stand> {
+    fn stand(place: GraphPosition, counts_in_text: bool, jumps: &[u64]) -> Option<Stand> {
         let graph = graph();
         let start = Svma(0x10).to_avma(BIAS);
         let mapped = MappedGraph { graph: &graph, bias: BIAS, start, counts_in_text };
-        mapped.stand(Tid(1), &Spot { place, next: Some(Avma(0x1018)) }, &|at| jumps.contains(&at.0))
+        mapped.stand(Tid(1), &ThreadPosition { place, next: Some(Avma(0x1018)) }, &|at| jumps.contains(&at.0))
     }
 
-    fn run(place: Place, counts_in_text: bool, jumps: &[u64]) -> Option<Position> {
+    fn run(place: GraphPosition, counts_in_text: bool, jumps: &[u64]) -> Option<Position> {
         stand(place, counts_in_text, jumps)?.run
     }
 
     #[test]
     fn positions_in_generated_code_tell_what_was_counted() {
         let (first, second) = (Avma(0x1010), Avma(0x1020));
-        assert_eq!(run(Place::Arrival(second), false, &[]), Some(Position::Arrival(BlockId(1))));
-        assert_eq!(run(Place::Block(first), false, &[]), Some(Position::Block(BlockId(0))));
-        let before = stand(Place::Before(second), false, &[]).expect("a stand");
+        assert_eq!(run(GraphPosition::Arrival(second), false, &[]), Some(Position::Arrival(BlockId(1))));
+        assert_eq!(run(GraphPosition::Block(first), false, &[]), Some(Position::Block(BlockId(0))));
+        let before = stand(GraphPosition::Before(second), false, &[]).expect("a stand");
         assert_eq!((before.run, before.part.0), (None, BlockId(1)), "the run has not begun");
-        let left = stand(Place::Left(first, second), false, &[]).expect("a stand");
+        let left = stand(GraphPosition::Left(first, second), false, &[]).expect("a stand");
         assert_eq!(
             (left.run, left.left, left.part),
             (Some(Position::Block(BlockId(0))), Some(BlockId(0)), (BlockId(1), Some(Svma(0x18))))
@@ -161,19 +161,19 @@ mod tests {
 
     #[test]
     fn threads_elsewhere_have_no_stand() {
-        assert_eq!(stand(Place::Unknown, true, &[]), None);
-        assert_eq!(stand(Place::Text(Avma(0x1025)), true, &[]), None, "behind the function");
-        assert_eq!(stand(Place::Left(Avma(0x1010), Avma(0x1030)), true, &[]), None);
+        assert_eq!(stand(GraphPosition::Unknown, true, &[]), None);
+        assert_eq!(stand(GraphPosition::Text(Avma(0x1025)), true, &[]), None, "behind the function");
+        assert_eq!(stand(GraphPosition::Left(Avma(0x1010), Avma(0x1030)), true, &[]), None);
     }
 
     #[test]
     fn a_thread_at_the_beginning_of_a_block_in_the_text_may_have_been_counted() {
-        let [first, second] = [0x1010, 0x1020].map(|at| Place::Text(Avma(at)));
+        let [first, second] = [0x1010, 0x1020].map(|at| GraphPosition::Text(Avma(at)));
         let (arrives, counted) = (Some(Position::Arrival(BlockId(0))), Some(Position::Block(BlockId(0))));
         assert_eq!(run(first, true, &[]), arrives, "nothing is counted before");
         assert_eq!(run(first, false, &[]), counted, "it came back from the copy for a call");
         assert_eq!(run(first, false, &[0x1014]), arrives, "it is at an `endbr64` before its springboard");
         assert_eq!(run(second, false, &[0x1024]), Some(Position::Block(BlockId(1))), "a call alone has none");
-        assert_eq!(run(Place::Text(Avma(0x1014)), true, &[]), counted, "within the block");
+        assert_eq!(run(GraphPosition::Text(Avma(0x1014)), true, &[]), counted, "within the block");
     }
 }

@@ -18,7 +18,7 @@ use rustc_hash::FxHashSet;
 use crate::api::{MeasurementId, MetricFocus, RefusedFunction, Removed, TraceOptions, TraceRest};
 use crate::background::in_background;
 use crate::error::{Error, Reason};
-use crate::measure::request::{Owner, Wanted};
+use crate::measure::request::{Owner, WantedPair};
 use crate::pairs::PairKey;
 use crate::program::callees::may_unwind;
 use crate::program::modules::Modules;
@@ -86,7 +86,7 @@ impl Running for TraceKind {
     }
 
     /// The pair of the trace, with the code of all functions. A function that cannot be traced has code that is refused for the reason.
-    fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<Wanted>, Error> {
+    fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<WantedPair>, Error> {
         let modules = asked.modules;
         let functions = whole::functions(asked, false)?;
         if functions.is_empty() {
@@ -116,12 +116,12 @@ impl Running for TraceKind {
             Error::new(Reason::TooManyFunctions, what, "name fewer functions")
         })?;
         self.plans = plans;
-        Ok(vec![Wanted::owned(owner(asked.id), pair(), code)])
+        Ok(vec![WantedPair::owned(owner(asked.id), pair(), code)])
     }
 
     /// Adds the code that tells where a thread leaves calls. Fails if threads would wait for room in buffers of two traces: a wait ends when
     /// those of one trace are empty.
-    fn prepare(&mut self, at: &mut Locked<'_>, wanted: &mut Vec<Wanted>) -> Result<Observer, Error> {
+    fn prepare(&mut self, at: &mut Locked<'_>, wanted: &mut Vec<WantedPair>) -> Result<Observer, Error> {
         let traced = wanted.first_mut().filter(|_| !self.plans.is_empty());
         let buffer = traced.as_ref().and_then(|w| Buffer::of(&w.instrumentation.variables));
         let (Some(traced), Some(buffer)) = (traced, buffer) else { return Ok(Observer::default()) };

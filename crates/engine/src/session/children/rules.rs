@@ -2,7 +2,7 @@
 
 use ingraft_model::layout::birth;
 use ingraft_model::{
-    Clock, Expr, Instrumentation, Kept, Record as CallRecord, Restore, Shape, Stmt, Variable, VariableKind,
+    CallRecord, Clock, Expr, Instrumentation, KeptValue, Restore, Shape, Stmt, Variable, VariableKind,
 };
 
 /// Whether a pair has a state that must continue in a child that is born during a call.
@@ -67,12 +67,12 @@ pub fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32
 
 /// Returns one bit for each time in a record that a fork child adjusts (see [`birth`]).
 fn kept_times(record: &CallRecord, restores_time: bool) -> u64 {
-    let bit = |(n, kept): (u32, &Kept)| match kept {
-        Kept::Time(Clock::Wall) => 1 << (birth::KEPT_WALL + n),
-        Kept::Time(Clock::Cpu) => 1 << (birth::KEPT_CPU + n),
+    let bit = |(n, kept): (u32, &KeptValue)| match kept {
+        KeptValue::Time(Clock::Wall) => 1 << (birth::KEPT_WALL + n),
+        KeptValue::Time(Clock::Cpu) => 1 << (birth::KEPT_CPU + n),
         // Both are 0 at the birth.
-        Kept::Spent(_) => 1 << (birth::KEPT_CPU + n),
-        Kept::Argument(_) | Kept::Float(_) => 0,
+        KeptValue::Spent(_) => 1 << (birth::KEPT_CPU + n),
+        KeptValue::Argument(_) | KeptValue::Float(_) => 0,
     };
     let kept = (0..birth::KEPT_TIMES).zip(&record.kept).map(bit).fold(0, |all, one: u64| all | one);
     kept | (u64::from(restores_time) << birth::SAVED_TIME)
@@ -108,7 +108,7 @@ mod tests {
     const V: VariableId = VariableId(0);
 
     /// Code that opens a record which restores this, with these statements at the beginning of the call.
-    fn opens(restore: Option<Restore>, kept: Vec<Kept>, body: Vec<Stmt>) -> Vec<Stmt> {
+    fn opens(restore: Option<Restore>, kept: Vec<KeptValue>, body: Vec<Stmt>) -> Vec<Stmt> {
         vec![Stmt::Open(CallRecord { activations: VariableId(1), kept, restore }, body)]
     }
 
@@ -176,16 +176,16 @@ mod tests {
     fn records_tell_which_of_their_words_are_times() {
         let wall = |n: u32| 1u64 << (birth::KEPT_WALL + n);
         let cpu = |n: u32| 1u64 << (birth::KEPT_CPU + n);
-        let argument = Kept::Argument(0);
+        let argument = KeptValue::Argument(0);
         for (kept, bits) in [
             (vec![], 0),
-            (vec![Kept::Time(Clock::Wall)], wall(0)),
-            (vec![argument, Kept::Time(Clock::Wall)], wall(1)),
-            (vec![Kept::Time(Clock::Cpu), Kept::Time(Clock::Wall)], cpu(0) | wall(1)),
-            (vec![Kept::Time(Clock::Wall), Kept::Spent(Clock::Wall)], wall(0) | cpu(1)),
+            (vec![KeptValue::Time(Clock::Wall)], wall(0)),
+            (vec![argument, KeptValue::Time(Clock::Wall)], wall(1)),
+            (vec![KeptValue::Time(Clock::Cpu), KeptValue::Time(Clock::Wall)], cpu(0) | wall(1)),
+            (vec![KeptValue::Time(Clock::Wall), KeptValue::Spent(Clock::Wall)], wall(0) | cpu(1)),
             (vec![argument; 4], 0),
             // times come first
-            (vec![argument, argument, argument, argument, Kept::Time(Clock::Wall)], 0),
+            (vec![argument, argument, argument, argument, KeptValue::Time(Clock::Wall)], 0),
         ] {
             let stmts = opens(None, kept.clone(), Vec::new());
             let variables =

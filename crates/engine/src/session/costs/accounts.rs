@@ -35,8 +35,8 @@ struct MeterAccount {
 }
 
 impl MeterAccount {
-    fn item(&self) -> Item {
-        Item { counter: self.counter, hit_ns: self.hit_ns() }
+    fn item(&self) -> MeteredCost {
+        MeteredCost { counter: self.counter, hit_ns: self.hit_ns() }
     }
 
     /// Worst case of a hit in nanoseconds: the mean over the points, divided by the number of pairs that share the code.
@@ -69,7 +69,7 @@ impl MeterAccount {
 
 /// A counter, and the cost of a hit that it counts.
 #[derive(Clone, Copy, Debug)]
-pub struct Item {
+pub struct MeteredCost {
     /// The counter.
     pub counter: u32,
     /// Worst case of a hit in nanoseconds.
@@ -78,7 +78,7 @@ pub struct Item {
 
 impl Account {
     /// The counters of the pair's snippets.
-    pub fn items(&self) -> impl Iterator<Item = Item> {
+    pub fn items(&self) -> impl Iterator<Item = MeteredCost> {
         self.meters.iter().map(MeterAccount::item)
     }
 
@@ -106,7 +106,7 @@ pub struct Ledger {
     accounts: FxHashMap<u32, Account>,
     /// The meters of all accounts in the order of their counters, computed at the first request. The thread `watch` of the session reads
     /// them all the time.
-    bill: Option<Vec<Item>>,
+    bill: Option<Vec<MeteredCost>>,
     /// Cost so far of the pairs whose accounts are closed, in nanoseconds of processor time.
     closed_ns: f64,
 }
@@ -182,7 +182,7 @@ impl Ledger {
     }
 
     /// The meters of all accounts in the order of their counters, if they were listed.
-    pub fn bill(&self) -> Option<&[Item]> {
+    pub fn bill(&self) -> Option<&[MeteredCost]> {
         self.bill.as_deref()
     }
 

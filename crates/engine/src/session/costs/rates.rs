@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::accounts::{Account, Item};
+use super::accounts::{Account, MeteredCost};
 
 /// Rate of a pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -36,7 +36,7 @@ struct Hits {
 impl Rates {
     /// Reads the counters of a bill. `sum` returns the present sum of a counter. Returns their total cost in nanoseconds of processor time per
     /// second.
-    pub fn look(&mut self, bill: &[Item], now: Instant, sum: &dyn Fn(u32) -> i64) -> f64 {
+    pub fn look(&mut self, bill: &[MeteredCost], now: Instant, sum: &dyn Fn(u32) -> i64) -> f64 {
         let before = self.at.replace(now);
         let seconds = before.map_or(0.0, |before| now.saturating_duration_since(before).as_secs_f64()).max(1e-6);
         self.round = self.round.saturating_add(1);
@@ -57,7 +57,7 @@ impl Rates {
     /// Rate of a pair between the latest two looks; `None` before the second one.
     pub fn of(&self, account: &Account) -> Option<PairRate> {
         let mut rate = PairRate::default();
-        for Item { counter, hit_ns } in account.items() {
+        for MeteredCost { counter, hit_ns } in account.items() {
             let hits = self.hits.get(counter as usize).filter(|hits| hits.round == self.round)?;
             let per_s = hits.per_s?;
             rate.hits_per_s = rate.hits_per_s.max(per_s);
@@ -75,8 +75,8 @@ mod tests {
 
     use super::*;
 
-    fn item(counter: u32, hit_ns: f64) -> Item {
-        Item { counter, hit_ns }
+    fn item(counter: u32, hit_ns: f64) -> MeteredCost {
+        MeteredCost { counter, hit_ns }
     }
 
     #[test]
@@ -110,7 +110,7 @@ mod tests {
         let (mut rates, begin) = (Rates::default(), Instant::now());
         let cost = |slots| Cost { slots, ..Cost::default() };
         let account = Account::of_costs(0, &[(0, cost(8)), (1, cost(80))]);
-        let bill: Vec<Item> = account.items().collect();
+        let bill: Vec<MeteredCost> = account.items().collect();
         assert_eq!(rates.of(&account), None);
         rates.look(&bill, begin, &|_| 0);
         assert_eq!(rates.of(&account), None);

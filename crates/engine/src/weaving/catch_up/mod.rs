@@ -14,14 +14,14 @@ use rustc_hash::FxHashMap;
 
 pub use self::outcome::CaughtUp;
 use self::outcome::Uncaught;
-use self::replay::{Shard, State};
-use self::walk::{Frame, Places, Walk, Walker};
+use self::replay::{Shard, StateChanges};
+use self::walk::{ActiveCall, OriginalPositions, Walk, Walker};
 use crate::program::modules::Modules;
-use crate::weaving::plan::{Change, Woven};
-use crate::weaving::wanted::Wanted;
+use crate::weaving::plan::{PlannedChange, Woven};
+use crate::weaving::wanted::WantedPoints;
 
 /// State that an entry's code would have set, or the reason why it is not known.
-type Prepared = Result<State, Uncaught>;
+type PreparedState = Result<StateChanges, Uncaught>;
 
 /// States that the snippets of a point set, in order: the index of each in `prepared`, and the counters of its pair.
 type States<'a> = Vec<(usize, &'a [u32])>;
@@ -39,7 +39,7 @@ struct Entry<'a> {
 type Calls<'c, 'a> = Vec<Vec<(&'c States<'a>, u64)>>;
 
 /// The data area, and the clocks of the threads that count in it.
-pub struct Counters<'a> {
+pub struct AreaWithClocks<'a> {
     /// The data area.
     pub area: &'a SharedArea,
     /// Way in which threads are told apart.
@@ -50,10 +50,10 @@ pub struct Counters<'a> {
 
 /// Data that the catch-up needs in the stop.
 pub struct CatchUp<'a> {
-    counters: Counters<'a>,
-    places: Places,
+    counters: AreaWithClocks<'a>,
+    places: OriginalPositions,
     walker: Walker,
-    prepared: Vec<Prepared>,
+    prepared: Vec<PreparedState>,
     entries: Vec<Entry<'a>>,
     /// Address ranges of these functions, sorted, each with the index of its entry.
     code: Vec<(AvmaRange, usize)>,
@@ -68,10 +68,10 @@ impl<'a> CatchUp<'a> {
         target: &Target,
         modules: &Modules,
         (now, after): (&Woven, &Woven),
-        wanted: &'a [Wanted<'a>],
-        change: &Change,
+        wanted: &'a [WantedPoints<'a>],
+        change: &PlannedChange,
         variables: &dyn Fn(usize) -> &'v [Variable],
-        counters: Counters<'a>,
+        counters: AreaWithClocks<'a>,
     ) -> Option<Self> {
         let mut prepared = Vec::new();
         // pairs of one metric share variables and snippets
@@ -86,7 +86,7 @@ impl<'a> CatchUp<'a> {
             for m in minis {
                 let variables = variables(m.pair);
                 let number = known.entry((variables.as_ptr(), std::ptr::from_ref(m.snippet))).or_insert_with(|| {
-                    let state = State::of(&m.snippet.stmts, variables).transpose()?;
+                    let state = StateChanges::of(&m.snippet.stmts, variables).transpose()?;
                     prepared.push(state);
                     Some(prepared.len() - 1)
                 });
@@ -121,7 +121,7 @@ impl<'a> CatchUp<'a> {
             return None;
         }
         code.sort_unstable_by_key(|(range, _)| range.start);
-        let (places, walker) = (Places::new(now, after), Walker::new(target, modules));
+        let (places, walker) = (OriginalPositions::new(now, after), Walker::new(target, modules));
         let caught_up = CaughtUp::default();
         Some(CatchUp { counters, places, walker, prepared, entries, code, before_calls, caught_up })
     }
@@ -132,7 +132,7 @@ impl<'a> CatchUp<'a> {
     }
 
     /// The entry with new code of the function to which a frame belongs, if the code at the function's exits will run for this call.
-    fn active(&self, frame: &Frame) -> Option<&Entry<'a>> {
+    fn active(&self, frame: &ActiveCall) -> Option<&Entry<'a>> {
         let after = self.code.partition_point(|(range, _)| range.start <= frame.at);
         let (range, number) = self.code.get(after.checked_sub(1)?)?;
         let entry = self.entries.get(*number).filter(|_| range.contains(&frame.at))?;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use ingraft_model::layout::{COUNTERS, OWNER, TOP, record};
-use ingraft_model::{Clock, DataArea, Expr, Record, Restore, Stmt, Variable, VariableId, VariableKind};
+use ingraft_model::{CallRecord, Clock, DataArea, Expr, Restore, Stmt, Variable, VariableId, VariableKind};
 use rustc_hash::FxHashSet;
 
 use super::outcome::Uncaught;
@@ -21,13 +21,13 @@ const OPEN_MAX: usize = (record::ROOM / record::SIZE) as usize;
 
 /// The part of an entry's code that changes states.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct State(Vec<Stmt>);
+pub struct StateChanges(Vec<Stmt>);
 
-impl State {
+impl StateChanges {
     /// Removes the counting of events from an entry's code. `None` if nothing is left.
     pub fn of(stmts: &[Stmt], variables: &[Variable]) -> Result<Option<Self>, Uncaught> {
         let state = states(stmts, variables, &mut Vec::new())?;
-        Ok(Some(State(state)).filter(|s| !s.0.is_empty()))
+        Ok(Some(StateChanges(state)).filter(|s| !s.0.is_empty()))
     }
 
     /// The first counters of the activations whose records the code opens.
@@ -140,7 +140,7 @@ impl<'a> Shard<'a> {
 
     /// Changes the shard as the code would have done at the entry of the call whose return address is at `sp`. Must be called from the
     /// outermost call to the innermost one. On an error the shard is not changed.
-    pub fn replay(&mut self, state: &State, counters: &[u32], sp: u64) -> Result<(), Uncaught> {
+    pub fn replay(&mut self, state: &StateChanges, counters: &[u32], sp: u64) -> Result<(), Uncaught> {
         let mixed = |name: u32| self.names.contains(&name);
         if opened(&state.0).any(|r| offset(counters, r.activations).is_some_and(mixed)) {
             return Err(Uncaught::Mixed);
@@ -211,7 +211,7 @@ impl<'a> Shard<'a> {
 
     /// Inserts a record where the entry's code would have put it: above those of callers, below those of callees. Returns false if there is
     /// no room.
-    fn open(&mut self, r: &Record, counters: &[u32], sp: u64) -> bool {
+    fn open(&mut self, r: &CallRecord, counters: &[u32], sp: u64) -> bool {
         let Some(name) = offset(counters, r.activations) else { return false };
         if self.records.len() >= OPEN_MAX {
             let count = self.at(counters, r.activations, UNRECORDED).wrapping_add(1);
@@ -280,9 +280,11 @@ impl<'a> Shard<'a> {
 }
 
 /// The records that statements open.
-fn opened(stmts: &[Stmt]) -> Box<dyn Iterator<Item = &Record> + '_> {
+fn opened(stmts: &[Stmt]) -> Box<dyn Iterator<Item = &CallRecord> + '_> {
     Box::new(stmts.iter().flat_map(|stmt| match stmt {
-        Stmt::Open(r, body) => Box::new(std::iter::once(r).chain(opened(body))) as Box<dyn Iterator<Item = &Record>>,
+        Stmt::Open(r, body) => {
+            Box::new(std::iter::once(r).chain(opened(body))) as Box<dyn Iterator<Item = &CallRecord>>
+        }
         Stmt::If(_, body) => opened(body),
         _ => Box::new(std::iter::empty()),
     }))
@@ -308,7 +310,7 @@ fn name_of(words: &[u64; WORDS]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ingraft_model::{Avma, BinaryOp, Kept, Shape, ValueUnit};
+    use ingraft_model::{Avma, BinaryOp, KeptValue, Shape, ValueUnit};
     use rustc_hash::FxHashMap;
     use std::cell::RefCell;
 
@@ -327,8 +329,8 @@ mod tests {
             .collect()
     }
 
-    fn record(restore: Option<Restore>) -> Record {
-        Record { activations: CALLS, kept: Vec::new(), restore }
+    fn record(restore: Option<Restore>) -> CallRecord {
+        CallRecord { activations: CALLS, kept: Vec::new(), restore }
     }
 
     fn nesting_flag() -> Vec<Stmt> {
@@ -339,7 +341,7 @@ mod tests {
     struct Memory(RefCell<FxHashMap<u32, u64>>);
 
     impl Memory {
-        fn replay(&self, now: u64, states: &[(&State, u64)]) -> Vec<Result<(), Uncaught>> {
+        fn replay(&self, now: u64, states: &[(&StateChanges, u64)]) -> Vec<Result<(), Uncaught>> {
             let load = |at: u32| Some(self.0.borrow().get(&at).copied().unwrap_or(0));
             let now = |_| now;
             let mut shard = Shard::new(&LAYOUT, &now, &load).expect("a shard");
@@ -369,7 +371,7 @@ mod tests {
     fn recursion_nests_a_flag_and_counts_no_event() {
         let code =
             [nesting_flag(), vec![Stmt::If(Expr::Variable(FLAG), vec![Stmt::Add(VALUE, Expr::Const(1))])]].concat();
-        let state = State::of(&code, &variables()).expect("known").expect("a state");
+        let state = StateChanges::of(&code, &variables()).expect("known").expect("a state");
         let memory = Memory::default();
         let results = memory.replay(0, &[(&state, 900), (&state, 800), (&state, 700)]);
         assert!(results.iter().all(Result::is_ok));
@@ -382,14 +384,14 @@ mod tests {
     fn records_of_others_keep_their_places() {
         let memory = Memory::default();
         let other: Vec<Stmt> = vec![Stmt::Open(record(None), Vec::new())];
-        let other = State::of(&other, &variables()).expect("known").expect("a state");
+        let other = StateChanges::of(&other, &variables()).expect("known").expect("a state");
         memory.replay(0, &[(&other, 850), (&other, 650)]);
         // as if another measurement had opened the records
         for i in 1..3 {
             let at = LAYOUT.records() + i * record::SIZE + record::NAME;
             memory.0.borrow_mut().insert(at, 0x5_0000);
         }
-        let state = State::of(&nesting_flag(), &variables()).expect("known").expect("a state");
+        let state = StateChanges::of(&nesting_flag(), &variables()).expect("known").expect("a state");
         assert!(memory.replay(0, &[(&state, 900), (&state, 800), (&state, 650)]).iter().all(Result::is_ok));
         assert_eq!(memory.open().iter().map(|r| r.0).collect::<Vec<_>>(), [900, 850, 800, 650, 650]);
         assert_eq!(memory.replay(0, &[(&state, 500)]), [Err(Uncaught::Mixed)]);
@@ -399,7 +401,7 @@ mod tests {
     fn a_timer_starts_now_and_once() {
         let code =
             [Stmt::Open(record(Some(Restore::Timer(TIMER, Clock::Wall))), vec![Stmt::Start(TIMER, Clock::Wall)])];
-        let state = State::of(&code, &variables()).expect("known").expect("a state");
+        let state = StateChanges::of(&code, &variables()).expect("known").expect("a state");
         let memory = Memory::default();
         memory.replay(1000, &[(&state, 900), (&state, 800)]);
         assert_eq!((memory.counter(5), memory.counter(6)), (2, -1000));
@@ -412,11 +414,11 @@ mod tests {
     #[test]
     fn what_cannot_be_known_is_refused() {
         let mut timed = record(None);
-        timed.kept = vec![Kept::Time(Clock::Wall), Kept::Argument(0)];
+        timed.kept = vec![KeptValue::Time(Clock::Wall), KeptValue::Argument(0)];
         let mut kept = record(None);
-        kept.kept = vec![Kept::Argument(0)];
+        kept.kept = vec![KeptValue::Argument(0)];
         let argument = Expr::Binary(BinaryOp::Greater, Box::new(Expr::Arg(0)), Box::new(Expr::Const(1)));
-        let of = |stmts: &[Stmt]| State::of(stmts, &variables());
+        let of = |stmts: &[Stmt]| StateChanges::of(stmts, &variables());
         assert_eq!(of(&[Stmt::Open(timed, Vec::new())]), Err(Uncaught::Begin));
         assert_eq!(of(&[Stmt::Open(kept, Vec::new())]), Err(Uncaught::Arguments));
         assert_eq!(of(&[Stmt::If(argument.clone(), nesting_flag())]), Err(Uncaught::Arguments));
@@ -436,7 +438,7 @@ mod tests {
     #[test]
     fn a_flag_that_is_set_needs_no_room() {
         let of = |value| vec![Stmt::Open(record(Some(Restore::Flag(FLAG))), vec![Stmt::Set(FLAG, Expr::Const(value))])];
-        let [up, down] = [1, 0].map(|n| State::of(&of(n), &variables()).expect("known").expect("a state"));
+        let [up, down] = [1, 0].map(|n| StateChanges::of(&of(n), &variables()).expect("known").expect("a state"));
         let memory = Memory::default();
         let calls: Vec<_> = (0..OPEN_MAX as u64 + 8).map(|i| (&up, 100_000 - i * 8)).chain([(&down, 100)]).collect();
         memory.replay(0, &calls);
@@ -445,7 +447,7 @@ mod tests {
 
     #[test]
     fn no_more_records_than_fit() {
-        let state = State::of(&nesting_flag(), &variables()).expect("known").expect("a state");
+        let state = StateChanges::of(&nesting_flag(), &variables()).expect("known").expect("a state");
         let memory = Memory::default();
         let calls: Vec<_> = (0..OPEN_MAX as u64 + 9).map(|i| (&state, 100_000 - i * 8)).collect();
         memory.replay(0, &calls);

@@ -19,7 +19,7 @@ const FRAMES_MAX: usize = 100_000;
 
 /// Position of a thread, expressed in the original code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct OriginalPosition {
     /// The equivalent original instruction.
     pub at: Avma,
     /// The kind of point whose snippets the thread has passed, if the thread is in the displaced instructions of that point.
@@ -28,12 +28,12 @@ pub struct Place {
 
 /// Positions in the original code, by positions in the generated code of a target.
 #[derive(Debug, Default)]
-pub struct Places {
+pub struct OriginalPositions {
     arenas: Vec<AvmaRange>,
-    known: FxHashMap<Avma, Place>,
+    known: FxHashMap<Avma, OriginalPosition>,
 }
 
-impl Places {
+impl OriginalPositions {
     /// Positions for the present code, before a change to `after` is applied. If a point gets further snippets, only a thread after the
     /// point has a known position relative to them; elsewhere the position depends on values saved on the stack.
     pub fn new(now: &Woven, after: &Woven) -> Self {
@@ -45,41 +45,43 @@ impl Places {
                 let in_text = point.removal.text.iter().any(|w| w.at == m.from);
                 let aside = (point.tail_end..point.removal.code.end).contains(&m.from);
                 if past.is_some() || in_text || aside || !changes {
-                    known.insert(m.from, Place { at: m.to, past });
+                    known.insert(m.from, OriginalPosition { at: m.to, past });
                 }
             }
         }
         let adopted = now.adopted().flat_map(|r| &r.moves);
-        known.extend(adopted.map(|m| (m.from, Place { at: m.to, past: None })));
+        known.extend(adopted.map(|m| (m.from, OriginalPosition { at: m.to, past: None })));
         let copied = now.copied().flat_map(WovenBody::places);
-        known.extend(copied.map(|(m, past)| (m.from, Place { at: m.to, past })));
+        known.extend(copied.map(|(m, past)| (m.from, OriginalPosition { at: m.to, past })));
         // These threads have run the snippets, and are about to leave the function.
         for probe in
             now.points().filter(|(point, _)| point.point.kind() == PointKind::Exit).filter_map(|(_, p)| p.probe)
         {
-            known.extend(probe.passed().map(|at| (at, Place { at: probe.original, past: Some(PointKind::Exit) })));
+            known.extend(
+                probe.passed().map(|at| (at, OriginalPosition { at: probe.original, past: Some(PointKind::Exit) })),
+            );
         }
-        Places { arenas: now.arenas(), known }
+        OriginalPositions { arenas: now.arenas(), known }
     }
 
     /// Position of a thread; `None` if the thread is in generated code without an equivalent.
-    pub fn of(&self, pc: Avma) -> Option<Place> {
+    pub fn of(&self, pc: Avma) -> Option<OriginalPosition> {
         match self.known.get(&pc) {
             Some(place) => Some(*place),
             None if self.arenas.iter().any(|a| a.contains(&pc)) => None,
-            None => Some(Place { at: pc, past: None }),
+            None => Some(OriginalPosition { at: pc, past: None }),
         }
     }
 }
 
 /// A call in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Frame {
+pub struct ActiveCall {
     /// Address of the next instruction; in a caller, address of the last byte of its call.
     pub at: Avma,
     /// Whether the frame is that of a caller, whose call has run.
     pub calls: bool,
-    /// See [`Place::past`].
+    /// See [`OriginalPosition::past`].
     pub past: Option<PointKind>,
     /// Address at which the return address is stored.
     pub sp: u64,
@@ -91,7 +93,7 @@ pub struct Frame {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Walk {
     /// The frames, as far as the stack could be unwound.
-    pub frames: Vec<Frame>,
+    pub frames: Vec<ActiveCall>,
     /// Whether the frames are complete.
     pub whole: bool,
 }
@@ -147,13 +149,21 @@ impl Walker {
     }
 
     /// Unwinds the stack of a thread. `read` reads eight bytes of the stack.
-    pub fn walk(&mut self, from: &HeldRegisters, places: &Places, read: &mut dyn FnMut(u64) -> Option<u64>) -> Walk {
+    pub fn walk(
+        &mut self,
+        from: &HeldRegisters,
+        places: &OriginalPositions,
+        read: &mut dyn FnMut(u64) -> Option<u64>,
+    ) -> Walk {
         let mut walk = Walk::default();
         let mut registers = Registers { pc: from.pc.0, general: from.general.map(Some) };
         let mut calls = false;
         while walk.frames.len() < FRAMES_MAX {
-            let place =
-                if calls { Some(Place { at: Avma(registers.pc), past: None }) } else { places.of(Avma(registers.pc)) };
+            let place = if calls {
+                Some(OriginalPosition { at: Avma(registers.pc), past: None })
+            } else {
+                places.of(Avma(registers.pc))
+            };
             let Some(place) = place else { return walk };
             registers.pc = place.at.0;
             let at = if calls { place.at.offset(-1) } else { place.at };
@@ -161,7 +171,7 @@ impl Walker {
             // a stack grows downwards, but the stack that a signal interrupted may be anywhere
             if !unwound.signal {
                 let Some(stack) = registers.sp().filter(|sp| *sp < unwound.cfa) else { return walk };
-                walk.frames.push(Frame { at, calls, past: place.past, sp: unwound.cfa.wrapping_sub(8), stack });
+                walk.frames.push(ActiveCall { at, calls, past: place.past, sp: unwound.cfa.wrapping_sub(8), stack });
             }
             let Some(caller) = unwound.caller else {
                 walk.whole = true;
