@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use ingraft_model::{EdgeKind, Svma};
-use ingraft_profile::{FlowCall, FlowEdge, MeasuredFlow, NoTimes, NodeTime, TimedPart, Times, program_times};
+use ingraft_profile::{FlowCall, FlowEdge, MeasuredFlow, NoTimes, NodeTime, PredictedTimes, TimedPart, program_times};
 
 use crate::saved::{CallTarget, EdgeEnd, FunctionProfile, SavedProfile};
 
@@ -11,7 +11,7 @@ use crate::saved::{CallTarget, EdgeEnd, FunctionProfile, SavedProfile};
 #[derive(Clone, Debug, PartialEq)]
 pub struct FunctionTimes {
     /// The times, with those of the functions of the profile that it calls.
-    pub times: Times,
+    pub times: PredictedTimes,
     /// Mean number of instructions of the function alone in one call.
     pub own: f64,
     /// Calls that the function itself makes in one call, and whose time is not in it: the callee is not known, not profiled, or has no times.
@@ -65,20 +65,21 @@ pub fn times(profile: &SavedProfile) -> Vec<Result<FunctionTimes, Untimed>> {
     let times = program_times(&known, false);
     let has_times: Vec<bool> = times.iter().map(Result::is_ok).collect();
     let all = times.into_iter().zip(&flows).zip(&profile.functions);
-    let one = |((times, flow), function): ((Result<Times, NoTimes>, &Option<MeasuredFlow>), &FunctionProfile)| {
-        let flow = flow.as_ref().ok_or(Untimed::Unknown)?;
-        let times = times?;
-        let cost = |node: &NodeTime| match node.origin {
-            TimedPart::Block(block) => flow.costs.get(block).map_or(0.0, |cost| cost * node.frequency),
-            TimedPart::Function | TimedPart::Loop(_) => 0.0,
+    let one =
+        |((times, flow), function): ((Result<PredictedTimes, NoTimes>, &Option<MeasuredFlow>), &FunctionProfile)| {
+            let flow = flow.as_ref().ok_or(Untimed::Unknown)?;
+            let times = times?;
+            let cost = |node: &NodeTime| match node.origin {
+                TimedPart::Block(block) => flow.costs.get(block).map_or(0.0, |cost| cost * node.frequency),
+                TimedPart::Function | TimedPart::Loop(_) => 0.0,
+            };
+            let own = times.nodes.iter().map(cost).sum();
+            let timed = |call: &&FlowCall| has_times.get(call.callee).copied().unwrap_or_default();
+            let included: u64 = flow.calls.iter().filter(timed).map(|call| call.count).sum();
+            let made = called(function).map(|(_, _, count)| count).fold(0, u64::saturating_add);
+            let missing = made.saturating_sub(included) as f64 / flow.entry.1 as f64;
+            Ok(FunctionTimes { times, own, missing })
         };
-        let own = times.nodes.iter().map(cost).sum();
-        let timed = |call: &&FlowCall| has_times.get(call.callee).copied().unwrap_or_default();
-        let included: u64 = flow.calls.iter().filter(timed).map(|call| call.count).sum();
-        let made = called(function).map(|(_, _, count)| count).fold(0, u64::saturating_add);
-        let missing = made.saturating_sub(included) as f64 / flow.entry.1 as f64;
-        Ok(FunctionTimes { times, own, missing })
-    };
     all.map(one).collect()
 }
 

@@ -12,7 +12,7 @@ use super::rows::{self, FunctionRow, Presentation, RowsRequest, TableStage};
 use crate::args::{LatencyArgs, LatencySort};
 use crate::exit::Stop;
 use crate::measure::{CommandContext, MeasurementView};
-use crate::objects::{FunctionId, LatencyObject, MissingCalls, Object, ThreadLatency, Times};
+use crate::objects::{LatencyObject, MissingCalls, Object, RecordedFunction, ThreadLatency, Times};
 use crate::output::histogram::{self, HANDFUL};
 use crate::output::number::{grouped_u64, plural, time};
 use crate::output::table::Cell;
@@ -188,7 +188,7 @@ impl Presentation for Latencies {
         text += &words::missing(&rows.iter().filter_map(missing).collect::<Vec<_>>());
         if !called.is_empty() && (self.histograms || called.len() <= HANDFUL) {
             for (row, distribution) in called {
-                let FunctionId { function, .. } = row.id();
+                let RecordedFunction { function, .. } = row.id();
                 let calls = plural(distribution.count, "timed call", "timed calls");
                 text += &format!("\n{HEADING}{function}{HEADING:#}: {calls}\n");
                 text += &histogram::render(distribution, "CALLS", |ns| time(ns as f64), width);
@@ -241,7 +241,7 @@ struct SortKey {
 
 impl SortKey {
     fn of(row: &FunctionRow<'_>, by: LatencySort) -> Self {
-        let FunctionId { function, offset, .. } = row.id();
+        let RecordedFunction { function, offset, .. } = row.id();
         let called = distribution(row).filter(|d| d.count > 0);
         let quantile = |q| called.and_then(|d| d.quantile(q)).map(|ns| ns as f64);
         let number = match by {

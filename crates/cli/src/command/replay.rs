@@ -15,7 +15,7 @@ use ingraft_report::{
 use crate::args::{Format, ReplayArgs};
 use crate::command::report::{modules, records, tables};
 use crate::exit::{Exit, Failure, Stop};
-use crate::objects::{self, FunctionId, Object, traces};
+use crate::objects::{self, Object, RecordedFunction, traces};
 use crate::output::number::plural;
 use crate::output::{self, Output};
 
@@ -399,8 +399,8 @@ impl ReplayRun<'_> {
         format!("{tid}  {:>15}", since.map(seconds).unwrap_or_default())
     }
 
-    fn id(&self, number: usize, routine: &TracedRoutine) -> FunctionId {
-        FunctionId {
+    fn id(&self, number: usize, routine: &TracedRoutine) -> RecordedFunction {
+        RecordedFunction {
             host: None,
             pid: self.trace.program.pid.cast_signed(),
             module: self.trace.module(routine.module).to_owned(),
@@ -421,7 +421,7 @@ impl ReplayRun<'_> {
             return out.text(&tables::profile(&ProfiledProgram::new(&self.profile, code), ROWS, out.width()));
         }
         for function in &self.profile.functions {
-            let id = FunctionId {
+            let id = RecordedFunction {
                 host: None,
                 pid: self.profile.pid.cast_signed(),
                 module: self.trace.module(function.module).to_owned(),

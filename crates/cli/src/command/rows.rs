@@ -10,7 +10,7 @@ use crate::args;
 use crate::conn::RequestTarget;
 use crate::exit::Stop;
 use crate::measure::{self, CommandContext, MeasurementPlan, MeasurementView, TargetMeasurement};
-use crate::objects::{FunctionId, Object};
+use crate::objects::{Object, RecordedFunction};
 use crate::output::number::{grouped, plural};
 use crate::output::table::{Cell, TextTable};
 use crate::output::{DIM, Output};
@@ -240,7 +240,7 @@ impl<P: Presentation> RowsView<P> {
             ["PARENT", "TITLE"].iter().chain(self.presentation.optional()).copied().collect();
         let mut table = titles.fold(calls, |table, title| table.right(title)).optional(&optional);
         for row in rows {
-            let FunctionId { host, pid, module, mut function, .. } = row.id();
+            let RecordedFunction { host, pid, module, mut function, .. } = row.id();
             function.extend(row.part().map(|part| part.to_string()));
             let pid = if several { pid.to_string() } else { String::new() };
             let (parent, title) = if several { row.site.kinship() } else { Default::default() };
@@ -313,13 +313,13 @@ impl<'a> FunctionRow<'a> {
     }
 
     /// Function and target of the row.
-    pub(super) fn id(&self) -> FunctionId {
+    pub(super) fn id(&self) -> RecordedFunction {
         let info = &self.site.enabled.pairs[self.pair];
         let function = info.function.clone().unwrap_or_else(|| {
             let function = info.pair.focus.to_string();
             NamedFunction { function, ..NamedFunction::default() }
         });
-        FunctionId::new(function, self.site.enabled.pid, self.site.host())
+        RecordedFunction::new(function, self.site.enabled.pid, self.site.host())
     }
 
     /// The block, edge or loop of the row; `None` if the row is about a whole function.

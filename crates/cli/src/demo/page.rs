@@ -9,7 +9,7 @@ use ingraft_model::Pid;
 use super::server::{FUNCTIONS, Tallies};
 use crate::exit::{Exit, Stop};
 use crate::measure::announcement;
-use crate::objects::{CheckObject, FunctionId, Object, RemovedObject, ThreadCount};
+use crate::objects::{CheckObject, Object, RecordedFunction, RemovedObject, ThreadCount};
 use crate::output::number::{bytes, grouped, grouped_u64, millis, plural, short};
 use crate::output::table::{Cell, TextTable};
 use crate::output::{BAD, DIM, GOOD, HEADING, Output};
@@ -146,7 +146,7 @@ impl<'a> DemoPage<'a> {
             .filter(|t| t.calls != 0)
             .collect();
         threads.sort_by_key(|t| t.tid);
-        let id = FunctionId::new(f.clone(), Pid(self.pid), None);
+        let id = RecordedFunction::new(f.clone(), Pid(self.pid), None);
         self.out.object(&Object::Count(crate::objects::CountObject {
             id,
             block: None,

@@ -2,13 +2,13 @@
 
 use serde::Serialize;
 
-use super::FunctionId;
+use super::RecordedFunction;
 
 /// A function whose counts differ between two profiles. The numbers are 0 for a function that a profile does not have.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct FunctionChangeObject {
     #[serde(flatten)]
-    pub(crate) id: FunctionId,
+    pub(crate) id: RecordedFunction,
     /// Executed instructions in the older profile.
     pub(crate) old_instructions: u64,
     /// Executed instructions in the newer profile.
@@ -23,7 +23,7 @@ pub(crate) struct FunctionChangeObject {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct BlockChangeObject {
     #[serde(flatten)]
-    pub(crate) id: FunctionId,
+    pub(crate) id: RecordedFunction,
     /// Offset in the function of the first byte.
     pub(crate) block: String,
     /// Executions in the older profile.

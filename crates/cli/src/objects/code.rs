@@ -6,13 +6,13 @@ use ingraft_api as api;
 use ingraft_model::{Offset, Pid};
 use serde::Serialize;
 
-use super::{EdgeObject, FunctionId, Host, bytes, hex, signed_hex};
+use super::{EdgeObject, Host, RecordedFunction, bytes, hex, signed_hex};
 
 /// A function of `inspect`; records about its parts follow.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct GraphObject {
     #[serde(flatten)]
-    pub(crate) id: FunctionId,
+    pub(crate) id: RecordedFunction,
     pub(crate) size: u64,
     /// Address of the first byte in the process.
     pub(crate) address: String,
@@ -36,7 +36,7 @@ pub(crate) struct GraphObject {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct PointObject {
     #[serde(flatten)]
-    pub(crate) id: FunctionId,
+    pub(crate) id: RecordedFunction,
     /// `entry`, `exit`, `call` or `block`.
     pub(crate) kind: &'static str,
     /// Offset in the function of the instruction of the point.
@@ -56,7 +56,7 @@ pub(crate) struct PointObject {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct BlockObject {
     #[serde(flatten)]
-    pub(crate) id: FunctionId,
+    pub(crate) id: RecordedFunction,
     /// Offset in the function of the first byte.
     pub(crate) block: String,
     pub(crate) size: u64,
@@ -80,7 +80,7 @@ pub(crate) struct BlockObject {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct LoopObject {
     #[serde(flatten)]
-    pub(crate) id: FunctionId,
+    pub(crate) id: RecordedFunction,
     /// Offset of the block at which control enters.
     pub(crate) header: String,
     /// Number of loops around this one.
@@ -99,7 +99,7 @@ pub(crate) struct LoopObject {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct WayInObject {
     #[serde(flatten)]
-    pub(crate) id: FunctionId,
+    pub(crate) id: RecordedFunction,
     /// Offset in the function.
     pub(crate) at: String,
     pub(crate) reason: &'static str,
@@ -109,7 +109,7 @@ pub(crate) struct WayInObject {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct InstructionObject {
     #[serde(flatten)]
-    pub(crate) id: FunctionId,
+    pub(crate) id: RecordedFunction,
     /// Offset in the function.
     pub(crate) at: String,
     /// The bytes, in hexadecimal.
@@ -125,7 +125,7 @@ pub(crate) struct InstructionObject {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct WovenObject {
     #[serde(flatten)]
-    pub(crate) id: FunctionId,
+    pub(crate) id: RecordedFunction,
     /// Kind of the point; null if it is not recorded.
     pub(crate) kind: Option<&'static str>,
     /// Offset in the function of the instruction of the point.
@@ -173,7 +173,7 @@ fn source(source: Option<(std::sync::Arc<str>, u64)>) -> (Option<String>, Option
 impl Inspected {
     /// The records of a function.
     pub(crate) fn new(function: api::InspectedFunction, pid: Pid, host: Host) -> Self {
-        let id = FunctionId::new(function.function.clone(), pid, host);
+        let id = RecordedFunction::new(function.function.clone(), pid, host);
         let loops = &function.loops;
         let is_back = |edge: &api::ControlEdge| {
             loops.iter().any(|one| edge.to == Some(one.header) && one.latches.contains(&edge.from))
@@ -212,7 +212,7 @@ impl Inspected {
 }
 
 impl PointObject {
-    fn new(point: &api::InspectedPoint, id: FunctionId) -> Self {
+    fn new(point: &api::InspectedPoint, id: RecordedFunction) -> Self {
         let why = point.springboard.as_ref().err();
         PointObject {
             id,
@@ -228,7 +228,7 @@ impl PointObject {
 }
 
 impl BlockObject {
-    fn new(block: &api::BasicBlock, id: FunctionId) -> Self {
+    fn new(block: &api::BasicBlock, id: RecordedFunction) -> Self {
         BlockObject {
             id,
             block: at(block.offset),
@@ -244,7 +244,7 @@ impl BlockObject {
 }
 
 impl EdgeObject {
-    fn new(edge: &api::ControlEdge, back: bool, id: FunctionId) -> Self {
+    fn new(edge: &api::ControlEdge, back: bool, id: RecordedFunction) -> Self {
         EdgeObject {
             id,
             from: at(edge.from),
@@ -262,7 +262,7 @@ impl EdgeObject {
 }
 
 impl LoopObject {
-    fn new(one: &api::ControlLoop, id: FunctionId) -> Self {
+    fn new(one: &api::ControlLoop, id: RecordedFunction) -> Self {
         LoopObject {
             id,
             header: at(one.header),
@@ -276,14 +276,14 @@ impl LoopObject {
 }
 
 impl InstructionObject {
-    fn new(one: api::CodeInstruction, id: FunctionId) -> Self {
+    fn new(one: api::CodeInstruction, id: RecordedFunction) -> Self {
         let (file, line) = source(one.source);
         InstructionObject { id, at: at(one.at), bytes: bytes(&one.bytes), text: one.text, file, line }
     }
 }
 
 impl WovenObject {
-    fn new(one: api::WovenInstruction, id: FunctionId) -> Self {
+    fn new(one: api::WovenInstruction, id: RecordedFunction) -> Self {
         WovenObject {
             id,
             kind: one.kind.map(|kind| kind.word()),

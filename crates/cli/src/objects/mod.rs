@@ -185,7 +185,7 @@ pub(crate) struct FunctionObject {
 impl FunctionObject {
     /// The record of a function.
     pub(crate) fn new(entry: FunctionEntry, pid: Pid, host: Host) -> Self {
-        let FunctionId { host, pid, module, function, offset } = FunctionId::new(entry.function, pid, host);
+        let RecordedFunction { host, pid, module, function, offset } = RecordedFunction::new(entry.function, pid, host);
         let (mut why_not, mut reasons) = (None, None);
         for point in &entry.points {
             if let Some(why) = &point.why_not {
@@ -526,7 +526,7 @@ impl From<Activations> for MissingCalls {
 
 /// Identity of a function in a target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct FunctionId {
+pub(crate) struct RecordedFunction {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
@@ -535,11 +535,11 @@ pub(crate) struct FunctionId {
     pub(crate) offset: String,
 }
 
-impl FunctionId {
+impl RecordedFunction {
     /// The identity of a function of a process.
     pub(crate) fn new(function: NamedFunction, pid: Pid, host: Host) -> Self {
         let NamedFunction { module, function, offset } = function;
-        FunctionId { host, pid: pid.0, module, function, offset: hex(offset.0) }
+        RecordedFunction { host, pid: pid.0, module, function, offset: hex(offset.0) }
     }
 }
 
@@ -547,7 +547,7 @@ impl FunctionId {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct CountObject {
     #[serde(flatten)]
-    pub(crate) id: FunctionId,
+    pub(crate) id: RecordedFunction,
     /// Offset of the block in the function, if the record is about a block alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) block: Option<String>,
@@ -564,7 +564,7 @@ pub(crate) struct CountObject {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct EdgeObject {
     #[serde(flatten)]
-    pub(crate) id: FunctionId,
+    pub(crate) id: RecordedFunction,
     /// Offset in the function of the block that the edge leaves.
     pub(crate) from: String,
     /// Offset in the function of the block to which the edge leads; null if that is outside of the function.
@@ -596,7 +596,7 @@ pub(crate) struct EdgeObject {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct EventsObject {
     #[serde(flatten)]
-    pub(crate) id: FunctionId,
+    pub(crate) id: RecordedFunction,
     /// Name of the event: `instructions`, `calls`, `branches`, `memory-reads` or `memory-writes`.
     pub(crate) event: &'static str,
     /// Number of events in the function itself; null if it is not known.
@@ -616,7 +616,7 @@ pub(crate) struct EventsObject {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct CallSiteObject {
     #[serde(flatten)]
-    pub(crate) id: FunctionId,
+    pub(crate) id: RecordedFunction,
     /// Offset of the call in the function.
     pub(crate) call_site: String,
     /// Name of the called function; null if the call is indirect, or if the name is not known.
@@ -636,7 +636,7 @@ pub(crate) struct CallSiteObject {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct CoverageObject {
     #[serde(flatten)]
-    pub(crate) id: FunctionId,
+    pub(crate) id: RecordedFunction,
     /// Number of blocks.
     pub(crate) blocks: u64,
     pub(crate) blocks_ran: u64,
@@ -677,7 +677,7 @@ pub(crate) struct ThreadCount {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct LatencyObject {
     #[serde(flatten)]
-    pub(crate) id: FunctionId,
+    pub(crate) id: RecordedFunction,
     /// Clock of the times: `wall` for elapsed time, `cpu` for processor time.
     pub(crate) clock: &'static str,
     #[serde(flatten)]

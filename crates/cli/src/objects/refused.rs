@@ -6,7 +6,7 @@ use ingraft_api::{MetricFocus, NamedFunction, PairInfo, RefusedFunction};
 use ingraft_model::{PartName, Pid, Svma};
 use serde::Serialize;
 
-use super::{FunctionId, Host};
+use super::{Host, RecordedFunction};
 
 /// A function that was asked for and is not measured.
 #[derive(Clone, Debug, Serialize)]
@@ -30,8 +30,8 @@ pub(crate) struct RefusedObject {
 impl RefusedObject {
     /// The record of a function that is not measured.
     pub(crate) fn new(of: &Unmeasured<'_>, pid: Pid, host: Host) -> Self {
-        let FunctionId { host, pid, module, function, offset } =
-            FunctionId::new(of.refused.function.clone(), pid, host);
+        let RecordedFunction { host, pid, module, function, offset } =
+            RecordedFunction::new(of.refused.function.clone(), pid, host);
         RefusedObject {
             host,
             pid,

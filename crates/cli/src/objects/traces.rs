@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use ingraft_report::NewestCause;
 
-use super::{FunctionId, Host};
+use super::{Host, RecordedFunction};
 
 /// A trace that was written.
 #[derive(Clone, Debug, Serialize)]
@@ -68,7 +68,7 @@ impl NewestFacts {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct StepObject {
     #[serde(flatten)]
-    pub(crate) id: FunctionId,
+    pub(crate) id: RecordedFunction,
     pub(crate) tid: u32,
     /// Number of the thread in the file: another thread may get the same id later.
     pub(crate) stream: u32,

@@ -162,7 +162,7 @@ impl ExtendedGraphBuilder<'_> {
     }
 
     fn finish(mut self) -> ExtendedGraph {
-        self.edges.sort_unstable_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)));
+        self.edges.sort_unstable_by_key(|(from, to, _)| (*from, *to));
         let (mut into, mut out) = (vec![0.0; self.kinds.len()], vec![0.0; self.kinds.len()]);
         for (from, to, count) in &self.edges {
             for (sums, node) in [(&mut into, *to), (&mut out, *from)] {

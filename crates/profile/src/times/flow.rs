@@ -66,7 +66,7 @@ pub(super) enum FlowEnd {
 
 /// An edge of a [`CallFlow`].
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Passage {
+pub(super) struct FlowPassage {
     pub from: FlowEnd,
     pub to: FlowEnd,
     pub count: f64,
@@ -77,7 +77,7 @@ pub(super) struct Passage {
 pub(super) struct CallFlow {
     /// For each node, the block that it is or is a copy of; `None` for a node at which frames are resumed.
     pub blocks: Vec<Option<usize>>,
-    pub passages: Vec<Passage>,
+    pub passages: Vec<FlowPassage>,
 }
 
 impl CallFlow {
@@ -95,7 +95,7 @@ impl CallFlow {
                     *sum += count;
                 }
             }
-            Passage { from, to, count }
+            FlowPassage { from, to, count }
         };
         let exists = |edge: &&FlowEdge| edge.from < count && edge.to.is_none_or(|to| to < count);
         for edge in function.edges.iter().filter(exists) {
@@ -130,7 +130,7 @@ impl CallFlow {
         let via = node.map_or(FlowEnd::Outside, FlowEnd::Node);
         let mut add = |from, to, count: f64| {
             if count > 0.0 {
-                self.passages.push(Passage { from, to, count });
+                self.passages.push(FlowPassage { from, to, count });
             }
         };
         for (block, count) in lost {
@@ -159,7 +159,7 @@ impl CallFlow {
 
     /// The nodes at which control arrives from outside.
     pub fn entries(&self) -> Vec<FlowNode> {
-        let entry = |passage: &Passage| match (passage.from, passage.to) {
+        let entry = |passage: &FlowPassage| match (passage.from, passage.to) {
             (FlowEnd::Outside, FlowEnd::Node(to)) => Some(FlowNode::at(to)),
             _ => None,
         };

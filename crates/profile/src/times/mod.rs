@@ -25,5 +25,5 @@ mod program;
 mod split;
 
 pub use flow::{FlowCall, FlowEdge, MeasuredFlow};
-pub use moments::{NodeTime, TimedPart, Times, VarianceCause, VarianceRange, VarianceShare};
+pub use moments::{NodeTime, PredictedTimes, TimedPart, VarianceCause, VarianceRange, VarianceShare};
 pub use program::{NoTimes, program_times};

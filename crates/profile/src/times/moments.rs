@@ -63,7 +63,7 @@ pub struct VarianceShare {
 
 /// Times of a function.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Times {
+pub struct PredictedTimes {
     /// Mean time of a call, in the unit of the costs.
     pub mean: f64,
     /// Variance of the time of a call.
@@ -244,7 +244,7 @@ impl PreparedFunction {
     }
 
     /// All times of the function, from the costs of the blocks.
-    pub fn times(&self, cost: &impl Fn(usize) -> Moments) -> Times {
+    pub fn times(&self, cost: &impl Fn(usize) -> Moments) -> PredictedTimes {
         let moments = self.moments(cost);
         let total = moments.get(START).copied().unwrap_or_default();
         let node = |node: &usize| {
@@ -263,7 +263,7 @@ impl PreparedFunction {
         };
         let nodes = self.control.order.iter().filter_map(node).collect();
         let shares = self.shares(cost, &moments, total.variance);
-        Times { mean: total.mean, variance: total.variance, nodes, shares }
+        PredictedTimes { mean: total.mean, variance: total.variance, nodes, shares }
     }
 
     /// The sources of the variance.

@@ -8,7 +8,7 @@ use super::control::ControlDependence;
 use super::extended::ExtendedGraph;
 use super::flow::{CallFlow, FlowCall, MeasuredFlow};
 use super::linear::solve;
-use super::moments::{Moments, PreparedFunction, Times, VarianceRange};
+use super::moments::{Moments, PredictedTimes, PreparedFunction, VarianceRange};
 use super::split;
 
 /// Reason why a function has no times.
@@ -37,7 +37,7 @@ struct ProgramTimes<'p> {
 
 /// Times of the functions of a program, in their order. `unused` keeps edges that were never passed in the graphs, as the paper does; they
 /// change no mean, but loops then seem to have more exits. A callee without times counts as one that takes none.
-pub fn program_times(functions: &[MeasuredFlow], unused: bool) -> Vec<Result<Times, NoTimes>> {
+pub fn program_times(functions: &[MeasuredFlow], unused: bool) -> Vec<Result<PredictedTimes, NoTimes>> {
     let prepared = functions.iter().map(|function| prepare(function, unused)).collect();
     let sorted = |function: &MeasuredFlow| {
         let mut calls = function.calls.clone();

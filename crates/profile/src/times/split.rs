@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ingraft_model::{Key, Loop, Loops};
 
-use super::flow::{CallFlow, FlowEnd, FlowNode, Passage};
+use super::flow::{CallFlow, FlowEnd, FlowNode, FlowPassage};
 use super::linear::solve;
 
 /// Largest number of nodes for each node of the function.
@@ -36,13 +36,13 @@ fn copied(mut flow: CallFlow, one: &Loop<FlowNode>) -> Option<CallFlow> {
         FlowEnd::Outside => None,
     };
     let through = flow.through();
-    let share = |passage: &Passage| match passage.from {
+    let share = |passage: &FlowPassage| match passage.from {
         FlowEnd::Node(node) => {
             through.get(node).filter(|count| **count > 0.0).map_or(0.0, |count| passage.count / count)
         }
         FlowEnd::Outside => 0.0,
     };
-    let arrives = |passage: &Passage| passage.to == FlowEnd::Node(entry) && position(passage.from).is_none();
+    let arrives = |passage: &FlowPassage| passage.to == FlowEnd::Node(entry) && position(passage.from).is_none();
     // Executions of the nodes of the copy.
     let count = one.body.len();
     let mut rows = vec![vec![0.0; count + 1]; count];
@@ -69,7 +69,7 @@ fn copied(mut flow: CallFlow, one: &Loop<FlowNode>) -> Option<CallFlow> {
     for passage in &mut flow.passages {
         if let Some(from) = position(passage.from) {
             let count = executions.get(from)? * share(passage);
-            added.push(Passage { from: copy_of(passage.from), to: copy_of(passage.to), count });
+            added.push(FlowPassage { from: copy_of(passage.from), to: copy_of(passage.to), count });
             passage.count = (passage.count - count).max(0.0);
         } else if arrives(passage) {
             passage.to = copy_of(passage.to);

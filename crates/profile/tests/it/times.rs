@@ -1,7 +1,7 @@
 //! Times of functions: the paper's example, sums of random executions, and random programs whose calls were timed one by one.
 
 use ingraft_profile::{
-    FlowCall, FlowEdge, MeasuredFlow, NoTimes, NodeTime, TimedPart, Times, VarianceCause, program_times,
+    FlowCall, FlowEdge, MeasuredFlow, NoTimes, NodeTime, PredictedTimes, TimedPart, VarianceCause, program_times,
 };
 use proptest::prelude::*;
 
@@ -29,11 +29,11 @@ fn example(first: [u64; 2], trips: &[(usize, f64)]) -> MeasuredFlow {
     }
 }
 
-fn times_of(function: MeasuredFlow, unused: bool) -> Times {
+fn times_of(function: MeasuredFlow, unused: bool) -> PredictedTimes {
     program_times(&[function], unused).remove(0).expect("times")
 }
 
-fn node(times: &Times, origin: TimedPart) -> NodeTime {
+fn node(times: &PredictedTimes, origin: TimedPart) -> NodeTime {
     *times.nodes.iter().find(|node| node.origin == origin).unwrap_or_else(|| panic!("no {origin:?} in {times:#?}"))
 }
 

@@ -20,7 +20,7 @@ use crate::conn::RequestTarget;
 use crate::exit::{Failure, Stop};
 use crate::measure::{self, CommandContext, MeasurementPlan, MeasurementView, Query, TargetMeasurement};
 use crate::objects::totals::ProfileObject;
-use crate::objects::{EventsObject, FunctionId, Object, hex, millis};
+use crate::objects::{EventsObject, Object, RecordedFunction, hex, millis};
 use crate::output::number::{grouped, plural};
 use crate::output::table::{Cell, TextTable};
 use crate::output::{self, DIM, Destination, HEADING, Output};
@@ -397,7 +397,7 @@ fn block_of(end: EdgeEnd) -> Option<usize> {
 
 /// Counts of one function.
 struct Counts<'a> {
-    id: FunctionId,
+    id: RecordedFunction,
     counts: &'a FunctionProfile,
     details: &'a UnsavedDetails,
     /// Event of the inclusive totals; empty if there are none.
@@ -413,7 +413,7 @@ impl<'a> Counts<'a> {
     fn all(site: &TargetMeasurement, profile: &'a SavedProfile) -> impl Iterator<Item = Counts<'a>> {
         let (host, pid) = (site.host(), site.pid());
         Counts::named(profile).map(move |(counts, details)| Counts {
-            id: FunctionId {
+            id: RecordedFunction {
                 host: host.clone(),
                 pid,
                 module: profile.modules.get(counts.module).map_or_else(String::new, |m| m.name.clone()),

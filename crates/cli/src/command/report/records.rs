@@ -6,7 +6,7 @@ use ingraft_report::{Covered, EdgeEnd, FunctionChange, FunctionProfile, ProfileK
 
 use crate::exit::Stop;
 use crate::objects::code::BlockObject;
-use crate::objects::{self, CoverageObject, EdgeObject, FunctionId, Object};
+use crate::objects::{self, CoverageObject, EdgeObject, Object, RecordedFunction};
 use crate::output::{Output, json_line};
 
 /// Writes the blocks and edges of a profile.
@@ -52,8 +52,8 @@ pub(super) fn changes(pid: u32, changes: &[FunctionChange], out: &mut Output) ->
     Ok(())
 }
 
-fn id(pid: u32, module: &str, name: &str, start: Svma) -> FunctionId {
-    FunctionId {
+fn id(pid: u32, module: &str, name: &str, start: Svma) -> RecordedFunction {
+    RecordedFunction {
         host: None,
         pid: pid.cast_signed(),
         module: module.to_owned(),
@@ -68,7 +68,7 @@ pub(crate) fn offset(at: Svma, start: Svma) -> String {
 }
 
 /// The blocks of a function, with the loops that they belong to.
-pub(crate) fn blocks(function: &FunctionProfile, id: &FunctionId) -> Vec<Object> {
+pub(crate) fn blocks(function: &FunctionProfile, id: &RecordedFunction) -> Vec<Object> {
     let mut successors: IndexVec<BlockId, Vec<BlockId>> = IndexVec::filled(Vec::new(), function.blocks.len());
     let mut reached = IndexVec::filled(false, function.blocks.len());
     for edge in &function.edges {
@@ -99,7 +99,7 @@ pub(crate) fn blocks(function: &FunctionProfile, id: &FunctionId) -> Vec<Object>
 }
 
 /// The coverage of a function.
-pub(crate) fn coverage(function: &FunctionProfile, id: &FunctionId) -> CoverageObject {
+pub(crate) fn coverage(function: &FunctionProfile, id: &RecordedFunction) -> CoverageObject {
     let Covered { blocks, blocks_ran, blocks_unknown, branches, branches_ran, branches_unknown } = function.covered();
     CoverageObject {
         id: id.clone(),
@@ -123,7 +123,7 @@ fn word(ran: Option<bool>) -> &'static str {
 }
 
 /// The blocks of a function of a coverage.
-pub(crate) fn ran_blocks(function: &FunctionProfile, id: &FunctionId) -> Vec<Object> {
+pub(crate) fn ran_blocks(function: &FunctionProfile, id: &RecordedFunction) -> Vec<Object> {
     let mut records = blocks(function, id);
     for (number, record) in records.iter_mut().enumerate() {
         if let Object::Block(block) = record {
@@ -134,7 +134,7 @@ pub(crate) fn ran_blocks(function: &FunctionProfile, id: &FunctionId) -> Vec<Obj
 }
 
 /// The edges of a function of a coverage.
-pub(crate) fn ran_edges(function: &FunctionProfile, id: &FunctionId) -> Vec<Object> {
+pub(crate) fn ran_edges(function: &FunctionProfile, id: &RecordedFunction) -> Vec<Object> {
     let mut records = edges(function, id);
     for (record, of) in records.iter_mut().zip(&function.edges) {
         if let Object::Edge(edge) = record {
@@ -145,7 +145,7 @@ pub(crate) fn ran_edges(function: &FunctionProfile, id: &FunctionId) -> Vec<Obje
 }
 
 /// The edges of a function.
-pub(crate) fn edges(function: &FunctionProfile, id: &FunctionId) -> Vec<Object> {
+pub(crate) fn edges(function: &FunctionProfile, id: &RecordedFunction) -> Vec<Object> {
     let start = |block: usize| function.blocks.get(block).map(|block| offset(block.start, function.start));
     let records = function.edges.iter().map(|edge| EdgeObject {
         id: id.clone(),
