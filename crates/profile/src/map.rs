@@ -42,7 +42,7 @@ impl From<BlockId> for Vertex {
 }
 
 impl From<EdgeId> for ArcId {
-    /// The edge of an edge of the control-flow graph in a graph of [`Shape::of`](crate::Shape::of). It has the same index.
+    /// The edge of an edge of the control-flow graph in a graph of [`GraphBuilder::of`](crate::GraphBuilder::of). It has the same index.
     fn from(edge: EdgeId) -> Self {
         ArcId(edge.0)
     }
