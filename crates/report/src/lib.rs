@@ -21,7 +21,8 @@ pub use export::{EXPORTERS, Exporter, Sources, ran_lines};
 pub use file::FileError;
 pub use ingraft_analysis::demangle;
 pub use ingraft_profile::{
-    Earlier, EarlierProfile, NodeTime, TimedPart, TraceStep, TracedFunction, Unknown, VarianceCause, VarianceRange,
+    Earlier, EarlierProfile, NoTimes, NodeTime, PredictedTimes, TimedPart, TraceStep, TracedFunction, Unknown,
+    VarianceCause, VarianceRange, VarianceShare,
 };
 pub use merge::MergeError;
 pub use program::{ProfiledProgram, ProfiledRoutine};

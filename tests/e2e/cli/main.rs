@@ -59,6 +59,7 @@ mod oracle;
 mod output;
 mod patterns;
 mod postgres;
+mod predicted;
 mod profiles;
 mod recorder;
 mod rounds;

@@ -140,6 +140,7 @@ fn recipe(name: &str) -> Recipe {
         "corner" => ("gcc", C, &["corner.c"], false),
         "trapped" => ("gcc", C, &["trapped.c"], false),
         "determ" => ("gcc", C, &["determ.c"], false),
+        "varied" => ("gcc", C, &["varied.c"], false),
         "bench" => ("gcc", C, &["bench.c"], false),
         "data" => ("gcc", C, &["data.c"], false),
         "data-no-pie" => ("gcc", &["-O2", "-g", "-pthread", "-no-pie"] as &[_], &["data.c"], false),

@@ -449,6 +449,8 @@ pub(crate) enum ProfileMode {
     Events,
     // Blocks and branches that have run.
     Coverage,
+    // Mean and variance of the times of functions.
+    Times,
 }
 
 /// `ingraft profile`.
@@ -466,8 +468,9 @@ pub(crate) enum ProfileMode {
   ingraft profile events -p 4711 --query --interval 500ms        (the events of each thread, while it runs)
   ingraft profile edges -n postgres --all --for 1m -o profile    (for `ingraft report profile --as bolt`)
   ingraft profile coverage -p 4711 'shop:*' -o shop.coverage     (for `ingraft report shop.coverage --as lcov`)
+  ingraft profile times -p 4711 'shop:*' --explain load_product  (mean and variance, and what the variance comes from)
 
-KIND is edges, blocks, events or coverage. A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. Without one, all
+KIND is edges, blocks, events, coverage or times. A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. Without one, all
 functions of the program are profiled. The counts are exact: counters are on some edges only, and the other counts are
 derived from them. A function whose counts cannot all be derived is not profiled, and is named with the reason.
 Ctrl-C ends the measurement, removes it, and prints the counts. `-o FILE` also saves them for `ingraft report`; the
@@ -475,7 +478,13 @@ counts of several processes of one program are added up there. With --interval, 
 program runs. For each reading the threads are held for a moment.
 
 A coverage tells which blocks and branches have run since the start. A probe is removed when it has told that, so that
-the program soon runs as without. `unknown` is what cannot be told."
+the program soon runs as without. `unknown` is what cannot be told.
+
+Times are the mean and the standard deviation of the number of instructions in a call, predicted from the counts of
+edges. The mean is that of the calls that were counted. The deviation assumes that branches do not depend on each other,
+and that a loop has as many iterations each time; it is given as a range, because the iterations may all take equally
+long, or not depend on each other. Callees count if they are profiled; --explain tells which branch, loop or callee the
+deviation comes from."
 )]
 pub(crate) struct ProfileArgs {
     /// Kind of the counts
@@ -498,6 +507,10 @@ pub(crate) struct ProfileArgs {
     /// Events: with --inclusive, count also for each call that the functions make
     #[arg(long)]
     pub(crate) sites: bool,
+
+    /// Times: tell what the variance of this function comes from
+    #[arg(long, value_name = "FUNCTION")]
+    pub(crate) explain: Option<String>,
 
     /// Coverage: tell also what needs a copy of its function: branches that the blocks do not show, and blocks without room
     #[arg(long)]

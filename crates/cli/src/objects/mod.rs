@@ -7,6 +7,7 @@ mod histograms;
 pub(crate) mod inserted;
 pub(crate) mod lowered;
 pub(crate) mod refused;
+pub(crate) mod times;
 pub(crate) mod totals;
 pub(crate) mod traces;
 
@@ -59,6 +60,8 @@ pub(crate) enum Object {
     Edge(EdgeObject),
     Events(EventsObject),
     CallSite(CallSiteObject),
+    Time(times::TimeObject),
+    Cause(times::CauseObject),
     EventTotals(EventTotalsObject),
     Profile(ProfileObject),
     Coverage(CoverageObject),

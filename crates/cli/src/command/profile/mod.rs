@@ -1,6 +1,7 @@
 //! `ingraft profile`: exact counts of the blocks and edges of functions, and of the events in them; and which of them have run.
 
 mod inclusive;
+mod times;
 mod totals;
 
 use std::cmp::Reverse;
@@ -30,7 +31,8 @@ const ROWS: usize = 20;
 
 /// Runs the command.
 pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
-    let ProfileArgs { kind, check, query, inclusive, sites, branches, weights, measure, functions, target } = args;
+    let ProfileArgs { kind, check, query, inclusive, sites, explain, branches, weights, measure, functions, target } =
+        args;
     let coverage = kind == ProfileMode::Coverage;
     if branches && !coverage {
         let hint = "use `ingraft profile coverage --branches`";
@@ -48,6 +50,11 @@ pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mu
     if inclusive.is_some() && kind != ProfileMode::Events {
         return Err(Failure::usage("--inclusive belongs to events", "use `ingraft profile events --inclusive`").into());
     }
+    if explain.is_some() && kind != ProfileMode::Times {
+        return Err(
+            Failure::usage("--explain belongs to times", "use `ingraft profile times --explain FUNCTION`").into()
+        );
+    }
     if sites && inclusive.is_none() {
         return Err(
             Failure::usage("--sites needs --inclusive", "use `ingraft profile events --inclusive --sites`").into()
@@ -60,7 +67,11 @@ pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mu
         (false, None) => None,
     };
     let earlier = weights.as_deref().map(weights_of).transpose()?.map(Arc::new);
-    let functions = if functions.is_empty() { vec!["*".to_owned()] } else { functions };
+    let functions = if functions.is_empty() {
+        vec!["*".to_owned()]
+    } else {
+        functions.into_iter().chain(explain.clone()).collect()
+    };
     let measured = match coverage {
         true => Kind::Coverage(CoverageOptions { branches, in_place: !branches }),
         false => {
@@ -74,7 +85,7 @@ pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mu
     let format = context.common.format;
     // A file that cannot be written is refused before the target is touched.
     let save = context.common.output.as_deref().map(Destination::prepare).transpose()?;
-    let mut view = Profiles { kind, format, save, query, told: false };
+    let mut view = Profiles { kind, format, save, query, explain, told: false };
     measure::run(plan, context, &mut view, out).await
 }
 
@@ -102,6 +113,8 @@ struct Profiles {
     save: Option<Destination>,
     /// Reading of the profile while it runs.
     query: Option<Query>,
+    /// Function whose variance is to be explained.
+    explain: Option<String>,
     /// Whether the user has been told that a reading is not exact.
     told: bool,
 }
@@ -150,6 +163,9 @@ impl Profiles {
                 stopped_ms: millis(Duration::from_nanos(profile.held_ns)),
             }))?;
         }
+        if self.kind == ProfileMode::Times {
+            return self.times(site, profile, out);
+        }
         let names = out.json().then(|| inclusive::FunctionNames::of(profile));
         for counts in Counts::all(site, profile) {
             counts.objects(self.kind, out)?;
@@ -161,8 +177,22 @@ impl Profiles {
         }
         out.text(&match self.kind {
             ProfileMode::Coverage => coverage_table(site, profile, out.width()),
-            ProfileMode::Edges | ProfileMode::Blocks | ProfileMode::Events => self.tables(site, profile, out.width()),
+            ProfileMode::Edges | ProfileMode::Blocks | ProfileMode::Events | ProfileMode::Times => {
+                self.tables(site, profile, out.width())
+            }
         })
+    }
+
+    /// Prints the times of a process.
+    fn times(&self, site: &TargetMeasurement, profile: &SavedProfile, out: &mut Output) -> Result<(), Stop> {
+        let times = times::ProcessTimes::of(site, profile);
+        let explained = self.explain.as_deref();
+        match out.json() {
+            true => times.objects(explained, self.format, out)?,
+            false => out.text(&times.tables(explained, self.format, out.width()))?,
+        }
+        times.warn(explained, self.format);
+        Ok(())
     }
 
     /// Prints the event totals of a process, and warns once if they are not exact.
@@ -210,7 +240,7 @@ impl Profiles {
         };
         let what = match self.kind {
             ProfileMode::Coverage => format!("the coverage of `{name}`{more} is not complete: {why}"),
-            ProfileMode::Edges | ProfileMode::Blocks | ProfileMode::Events => {
+            ProfileMode::Edges | ProfileMode::Blocks | ProfileMode::Events | ProfileMode::Times => {
                 format!("the counts of `{name}`{more} are not exact: {why}")
             }
         };
@@ -228,7 +258,7 @@ impl Profiles {
             ProfileMode::Edges => text += &edges_table(&all, width),
             ProfileMode::Blocks => text += &blocks_table(&all, whole, width),
             ProfileMode::Events => text += &inclusive::table(&all, profile, width),
-            ProfileMode::Coverage => {}
+            ProfileMode::Coverage | ProfileMode::Times => {}
         }
         let idle = functions - all.len();
         if idle > 0 {
@@ -397,6 +427,8 @@ fn block_of(end: EdgeEnd) -> Option<usize> {
 
 /// Counts of one function.
 struct Counts<'a> {
+    /// Index of the function in the profile.
+    index: usize,
     id: RecordedFunction,
     counts: &'a FunctionProfile,
     details: &'a UnsavedDetails,
@@ -412,7 +444,10 @@ impl<'a> Counts<'a> {
 
     fn all(site: &TargetMeasurement, profile: &'a SavedProfile) -> impl Iterator<Item = Counts<'a>> {
         let (host, pid) = (site.host(), site.pid());
-        Counts::named(profile).map(move |(counts, details)| Counts {
+        let all = profile.functions.iter().enumerate();
+        let named = all.filter_map(|(index, counts)| Some((index, counts, counts.details.as_ref()?)));
+        named.map(move |(index, counts, details)| Counts {
+            index,
             id: RecordedFunction {
                 host: host.clone(),
                 pid,
@@ -475,6 +510,7 @@ impl<'a> Counts<'a> {
                 records::ran_blocks(self.counts, &self.id).iter().try_for_each(|block| out.object(block))?;
                 records::ran_edges(self.counts, &self.id).iter().try_for_each(|edge| out.object(edge))
             }
+            ProfileMode::Times => Ok(()),
             ProfileMode::Events => EVENT_NAMES.into_iter().zip(self.events()).try_for_each(|(event, own)| {
                 let inclusive = if self.event == event { self.inclusive() } else { InclusiveTotal::default() };
                 out.object(&Object::Events(EventsObject {

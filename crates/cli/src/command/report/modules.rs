@@ -34,8 +34,8 @@ pub(crate) fn code(profile: &SavedProfile, binaries: &[PathBuf], format: Format)
     Ok(code.collect())
 }
 
-/// The code of the file that the profile names.
-fn of_file(module: &ModuleInfo, format: Format) -> ModuleCode {
+/// The code of the file that a profile names. Warns and knows nothing if it is not that file.
+pub(crate) fn of_file(module: &ModuleInfo, format: Format) -> ModuleCode {
     let problem = match std::fs::read(&module.path) {
         Ok(bytes) => {
             let debug = debug_file(&module.build_id).and_then(|path| std::fs::read(path).ok());
