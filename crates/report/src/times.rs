@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use ingraft_model::{EdgeKind, Svma};
-use ingraft_profile::{FlowCall, FlowEdge, MeasuredFlow, NoTimes, NodeTime, PredictedTimes, TimedPart, program_times};
+use ingraft_profile::{FlowCall, FlowEdge, MeasuredFlow, NoTimes, PredictedTimes, program_times};
 
 use crate::saved::{CallTarget, EdgeEnd, FunctionProfile, SavedProfile};
 
@@ -74,11 +74,8 @@ pub fn times(profile: &SavedProfile) -> Vec<Result<FunctionTimes, Untimed>> {
     let one = |((times, left_out), flow): ((Result<_, NoTimes>, Result<PredictedTimes, NoTimes>), &Option<_>)| {
         let flow: &MeasuredFlow = flow.as_ref().ok_or(Untimed::Unknown)?;
         let times: PredictedTimes = times?;
-        let cost = |node: &NodeTime| match node.origin {
-            TimedPart::Block(block) => flow.costs.get(block).map_or(0.0, |cost| cost * node.frequency),
-            TimedPart::Function | TimedPart::Loop(_) => 0.0,
-        };
-        let own = times.nodes.iter().map(cost).sum();
+        let costs = flow.costs.iter().zip(&flow.executions).map(|(cost, count)| cost * *count as f64);
+        let own = costs.sum::<f64>() / flow.entry.1 as f64;
         Ok(FunctionTimes { times, own, left_out: left_out?.mean })
     };
     all.map(one).collect()

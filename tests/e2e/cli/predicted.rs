@@ -107,7 +107,7 @@ fn functions_that_were_not_called_have_no_times() {
     let outcome = tool().run(command).assert_code(0);
     assert!(outcome.all("time").iter().all(|record| record["function"] != "rare"), "{outcome:#?}");
     assert!(outcome.all("cause").is_empty(), "{outcome:#?}");
-    assert!(outcome.stderr.contains("`rare` was not called"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("`rare` cannot be explained: no call"), "{}", outcome.stderr);
     let wrong = tool().run(["profile", "edges", "--explain", "rare", "--", path, "3"]).assert_code(2);
     assert!(wrong.stderr.contains("--explain belongs to times"), "{}", wrong.stderr);
 }

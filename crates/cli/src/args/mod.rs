@@ -481,10 +481,9 @@ A coverage tells which blocks and branches have run since the start. A probe is 
 the program soon runs as without. `unknown` is what cannot be told.
 
 Times are the mean and the standard deviation of the number of instructions in a call, predicted from the counts of
-edges. The mean is that of the calls that were counted. The deviation assumes that branches do not depend on each other,
-and that a loop has as many iterations each time; it is given as a range, because the iterations may all take equally
-long, or not depend on each other. Callees count if they are profiled; --explain tells which branch, loop or callee the
-deviation comes from."
+edges. Callees count with the means of all their calls, if they are profiled. The deviation assumes that branches do not
+depend on each other, and that a loop has as many iterations each time. It is predicted for iterations that all take
+equally long, and for iterations that do not depend on each other. --explain tells what it comes from."
 )]
 pub(crate) struct ProfileArgs {
     /// Kind of the counts

@@ -17,12 +17,13 @@ pub(crate) struct TimeObject {
     pub(crate) unit: &'static str,
     /// Executions in a call of the function.
     pub(crate) frequency: f64,
-    /// For a loop, the mean number of iterations of an entry; left out otherwise.
+    /// For a loop, the mean number of executions of its header in an entry; left out otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) iterations: Option<f64>,
-    /// Mean time of an execution, with callees.
+    /// Predicted mean time of an execution, with callees.
     pub(crate) mean: f64,
-    /// Variance of the time if all iterations of an entry of a loop take equally long; null if there is no bound, in recursive functions.
+    /// Variance of the time if all iterations of an entry of a loop take equally long; null if it has no bound, for functions that call
+    /// each other and for their callers.
     pub(crate) variance: Option<f64>,
     /// Square root of `variance`.
     pub(crate) stddev: Option<f64>,
@@ -47,7 +48,7 @@ pub(crate) struct TimeObject {
 pub(crate) struct CauseObject {
     #[serde(flatten)]
     pub(crate) id: RecordedFunction,
-    /// `branch`, `loop`, `callee` or `arrival`.
+    /// `branch`, `exit`, `loop`, `callee`, `left` or `arrival`.
     pub(crate) what: &'static str,
     /// Offset of the branch, of the header of the loop, or of the call; null for `arrival`.
     pub(crate) at: Option<String>,
@@ -55,8 +56,8 @@ pub(crate) struct CauseObject {
     pub(crate) source: Option<String>,
     /// Predicted share of the variance if iterations do not depend on each other, from 0 to 1.
     pub(crate) predicted: f64,
-    /// Predicted share of the variance if all iterations of an entry of a loop take equally long, from 0 to 1.
-    pub(crate) predicted_equal: f64,
+    /// Predicted share of the variance if all iterations of an entry of a loop take equally long, from 0 to 1; null if that has no bound.
+    pub(crate) predicted_equal: Option<f64>,
     /// Measured share; null if it was not measured.
     pub(crate) measured: Option<f64>,
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_rehosted;
-use ingraft_codegen::{Rehosted, rehost};
+use ingraft_codegen::{Probe, Rehosted, rehost};
 use ingraft_model::{FunctionBody, FunctionId, FunctionPoint, Parts, PatchPlan, PointKind, Refusal, Stmt};
 use rustc_hash::FxHashMap;
 
@@ -161,10 +161,15 @@ impl Attempt {
 }
 
 impl Woven {
+    /// The probe to which a point moves. A point without snippets has none, even if a new point with its key has one: its threads have not run
+    /// the snippets of the new point.
+    fn new_probe(&self, moved: &Moved<'_>) -> Option<&Probe> {
+        moved.hosted.as_ref().and_then(|_| self.woven_at(&moved.point)?.probe.as_ref())
+    }
+
     /// Whether the probe of a point that moves cannot take its threads over.
     fn is_stuck(&self, moved: &Moved<'_>) -> bool {
-        let probe = self.woven_at(&moved.point).and_then(|point| point.probe);
-        probe.is_some_and(|probe| !probe.can_take_over(&moved.old.woven))
+        self.new_probe(moved).is_some_and(|probe| !probe.can_take_over(&moved.old.woven))
     }
 
     fn forget_point(&mut self, modules: &Modules, moved: &Moved<'_>) -> PointRecord {
@@ -184,12 +189,8 @@ impl Woven {
         mut insertion: PatchPlan,
     ) -> Result<PatchPlan, Error> {
         let its = moving.iter().filter(|points| copies.has_chosen(points.function)).flat_map(|points| &points.points);
-        let rehosted: Vec<Rehosted<'_>> = its
-            .map(|moved| Rehosted {
-                old: &moved.old.woven,
-                probe: self.woven_at(&moved.point).and_then(|point| point.probe.as_ref()),
-            })
-            .collect();
+        let rehosted: Vec<Rehosted<'_>> =
+            its.map(|moved| Rehosted { old: &moved.old.woven, probe: self.new_probe(moved) }).collect();
         if rehosted.is_empty() {
             return Ok(insertion);
         }

@@ -4,8 +4,13 @@
 use std::ops::Range;
 
 use super::extended::{ControlCondition, ExtendedGraph, START, STOP};
+use super::program::NoTimes;
 
 const NONE: usize = usize::MAX;
+
+/// Largest number of pairs of a branch and a node that depends on it, which bounds memory and time. A chain of ten thousand `case` labels that
+/// fall through has fifty million.
+const DEPENDENTS_MAX: usize = 4_000_000;
 
 /// The forward control dependence graph.
 #[derive(Clone, Debug, Default)]
@@ -20,11 +25,11 @@ pub(super) struct ControlDependence {
 }
 
 impl ControlDependence {
-    /// Computes the graph; `None` if the extended graph has a cycle.
-    pub fn of(graph: &ExtendedGraph) -> Option<ControlDependence> {
+    /// Computes the graph. Fails if the extended graph has a cycle, or if too many nodes depend on too many branches.
+    pub fn of(graph: &ExtendedGraph) -> Result<ControlDependence, NoTimes> {
         let count = graph.kinds.len();
         let branches = ranges(count, &graph.branches);
-        let (order, place) = order(&branches, &graph.branches)?;
+        let (order, place) = order(&branches, &graph.branches).ok_or(NoTimes::Irreducible)?;
         let next = next_certain(&branches, &graph.branches, (&order, &place));
         let mut control = ControlDependence { order, branches, dependents: Vec::new(), nodes: Vec::new() };
         for branch in &graph.branches {
@@ -37,8 +42,11 @@ impl ControlDependence {
                 node = next.get(node).copied().unwrap_or(NONE);
             }
             control.dependents.push(begin..control.nodes.len());
+            if control.nodes.len() > DEPENDENTS_MAX {
+                return Err(NoTimes::TooLarge);
+            }
         }
-        Some(control)
+        Ok(control)
     }
 
     /// The branches of a node, by their indices.

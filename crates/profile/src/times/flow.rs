@@ -81,8 +81,8 @@ pub(super) struct CallFlow {
 }
 
 impl CallFlow {
-    /// Completes the counts of a function. A call that has not returned, or that an exception has left, goes on outside, or where control has
-    /// arrived along no edge. The rest of such arrivals come from outside.
+    /// Completes the counts of a function. Calls that have not returned are connected to blocks that control has entered along no edge, such as
+    /// those that catch exceptions. Calls that are left over go on outside, and entries that are left over come from outside.
     pub fn of(function: &MeasuredFlow) -> CallFlow {
         let count = function.costs.len();
         let mut flow = CallFlow { blocks: (0..count).map(Some).collect(), passages: Vec::new() };

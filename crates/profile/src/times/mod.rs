@@ -6,11 +6,13 @@
 //! 2. `split.rs` copies parts of loops that have several entries, so that each loop has one header (the paper's node splitting).
 //! 3. `extended.rs` builds the extended control-flow graph, with preheaders and postexits.
 //! 4. `control.rs` computes its forward control dependence, and the frequency of each control condition.
-//! 5. `moments.rs` adds up mean and variance from the leaves.
+//! 5. `moments.rs` adds up mean and variance, those nodes first on which no other node depends.
 //! 6. `program.rs` does so for all functions, callees first; recursive functions are solved together (`linear.rs`).
 //!
 //! The sum of frequencies times costs is the measured number of events: if a cost is a number of instructions, then TIME of a function is its
-//! number of instructions, divided by its number of calls.
+//! number of instructions, divided by its number of calls (and of other arrivals, such as those of calls that were in progress).
+//! As in the paper, the branch by which control leaves a loop is one of the random branches of an iteration, and what runs behind a loop with
+//! several exits belongs to the iteration that leaves.
 //!
 //! **One difference from the paper.** Its forward graph is the control dependence of the graph with back edges, without those that lead back.
 //! A node that follows `continue` then seems to run in each iteration, because control comes there in a later one. Here a back edge leads to

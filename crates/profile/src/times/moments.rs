@@ -35,7 +35,7 @@ pub struct NodeTime {
     pub mean: f64,
     /// Variance of the time of an execution (VAR).
     pub variance: VarianceRange,
-    /// For a loop, the mean number of iterations of an entry.
+    /// For a loop, the mean number of executions of its header in an entry.
     pub iterations: Option<f64>,
 }
 
@@ -44,6 +44,8 @@ pub struct NodeTime {
 pub enum VarianceCause {
     /// The ways that the branch of a block takes.
     Branch(usize),
+    /// The ways that the branch of a block takes, of which at least one leaves a loop.
+    Exit(usize),
     /// The number of iterations of the loop with this header.
     Trips(usize),
     /// The callees of a block.
@@ -52,7 +54,7 @@ pub enum VarianceCause {
     Arrival,
 }
 
-/// The share of the variance of a function that has one cause. All shares add up to 1.
+/// The share of the variance of a function that has one cause. All shares add up to 1, unless the variance has no bound: then they are 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct VarianceShare {
     /// The cause.
@@ -96,7 +98,9 @@ impl VarianceRange {
     }
 
     pub(super) fn scaled(self, by: VarianceRange) -> VarianceRange {
-        VarianceRange { equal: self.equal * by.equal, independent: self.independent * by.independent }
+        // Nothing times a variance without bound is nothing.
+        let product = |one: f64, other: f64| if one == 0.0 || other == 0.0 { 0.0 } else { one * other };
+        VarianceRange { equal: product(self.equal, by.equal), independent: product(self.independent, by.independent) }
     }
 }
 
@@ -104,7 +108,7 @@ impl Moments {
     /// The mixture of several times, of which one comes with each probability. The probabilities need not add up to 1: nothing is done else.
     pub fn mixed(parts: impl Iterator<Item = (f64, Moments)>) -> Moments {
         let (mut mean, mut square) = (0.0, VarianceRange::default());
-        for (probability, part) in parts {
+        for (probability, part) in parts.filter(|(probability, _)| *probability > 0.0) {
             mean += probability * part.mean;
             square = square
                 + (part.variance + VarianceRange::both(part.mean * part.mean)).scaled(VarianceRange::both(probability));
@@ -296,10 +300,18 @@ impl PreparedFunction {
                         add(VarianceCause::Trips(header), VarianceRange::both(trips * sum.mean * sum.mean));
                     }
                 }
-                _ => add(block.map_or(VarianceCause::Arrival, VarianceCause::Branch), own),
+                _ => {
+                    let is_exit = |index: usize| {
+                        let to = self.graph.branches.get(index).and_then(|branch| self.graph.kinds.get(branch.to));
+                        to == Some(&ExtendedNode::Postexit)
+                    };
+                    let exits = self.control.branches_of(*node).any(is_exit);
+                    let cause = |block| if exits { VarianceCause::Exit(block) } else { VarianceCause::Branch(block) };
+                    add(block.map_or(VarianceCause::Arrival, cause), own);
+                }
             }
         }
-        let part = |own: f64, all: f64| if all > 0.0 { own / all } else { 0.0 };
+        let part = |own: f64, all: f64| if all > 0.0 && all.is_finite() { own / all } else { 0.0 };
         let share = |(cause, own): (VarianceCause, VarianceRange)| {
             let share = VarianceRange {
                 equal: part(own.equal, total.equal),

@@ -7,22 +7,25 @@ use std::collections::BTreeMap;
 use super::control::ControlDependence;
 use super::extended::ExtendedGraph;
 use super::flow::{CallFlow, FlowCall, MeasuredFlow};
-use super::linear::solve;
+use super::linear::FeedbackSystem;
 use super::moments::{Moments, PredictedTimes, PreparedFunction, VarianceRange};
 use super::split;
 
 /// Reason why a function has no times.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoTimes {
-    /// It was never called.
-    #[error("it was never called")]
+    /// No call of it began.
+    #[error("no call of it began")]
     NotCalled,
     /// A loop has several entries, and copies of its blocks would be too many.
     #[error("a loop has several entries, and is too large to be copied for each of them")]
     Irreducible,
     /// The functions call each other, and not enough of the counted calls have ended.
-    #[error("not enough of the calls by which these functions call each other have ended")]
+    #[error("functions call each other, and more of these calls were counted than ended")]
     Recursion(Vec<usize>),
+    /// Too many blocks depend on too many branches.
+    #[error("too many of its blocks depend on too many branches")]
+    TooLarge,
 }
 
 /// A function, with the calls that each of its blocks makes.
@@ -46,7 +49,8 @@ pub fn program_times(functions: &[MeasuredFlow], unused: bool) -> Vec<Result<Pre
     };
     let calls = functions.iter().map(sorted).collect();
     let mut program = ProgramTimes { functions, calls, prepared, known: vec![None; functions.len()] };
-    let callees: Vec<Vec<usize>> = functions.iter().map(|f| f.calls.iter().map(|call| call.callee).collect()).collect();
+    let made = |f: &MeasuredFlow| f.calls.iter().filter(|call| call.count > 0).map(|call| call.callee).collect();
+    let callees: Vec<Vec<usize>> = functions.iter().map(made).collect();
     for group in groups(&callees) {
         program.solve(&group);
     }
@@ -68,7 +72,7 @@ fn prepare(function: &MeasuredFlow, unused: bool) -> Result<PreparedFunction, No
     }
     let (flow, loops) = split::reducible(flow).ok_or(NoTimes::Irreducible)?;
     let graph = ExtendedGraph::of(&flow, &loops);
-    let control = ControlDependence::of(&graph).ok_or(NoTimes::Irreducible)?;
+    let control = ControlDependence::of(&graph)?;
     Ok(PreparedFunction::new(flow, graph, control, &function.trips))
 }
 
@@ -100,92 +104,76 @@ impl ProgramTimes<'_> {
 
     /// Computes the times of functions that call each other, or of one function.
     fn solve(&mut self, group: &[usize]) {
-        let members: Vec<usize> =
-            group.iter().copied().filter(|f| self.prepared.get(*f).is_some_and(Result::is_ok)).collect();
-        let recurses = |f: &usize| {
-            self.functions.get(*f).is_some_and(|f| f.calls.iter().any(|call| members.contains(&call.callee)))
+        let is_ready = |f: &usize| self.prepared.get(*f).is_some_and(Result::is_ok);
+        let members: Vec<usize> = group.iter().copied().filter(is_ready).collect();
+        let calls_itself = |only: usize| {
+            let calls = self.calls.get(only);
+            calls.is_some_and(|calls| calls.iter().any(|call| call.callee == only && call.count > 0))
         };
         let solved = match members.as_slice() {
-            [only] if !recurses(only) => self.total(*only, &self.known).map(|total| vec![total]),
+            [] => return,
+            [only] if !calls_itself(*only) => self.total(*only).map(|total| vec![total]),
             _ => self.solve_together(&members),
         };
         for (at, function) in members.iter().enumerate() {
-            match solved.as_ref().and_then(|solved| solved.get(at)) {
-                Some(moments) => {
-                    if let Some(slot) = self.known.get_mut(*function) {
-                        *slot = Some(*moments);
-                    }
-                }
-                None => {
-                    if let Some(slot) = self.prepared.get_mut(*function) {
-                        *slot = Err(NoTimes::Recursion(members.clone()));
-                    }
-                }
+            let moments = solved.as_ref().and_then(|solved| solved.get(at)).copied();
+            set(&mut self.known, *function, moments);
+            if moments.is_none() {
+                set(&mut self.prepared, *function, Err(NoTimes::Recursion(members.clone())));
             }
         }
     }
 
-    fn total(&self, function: usize, known: &[Option<Moments>]) -> Option<Moments> {
+    /// Mean and variance of a call of a function, as far as those of its callees are known.
+    fn total(&self, function: usize) -> Option<Moments> {
         let prepared = self.prepared.get(function)?.as_ref().ok()?;
-        Some(prepared.total(&self.cost(function, known)))
+        Some(prepared.total(&self.cost(function, &self.known)))
     }
 
     /// Solves functions that call each other; `None` if their calls need not end.
-    fn solve_together(&self, members: &[usize]) -> Option<Vec<Moments>> {
+    fn solve_together(&mut self, members: &[usize]) -> Option<Vec<Moments>> {
         let position: BTreeMap<usize, usize> =
             members.iter().enumerate().map(|(at, function)| (*function, at)).collect();
-        let count = members.len();
-        let unit = |row: usize| -> Vec<f64> { (0..=count).map(|column| f64::from(u8::from(column == row))).collect() };
-        let mut means: Vec<Vec<f64>> = (0..count).map(unit).collect();
-        let [mut equal, mut independent] = [means.clone(), means.clone()];
-        for (row, function) in members.iter().enumerate() {
+        // Nothing of the members themselves counts yet.
+        let own: Option<Vec<f64>> = members.iter().map(|f| Some(self.total(*f)?.mean)).collect();
+        let means = self.system(&position, own?, |frequency, _| frequency)?.solve()?;
+        // With the means, what is missing in each variance is that of the members.
+        for (function, mean) in members.iter().zip(&means) {
+            set(&mut self.known, *function, Some(Moments { mean: *mean, variance: VarianceRange::default() }));
+        }
+        let own: Option<Vec<VarianceRange>> = members.iter().map(|f| Some(self.total(*f)?.variance)).collect();
+        let own = own?;
+        let equal = self.system(&position, own.iter().map(|own| own.equal).collect(), |_, weight| weight.equal)?;
+        let independent =
+            self.system(&position, own.iter().map(|own| own.independent).collect(), |_, weight| weight.independent)?;
+        // The variance of equal iterations may have no bound where that of independent ones has.
+        let equal = equal.solve().unwrap_or_else(|| vec![f64::INFINITY; members.len()]);
+        let independent = independent.solve()?;
+        let both = equal.into_iter().zip(independent).map(|(equal, independent)| VarianceRange { equal, independent });
+        Some(means.into_iter().zip(both).map(|(mean, variance)| Moments { mean, variance }).collect())
+    }
+
+    /// The equations of functions that call each other, by their positions: `factor` is that of a block's callees, from the block's frequency
+    /// and the weight of its variance.
+    fn system(
+        &self,
+        position: &BTreeMap<usize, usize>,
+        own: Vec<f64>,
+        factor: impl Fn(f64, VarianceRange) -> f64,
+    ) -> Option<FeedbackSystem> {
+        let mut system = FeedbackSystem::new(own);
+        for (function, row) in position {
             let prepared = self.prepared.get(*function)?.as_ref().ok()?;
             for (block, frequency, weight) in prepared.blocks() {
                 for (callee, part) in self.callees(*function, block) {
-                    let Some(column) = position.get(&callee) else { continue };
-                    for (rows, factor) in
-                        [(&mut means, frequency), (&mut equal, weight.equal), (&mut independent, weight.independent)]
-                    {
-                        *rows.get_mut(row)?.get_mut(*column)? -= factor * part;
+                    if let Some(column) = position.get(&callee) {
+                        system.add(*row, *column, factor(frequency, weight) * part);
                     }
                 }
             }
         }
-        // Nothing of the members themselves counts yet.
-        let set = |rows: &mut [Vec<f64>], right: &[f64]| {
-            for (row, value) in rows.iter_mut().zip(right) {
-                if let Some(last) = row.last_mut() {
-                    *last = *value;
-                }
-            }
-        };
-        let own: Option<Vec<f64>> = members.iter().map(|f| Some(self.total(*f, &self.known)?.mean)).collect();
-        set(&mut means, &own?);
-        let means = ending(means)?;
-        // With the means, what is missing in each variance is that of the members.
-        let mut known = self.known.clone();
-        for (function, mean) in members.iter().zip(&means) {
-            *known.get_mut(*function)? = Some(Moments { mean: *mean, variance: VarianceRange::default() });
-        }
-        let own: Option<Vec<VarianceRange>> = members.iter().map(|f| Some(self.total(*f, &known)?.variance)).collect();
-        let own = own?;
-        set(&mut equal, &own.iter().map(|own| own.equal).collect::<Vec<f64>>());
-        set(&mut independent, &own.iter().map(|own| own.independent).collect::<Vec<f64>>());
-        // Equal iterations may need an endless variance where independent ones do not.
-        let equal = ending(equal).unwrap_or_else(|| vec![f64::INFINITY; count]);
-        let independent = ending(independent)?;
-        let both = equal.into_iter().zip(independent).map(|(equal, independent)| VarianceRange { equal, independent });
-        Some(means.into_iter().zip(both).map(|(mean, variance)| Moments { mean, variance }).collect())
+        Some(system)
     }
-}
-
-/// Solves `(I − C) x = b` if the sum `I + C + C² + …` is finite, which means that the calls end: then, and only then, the solution for `b = 1`
-/// is at least 1.
-fn ending(rows: Vec<Vec<f64>>) -> Option<Vec<f64>> {
-    let mut ones = rows.clone();
-    ones.iter_mut().filter_map(|row| row.last_mut()).for_each(|value| *value = 1.0);
-    let ends = solve(ones)?.iter().all(|value| *value >= 1.0 - 1e-9);
-    if ends { solve(rows) } else { None }
 }
 
 /// The strongly connected components of a graph, each after those that it leads to, by Tarjan's algorithm without recursion.

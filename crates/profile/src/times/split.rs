@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ingraft_model::{Key, Loop, Loops};
 
 use super::flow::{CallFlow, FlowEnd, FlowNode, FlowPassage};
-use super::linear::solve;
+use super::linear::FeedbackSystem;
 
 /// Largest number of nodes for each node of the function.
 const GROWTH: usize = 4;
@@ -13,13 +13,18 @@ const GROWTH: usize = 4;
 /// Largest loop that is copied, in nodes.
 const LOOP_MAX: usize = 400;
 
+/// Largest number of passages that are looked at in all rounds.
+const WORK_MAX: usize = 4_000_000;
+
 /// The flow with one header for each loop, and its loops; `None` if it would have to grow too much.
 pub(super) fn reducible(mut flow: CallFlow) -> Option<(CallFlow, Loops<FlowNode>)> {
     let room = GROWTH * flow.blocks.len().max(1);
+    let mut work = 0;
     loop {
         let loops = Loops::new(&flow.successors(), &flow.entries());
         let Some(first) = loops.all().iter().find(|one| one.entries.len() > 1) else { return Some((flow, loops)) };
-        if first.body.len() > LOOP_MAX || flow.blocks.len() + first.body.len() > room {
+        work += flow.passages.len();
+        if first.body.len() > LOOP_MAX || flow.blocks.len() + first.body.len() > room || work > WORK_MAX {
             return None;
         }
         flow = copied(flow, first)?;
@@ -44,22 +49,19 @@ fn copied(mut flow: CallFlow, one: &Loop<FlowNode>) -> Option<CallFlow> {
     };
     let arrives = |passage: &FlowPassage| passage.to == FlowEnd::Node(entry) && position(passage.from).is_none();
     // Executions of the nodes of the copy.
-    let count = one.body.len();
-    let mut rows = vec![vec![0.0; count + 1]; count];
-    let mut add = |row: usize, column: usize, value: f64| {
-        if let Some(cell) = rows.get_mut(row).and_then(|row| row.get_mut(column)) {
-            *cell += value;
-        }
-    };
-    (0..count).for_each(|node| add(node, node, 1.0));
-    for passage in &flow.passages {
-        match (position(passage.from), position(passage.to)) {
-            (Some(from), Some(to)) => add(to, from, -share(passage)),
-            (None, Some(to)) if arrives(passage) => add(to, count, passage.count),
-            _ => {}
+    let mut arrived = vec![0.0; one.body.len()];
+    for passage in flow.passages.iter().filter(|passage| arrives(passage)) {
+        if let Some(sum) = position(passage.to).and_then(|to| arrived.get_mut(to)) {
+            *sum += passage.count;
         }
     }
-    let executions = solve(rows)?;
+    let mut system = FeedbackSystem::new(arrived);
+    for passage in &flow.passages {
+        if let (Some(from), Some(to)) = (position(passage.from), position(passage.to)) {
+            system.add(to, from, share(passage));
+        }
+    }
+    let executions = system.solve()?;
     let base = flow.blocks.len();
     let copies: Vec<Option<usize>> =
         one.body.iter().map(|node| flow.blocks.get(node.index()).copied().flatten()).collect();

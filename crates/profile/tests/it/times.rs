@@ -67,7 +67,7 @@ fn the_example_of_the_paper() {
     assert_near(times.variance.independent, 9_000.0);
     assert_near((times.variance.independent.sqrt() * 1000.0).round(), 94_868.0);
     assert_eq!(times.shares.len(), 1);
-    assert_eq!(times.shares[0].cause, VarianceCause::Branch(1));
+    assert_eq!(times.shares[0].cause, VarianceCause::Exit(1));
     assert_near(times.shares[0].share.equal, 1.0);
 }
 
@@ -146,6 +146,67 @@ fn recursion_is_solved() {
     let endless = program_times(&[function(1000, 1000)], false).remove(0);
     assert_eq!(endless, Err(NoTimes::Recursion(vec![0])));
     assert_eq!(program_times(&[function(0, 0)], false).remove(0), Err(NoTimes::NotCalled));
+}
+
+/// A walk over trees of which one node of five has four children: its variance is finite only if the children do not depend on each other.
+#[test]
+fn a_variance_without_bound_is_told() {
+    let edge = |from, to, count| FlowEdge { from, to, count };
+    let walk = MeasuredFlow {
+        costs: vec![1.0, 0.0, 0.0],
+        executions: vec![1000, 800, 1000],
+        edges: vec![
+            edge(0, Some(1), 200),
+            edge(0, Some(2), 800),
+            edge(1, Some(1), 600),
+            edge(1, Some(2), 200),
+            edge(2, None, 1000),
+        ],
+        entry: (0, 1000),
+        calls: vec![FlowCall { block: 1, callee: 0, count: 800 }],
+        trips: Vec::new(),
+    };
+    let caller = MeasuredFlow {
+        costs: vec![1.0],
+        executions: vec![200],
+        edges: vec![edge(0, None, 200)],
+        entry: (0, 200),
+        calls: vec![FlowCall { block: 0, callee: 0, count: 200 }],
+        trips: Vec::new(),
+    };
+    for times in program_times(&[walk, caller], false) {
+        let times = times.expect("times");
+        assert!(times.variance.equal.is_infinite() && times.variance.independent.is_finite(), "{times:#?}");
+        assert!(times.shares.iter().all(|share| share.share.equal == 0.0), "{times:#?}");
+        let sum: f64 = times.shares.iter().map(|share| share.share.independent).sum();
+        assert_near(sum, 1.0);
+    }
+}
+
+/// Thousands of functions that were not called, or that call each other, take no time worth mentioning.
+#[test]
+fn large_programs_are_solved() {
+    const COUNT: usize = 20_000;
+    let chain = |function: usize| MeasuredFlow {
+        costs: vec![1.0, 0.0, 0.0],
+        executions: vec![100, 50, 100],
+        edges: vec![
+            FlowEdge { from: 0, to: Some(1), count: 50 },
+            FlowEdge { from: 0, to: Some(2), count: 50 },
+            FlowEdge { from: 1, to: Some(2), count: 50 },
+            FlowEdge { from: 2, to: None, count: 100 },
+        ],
+        entry: (0, if function % 2 == 0 { 100 } else { 0 }),
+        calls: vec![FlowCall { block: 1, callee: (function + 2) % COUNT, count: 50 }],
+        trips: Vec::new(),
+    };
+    let functions: Vec<MeasuredFlow> = (0..COUNT).map(chain).collect();
+    for (function, times) in program_times(&functions, false).into_iter().enumerate() {
+        match times {
+            Ok(times) => assert_near(times.mean, 2.0),
+            Err(why) => assert_eq!((why, function % 2), (NoTimes::NotCalled, 1)),
+        }
+    }
 }
 
 /// Executions of random graphs, with loops of several entries too: the mean is the sum of the costs, divided by the calls.

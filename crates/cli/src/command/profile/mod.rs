@@ -461,6 +461,14 @@ impl<'a> Counts<'a> {
         })
     }
 
+    /// Whether a name, with its module before a colon or without, is that of the function.
+    fn is_named(&self, name: &str) -> bool {
+        let own = [&self.id.function, &self.counts.name];
+        let (module, bare) = name.split_once(':').filter(|(_, rest)| !rest.starts_with(':')).unzip();
+        let is_in = module.is_some_and(|module| self.id.module == module);
+        own.iter().any(|own| *own == name || is_in && bare.is_some_and(|bare| *own == bare))
+    }
+
     /// Offset of an address in the function.
     fn offset(&self, at: Svma) -> String {
         Offset::between(self.counts.start.0, at.0).in_name()

@@ -38,47 +38,55 @@ pub(super) struct ProcessTimes<'p> {
     profile: &'p SavedProfile,
     timed: Vec<TimedFunction<'p>>,
     /// Functions whose times do not follow from their counts, with the reasons.
-    without: Vec<(String, Untimed)>,
+    without: Vec<(Counts<'p>, Untimed)>,
+    /// Functions that have run, and of which no call began while they were profiled.
+    in_progress: Vec<Counts<'p>>,
 }
 
 impl<'p> ProcessTimes<'p> {
     /// Computes the times of the functions of a profile.
     pub(super) fn of(site: &TargetMeasurement, profile: &'p SavedProfile) -> Self {
-        let (mut timed, mut without) = (Vec::new(), Vec::new());
+        let (mut timed, mut without, mut in_progress) = (Vec::new(), Vec::new(), Vec::new());
         let mut all: Vec<_> = times(profile).into_iter().map(Some).collect();
         for counts in Counts::all(site, profile) {
             match all.get_mut(counts.index).and_then(Option::take) {
                 Some(Ok(times)) => timed.push(TimedFunction { counts, times }),
+                Some(Err(Untimed::NoTimes(NoTimes::NotCalled))) if counts.instructions() > 0 => {
+                    in_progress.push(counts)
+                }
                 Some(Err(Untimed::NoTimes(NoTimes::NotCalled))) | None => {}
-                Some(Err(why)) => without.push((counts.id.function.clone(), why)),
+                Some(Err(why)) => without.push((counts, why)),
             }
         }
-        ProcessTimes { profile, timed, without }
+        ProcessTimes { profile, timed, without, in_progress }
     }
 
     /// The functions with a name.
     fn named(&self, name: &str) -> impl Iterator<Item = &TimedFunction<'p>> {
-        let is_it = move |one: &&TimedFunction<'p>| {
-            let own = [&one.counts.id.function, &one.counts.counts.name];
-            let (module, bare) = name.split_once(':').filter(|(_, rest)| !rest.starts_with(':')).unzip();
-            own.iter().any(|own| *own == name)
-                || module.is_some_and(|module| one.counts.id.module == module)
-                    && bare.is_some_and(|bare| own.iter().any(|own| *own == bare))
-        };
-        self.timed.iter().filter(is_it)
+        self.timed.iter().filter(move |one| one.counts.is_named(name))
     }
 
     /// Warns of functions without times, and of a name that no function has.
     pub(super) fn warn(&self, explained: Option<&str>, format: Format) {
-        if let Some((name, why)) = self.without.first() {
-            let more = match self.without.len() - 1 {
+        let mut told: Vec<&Untimed> = Vec::new();
+        for (counts, why) in &self.without {
+            if told.contains(&why) {
+                continue;
+            }
+            told.push(why);
+            let more = match self.without.iter().filter(|(_, other)| other == why).count() - 1 {
                 0 => String::new(),
-                n => format!(", and {} have none either", plural(n as u64, "other function", "other functions")),
+                n => format!("; the same is true of {}", plural(n as u64, "other function", "other functions")),
             };
-            output::warn(&format!("`{name}` has no times, because {why}{more}"), format);
+            output::warn(&format!("`{}` has no times: {why}{more}", counts.id.function), format);
         }
         if let Some(name) = explained.filter(|name| self.named(name).next().is_none()) {
-            output::warn(&format!("`{name}` was not called, so there is nothing to explain"), format);
+            let failed = self.without.iter().find(|(counts, _)| counts.is_named(name));
+            let why = match failed {
+                Some((_, why)) => format!("it has no times: {why}"),
+                None => "no call of a profiled function with this name began".to_owned(),
+            };
+            output::warn(&format!("`{name}` cannot be explained: {why}"), format);
         }
     }
 
@@ -107,7 +115,9 @@ impl<'p> ProcessTimes<'p> {
     pub(super) fn tables(&self, explained: Option<&str>, format: Format, width: Option<usize>) -> String {
         let mut all: Vec<&TimedFunction<'_>> = self.timed.iter().collect();
         all.sort_by_key(|one| Reverse(one.counts.instructions()));
-        let whole: u64 = all.iter().map(|one| one.counts.instructions()).fold(0, u64::saturating_add);
+        let others = self.without.iter().map(|(counts, _)| counts).chain(&self.in_progress);
+        let whole = all.iter().map(|one| &one.counts).chain(others).map(Counts::instructions);
+        let whole: u64 = whole.fold(0, u64::saturating_add);
         let mut table = TextTable::new()
             .shrinking("FUNCTION")
             .left("MODULE")
@@ -118,7 +128,7 @@ impl<'p> ProcessTimes<'p> {
             .right("DEVIATION")
             .right("INDEPENDENT")
             .right("CALLS LEFT OUT")
-            .optional(&["SHARE", "CALLS LEFT OUT", "MODULE"]);
+            .optional(&["SHARE", "MODULE"]);
         for one in all.iter().take(ROWS) {
             let PredictedTimes { mean, variance, .. } = &one.times.times;
             let left_out = Some(one.times.left_out).filter(|calls| *calls > 0.0);
@@ -136,10 +146,16 @@ impl<'p> ProcessTimes<'p> {
         }
         let mut text = table.render(width);
         text += &format!(
-            "{DIM}Times are numbers of {UNIT} in a call: SELF alone, MEAN with the profiled functions that it calls. DEVIATION is the\n\
-             predicted one if all iterations of a loop take equally long, INDEPENDENT if they do not depend on each other.\n\
-             CALLS LEFT OUT are calls within a call whose callee is not known or has no times.{DIM:#}\n"
+            "{DIM}Times are numbers of {UNIT} in a call. SELF is exact; SHARE is that of SELF. MEAN is predicted with the means of the profiled\n\
+             functions that it calls, without CALLS LEFT OUT, whose callees are not known or have no times. The deviations are predicted,\n\
+             as if loops had as many iterations each time: DEVIATION if all iterations of a loop take equally long, INDEPENDENT if they\n\
+             do not depend on each other.{DIM:#}\n"
         );
+        if let Some(first) = self.in_progress.first() {
+            let count = plural(self.in_progress.len() as u64, "function", "functions");
+            let name = &first.id.function;
+            text += &format!("{DIM}{count} have run, and no call of them began: {name}{DIM:#}\n");
+        }
         for (one, code) in self.explained(explained, format) {
             text += &one.explanation(&code, width);
         }
@@ -185,7 +201,9 @@ impl TimedFunction<'_> {
     fn causes(&self, code: &ModuleCode) -> Vec<CauseObject> {
         let cause = |share: &VarianceShare| {
             let (what, block) = match share.cause {
+                VarianceCause::Branch(block) if self.ends_in_call(block) => ("left", Some(block)),
                 VarianceCause::Branch(block) => ("branch", Some(block)),
+                VarianceCause::Exit(block) => ("exit", Some(block)),
                 VarianceCause::Trips(block) => ("loop", Some(block)),
                 VarianceCause::Callee(block) => ("callee", Some(block)),
                 VarianceCause::Arrival => ("arrival", None),
@@ -200,11 +218,16 @@ impl TimedFunction<'_> {
                 at: at.map(|at| self.counts.offset(at)),
                 source: at.and_then(|at| code.line(at)).map(|(file, line)| format!("{file}:{line}")),
                 predicted: independent,
-                predicted_equal: equal,
+                predicted_equal: Some(equal).filter(|_| self.times.times.variance.equal.is_finite()),
                 measured: None,
             }
         };
         self.times.times.shares.iter().map(cause).collect()
+    }
+
+    /// Whether a block ends in a call. Its branch is then whether the call has returned.
+    fn ends_in_call(&self, block: usize) -> bool {
+        self.counts.counts.call_sites.iter().any(|call| call.block == block)
     }
 
     /// A table of the causes.
@@ -212,15 +235,19 @@ impl TimedFunction<'_> {
         let name = &self.counts.id.function;
         let causes = self.causes(code);
         if causes.is_empty() {
-            return format!("\n{HEADING}{name}{HEADING:#}: all calls take equally long, as far as the counts tell\n");
+            return format!(
+                "\n{HEADING}{name}{HEADING:#}: no branch and no callee makes calls differ (numbers of iterations are not measured)\n"
+            );
         }
         let mut table = TextTable::new().right("SHARE").left("CAUSE").left("AT").shrinking("SOURCE");
         for cause in causes.into_iter().take(ROWS) {
             let what = match cause.what {
                 "branch" => "ways of a branch",
+                "exit" => "end of a loop",
+                "left" => "calls that have not returned",
                 "loop" => "iterations of a loop",
                 "callee" => "a called function",
-                _ => "arrivals other than by calls",
+                _ => "entries in the middle",
             };
             let percent = format!("{:.1} %", 100.0 * cause.predicted);
             let source = cause.source.unwrap_or_default();
