@@ -29,6 +29,7 @@ use ingraft_api::{
 };
 use ingraft_model::{Activations, Bin, MetricInfo, ObjectState, Pid};
 use serde::Serialize;
+use times::{CauseObject, TimeObject};
 use totals::{EventTotalsObject, ProfileObject};
 use traces::{ConditionObject, GapObject, ReplayedObject, StepObject, TracedObject};
 
@@ -60,8 +61,8 @@ pub(crate) enum Object {
     Edge(EdgeObject),
     Events(EventsObject),
     CallSite(CallSiteObject),
-    Time(times::TimeObject),
-    Cause(times::CauseObject),
+    Time(TimeObject),
+    Cause(CauseObject),
     EventTotals(EventTotalsObject),
     Profile(ProfileObject),
     Coverage(CoverageObject),

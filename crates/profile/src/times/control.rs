@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::extended::{ControlCondition, ExtendedGraph, START, STOP};
-use super::program::NoTimes;
+use super::no_times::NoTimes;
 
 const NONE: usize = usize::MAX;
 

@@ -23,9 +23,11 @@ mod extended;
 mod flow;
 mod linear;
 mod moments;
+mod no_times;
 mod program;
 mod split;
 
 pub use flow::{FlowCall, FlowEdge, MeasuredFlow};
 pub use moments::{NodeTime, PredictedTimes, TimedPart, VarianceCause, VarianceRange, VarianceShare};
-pub use program::{NoTimes, program_times};
+pub use no_times::NoTimes;
+pub use program::program_times;

@@ -196,7 +196,7 @@ fn large_programs_are_solved() {
             FlowEdge { from: 1, to: Some(2), count: 50 },
             FlowEdge { from: 2, to: None, count: 100 },
         ],
-        entry: (0, if function % 2 == 0 { 100 } else { 0 }),
+        entry: (0, [100, 0][function % 2]),
         calls: vec![FlowCall { block: 1, callee: (function + 2) % COUNT, count: 50 }],
         trips: Vec::new(),
     };
