@@ -15,6 +15,7 @@ const SOURCES: &[&str] = &[
     "crates/cli/src/objects/inserted.rs",
     "crates/cli/src/objects/lowered.rs",
     "crates/cli/src/objects/refused.rs",
+    "crates/cli/src/objects/times.rs",
     "crates/cli/src/objects/totals.rs",
     "crates/cli/src/objects/traces.rs",
     "crates/api/src/function.rs",
