@@ -21,8 +21,7 @@ const QUICK_MAX: usize = 16;
 const NICE: i32 = 10;
 
 /// Ready threads for each processor from which on a machine is crowded. A thread of normal priority takes at most a ninth of the time of the
-/// others there. A thread for analysis would get less than an eightieth of a processor: with 400 busy threads on two processors, one
-/// function was inserted after 88 seconds.
+/// others there. A thread for analysis would get less than an eightieth of a processor, so that a user waits for minutes.
 const CROWD: usize = 8;
 
 /// Whether a machine with so many ready threads is crowded.
