@@ -1,7 +1,6 @@
 //! Indices with a type of their own, and lists that take only theirs: an index of one list cannot be used in another by mistake, and a
 //! look-up that may miss says so.
 
-use std::fmt;
 use std::marker::PhantomData;
 
 /// An index of one kind of things.
@@ -21,6 +20,28 @@ pub trait Key: Copy {
     fn at(position: usize) -> Self {
         Self::new(u32::try_from(position).unwrap_or(u32::MAX))
     }
+}
+
+/// Implements [`Key`] and `Display` for types of indices that wrap a `u32`.
+#[macro_export]
+macro_rules! index_keys {
+    ($($key:ident),+) => {$(
+        impl $crate::Key for $key {
+            fn new(number: u32) -> Self {
+                $key(number)
+            }
+
+            fn number(self) -> u32 {
+                self.0
+            }
+        }
+
+        impl ::std::fmt::Display for $key {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    )+};
 }
 
 /// Number of a module of a program. Only the engine knows the assignment.
@@ -45,37 +66,7 @@ pub struct BlockId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EdgeId(pub u32);
 
-impl Key for BlockId {
-    fn new(number: u32) -> Self {
-        BlockId(number)
-    }
-
-    fn number(self) -> u32 {
-        self.0
-    }
-}
-
-impl Key for EdgeId {
-    fn new(number: u32) -> Self {
-        EdgeId(number)
-    }
-
-    fn number(self) -> u32 {
-        self.0
-    }
-}
-
-impl fmt::Display for BlockId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Display for EdgeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
+index_keys!(BlockId, EdgeId);
 
 /// A list whose elements have indices of their own type. A look-up by an index outside of the list finds nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]

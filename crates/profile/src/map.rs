@@ -1,9 +1,8 @@
 //! Indices of vertices and edges, and values for each of them.
 
-use std::fmt;
 use std::marker::PhantomData;
 
-use ingraft_model::{BlockId, EdgeId, Key};
+use ingraft_model::{BlockId, EdgeId, Key, index_keys};
 
 /// A vertex of a [`ProfileGraph`](crate::ProfileGraph): a block by its index, ENTRY, EXIT or a joint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -14,25 +13,7 @@ pub struct Vertex(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ArcId(pub u32);
 
-impl Key for Vertex {
-    fn new(number: u32) -> Self {
-        Vertex(number)
-    }
-
-    fn number(self) -> u32 {
-        self.0
-    }
-}
-
-impl Key for ArcId {
-    fn new(number: u32) -> Self {
-        ArcId(number)
-    }
-
-    fn number(self) -> u32 {
-        self.0
-    }
-}
+index_keys!(Vertex, ArcId);
 
 impl From<BlockId> for Vertex {
     /// The vertex of a block. It has the block's index.
@@ -45,18 +26,6 @@ impl From<EdgeId> for ArcId {
     /// The edge of an edge of the control-flow graph in a graph of [`GraphBuilder::of`](crate::GraphBuilder::of). It has the same index.
     fn from(edge: EdgeId) -> Self {
         ArcId(edge.0)
-    }
-}
-
-impl fmt::Display for Vertex {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Display for ArcId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }
 
