@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use ingraft_model::Key;
 use ingraft_profile::{
-    Barred, Corrections, EventPlan, Events, FlowEdge, GraphBuilder, MeasuredFlow, Placement, Vertex, Weights,
-    program_times,
+    Barred, Corrections, EventPlan, Events, FlowEdge, GraphBuilder, MeasuredFlow, Placement, ProgramTimes, Vertex,
+    Weights,
 };
 
 /// The measured steps.
@@ -27,7 +27,7 @@ fn main() {
     for (functions, blocks) in [(200_000, 4), (100_000, 8), (50_000, 16), (10_000, 100), (1_000, 1_000)] {
         let flows: Vec<MeasuredFlow> = (0..functions).map(|seed| flow(blocks, seed as u64)).collect();
         let start = Instant::now();
-        let times = black_box(program_times(&flows, false));
+        let times = black_box(ProgramTimes::of(&flows, false).times());
         let rate = functions as f64 / start.elapsed().as_secs_f64();
         let solved = times.iter().filter(|times| times.is_ok()).count();
         println!("{functions:>10}{blocks:>9}  {rate:.0} functions/s ({solved} without a refusal)");

@@ -59,8 +59,8 @@ pub use profile::{Defect, Profile};
 pub use runs::{Measured, NotCounted, Partial, Position, RunCounts, Runs, Wishes};
 pub use shape::{GraphBuilder, Inexact};
 pub use times::{
-    FlowCall, FlowEdge, MeasuredFlow, NoTimes, NodeTime, PredictedTimes, TimedPart, VarianceCause, VarianceRange,
-    VarianceShare, program_times,
+    FlowCall, FlowEdge, MeasuredFlow, NoTimes, NodeTime, PredictedTimes, ProgramTimes, TimedPart, VarianceCause,
+    VarianceRange, VarianceShare,
 };
 pub use totals::RunEvents;
 pub use trace::{

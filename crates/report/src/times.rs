@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use ingraft_model::{EdgeKind, Svma};
-use ingraft_profile::{FlowCall, FlowEdge, MeasuredFlow, NoTimes, PredictedTimes, program_times};
+use ingraft_profile::{FlowCall, FlowEdge, MeasuredFlow, NoTimes, PredictedTimes, ProgramTimes};
 
 use crate::saved::{CallTarget, EdgeEnd, FunctionProfile, SavedProfile};
 
@@ -62,23 +62,21 @@ impl<'p> ProfiledCallees<'p> {
 pub fn times(profile: &SavedProfile) -> Vec<Result<FunctionTimes, Untimed>> {
     let callees = ProfiledCallees::of(profile);
     let flows: Vec<Option<MeasuredFlow>> = profile.functions.iter().map(|function| flow(function, &callees)).collect();
-    let mut known: Vec<MeasuredFlow> = flows.iter().map(|flow| flow.clone().unwrap_or_default()).collect();
-    let times = program_times(&known, false);
+    let known: Vec<MeasuredFlow> = flows.iter().map(|flow| flow.clone().unwrap_or_default()).collect();
+    let mut program = ProgramTimes::of(&known, false);
+    let times = program.times();
     let has_times: Vec<bool> = times.iter().map(Result::is_ok).collect();
     // The numbers of calls that are left out add up as times do.
-    for (flow, function) in known.iter_mut().zip(&profile.functions) {
-        flow.costs = left_out(flow, function, &has_times);
-    }
-    let left_out = program_times(&known, false);
-    let all = times.into_iter().zip(left_out).zip(&flows);
-    let one = |((times, left_out), flow): ((Result<_, NoTimes>, Result<PredictedTimes, NoTimes>), &Option<_>)| {
-        let flow: &MeasuredFlow = flow.as_ref().ok_or(Untimed::Unknown)?;
-        let times: PredictedTimes = times?;
+    let costs = known.iter().zip(&profile.functions).map(|(flow, function)| left_out(flow, function, &has_times));
+    let mut left_out = program.means_of(costs.collect()).into_iter();
+    let mut flows = flows.iter();
+    let one = |times: Result<PredictedTimes, NoTimes>| {
+        let left_out = left_out.next().flatten().unwrap_or_default();
+        let flow = flows.next().and_then(Option::as_ref).ok_or(Untimed::Unknown)?;
         let costs = flow.costs.iter().zip(&flow.executions).map(|(cost, count)| cost * *count as f64);
-        let own = costs.sum::<f64>() / flow.entry.1 as f64;
-        Ok(FunctionTimes { times, own, left_out: left_out?.mean })
+        Ok(FunctionTimes { times: times?, own: costs.sum::<f64>() / flow.entry.1 as f64, left_out })
     };
-    all.map(one).collect()
+    times.into_iter().map(one).collect()
 }
 
 /// Calls that one execution of each block makes, and whose callees have no times.

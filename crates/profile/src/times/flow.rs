@@ -1,6 +1,6 @@
 //! The measured control flow of a function, and the same as a flow of whole calls.
 
-use ingraft_model::{IndexVec, Key};
+use ingraft_model::{IndexVec, Key, index_keys};
 
 /// An edge with the number of its passages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,15 +45,7 @@ pub struct MeasuredFlow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FlowNode(u32);
 
-impl Key for FlowNode {
-    fn new(number: u32) -> Self {
-        FlowNode(number)
-    }
-
-    fn number(self) -> u32 {
-        self.0
-    }
-}
+index_keys!(FlowNode);
 
 /// End of an edge of a [`CallFlow`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -30,4 +30,4 @@ mod split;
 pub use flow::{FlowCall, FlowEdge, MeasuredFlow};
 pub use moments::{NodeTime, PredictedTimes, TimedPart, VarianceCause, VarianceRange, VarianceShare};
 pub use no_times::NoTimes;
-pub use program::program_times;
+pub use program::ProgramTimes;

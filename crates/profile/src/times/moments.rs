@@ -1,7 +1,9 @@
 //! Mean and variance of the nodes of a function (section 5 of the paper), and what the variance comes from.
 
+use std::collections::BTreeMap;
+
 use super::control::ControlDependence;
-use super::extended::{ExtendedGraph, ExtendedNode, START};
+use super::extended::{ControlCondition, ExtendedGraph, ExtendedNode, START};
 use super::flow::CallFlow;
 
 /// A variance under the two extreme assumptions about the iterations of a loop.
@@ -146,18 +148,14 @@ impl PreparedFunction {
         let of_node =
             |kind: &ExtendedNode| if let ExtendedNode::Preheader(header) = kind { of_header(header) } else { 0.0 };
         let trips = graph.kinds.iter().map(of_node).collect();
-        let mut frequency = vec![0.0; graph.kinds.len()];
-        if let Some(start) = frequency.get_mut(START) {
-            *start = 1.0;
-        }
-        let mut prepared = PreparedFunction { flow, graph, control, frequency, trips };
+        let mut prepared = PreparedFunction { flow, graph, control, frequency: Vec::new(), trips };
         prepared.frequency = prepared.weights(|_, branch| branch.frequency);
         prepared
     }
 
     /// Adds weights up from START, which has the weight 1: a node has the sum of those on which it depends, each multiplied by the factor of
     /// the branch, given the node and the branch.
-    fn weights(&self, factor: impl Fn(usize, &super::extended::ControlCondition) -> f64) -> Vec<f64> {
+    fn weights(&self, factor: impl Fn(usize, &ControlCondition) -> f64) -> Vec<f64> {
         let mut weights = vec![0.0; self.graph.kinds.len()];
         if let Some(start) = weights.get_mut(START) {
             *start = 1.0;
@@ -277,7 +275,7 @@ impl PreparedFunction {
         moments: &[Moments],
         total: VarianceRange,
     ) -> Vec<VarianceShare> {
-        let mut shares: std::collections::BTreeMap<VarianceCause, VarianceRange> = std::collections::BTreeMap::new();
+        let mut shares: BTreeMap<VarianceCause, VarianceRange> = BTreeMap::new();
         let weights = self.variance_weights();
         for node in &self.control.order {
             let weight = weights.get(*node).copied().unwrap_or_default();

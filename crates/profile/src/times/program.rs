@@ -12,38 +12,18 @@ use super::moments::{Moments, PredictedTimes, PreparedFunction, VarianceRange};
 use super::no_times::NoTimes;
 use super::split;
 
-/// A function, with the calls that each of its blocks makes.
-struct ProgramTimes<'p> {
+/// The functions of a program, and their times as far as they are known.
+pub struct ProgramTimes<'p> {
     functions: &'p [MeasuredFlow],
+    /// Cost of one execution of each block of each function.
+    costs: Vec<Vec<f64>>,
     /// The calls of each function, sorted by block.
     calls: Vec<Vec<FlowCall>>,
+    /// Functions that call each other, each group after those that it calls.
+    groups: Vec<Vec<usize>>,
     prepared: Vec<Result<PreparedFunction, NoTimes>>,
     /// Mean and variance of a call of each function whose times are known.
     known: Vec<Option<Moments>>,
-}
-
-/// Times of the functions of a program, in their order. `unused` keeps edges that were never passed in the graphs, as the paper does; they
-/// change no mean, but loops then seem to have more exits. A callee without times counts as one that takes none.
-pub fn program_times(functions: &[MeasuredFlow], unused: bool) -> Vec<Result<PredictedTimes, NoTimes>> {
-    let prepared = functions.iter().map(|function| prepare(function, unused)).collect();
-    let sorted = |function: &MeasuredFlow| {
-        let mut calls = function.calls.clone();
-        calls.sort_by_key(|call| call.block);
-        calls
-    };
-    let calls = functions.iter().map(sorted).collect();
-    let mut program = ProgramTimes { functions, calls, prepared, known: vec![None; functions.len()] };
-    let made = |f: &MeasuredFlow| f.calls.iter().filter(|call| call.count > 0).map(|call| call.callee).collect();
-    let callees: Vec<Vec<usize>> = functions.iter().map(made).collect();
-    for group in groups(&callees) {
-        program.solve(&group);
-    }
-    let ProgramTimes { prepared, known, .. } = &program;
-    let times = |(index, prepared): (usize, &Result<PreparedFunction, NoTimes>)| {
-        let prepared = prepared.as_ref().map_err(Clone::clone)?;
-        Ok(prepared.times(&program.cost(index, known)))
-    };
-    prepared.iter().enumerate().map(times).collect()
 }
 
 fn prepare(function: &MeasuredFlow, unused: bool) -> Result<PreparedFunction, NoTimes> {
@@ -60,7 +40,54 @@ fn prepare(function: &MeasuredFlow, unused: bool) -> Result<PreparedFunction, No
     Ok(PreparedFunction::new(flow, graph, control, &function.trips))
 }
 
-impl ProgramTimes<'_> {
+impl<'p> ProgramTimes<'p> {
+    /// Computes the times of the functions of a program. `unused` keeps edges that were never passed in the graphs, as the paper does; they
+    /// change no mean, but loops then seem to have more exits. A callee without times counts as one that takes none.
+    pub fn of(functions: &'p [MeasuredFlow], unused: bool) -> Self {
+        let sorted = |function: &MeasuredFlow| {
+            let mut calls = function.calls.clone();
+            calls.sort_by_key(|call| call.block);
+            calls
+        };
+        let made = |f: &MeasuredFlow| f.calls.iter().filter(|call| call.count > 0).map(|call| call.callee).collect();
+        let callees: Vec<Vec<usize>> = functions.iter().map(made).collect();
+        let mut program = ProgramTimes {
+            functions,
+            costs: functions.iter().map(|function| function.costs.clone()).collect(),
+            calls: functions.iter().map(sorted).collect(),
+            groups: groups(&callees),
+            prepared: functions.iter().map(|function| prepare(function, unused)).collect(),
+            known: Vec::new(),
+        };
+        program.solve();
+        program
+    }
+
+    /// The times of each function, in their order.
+    pub fn times(&self) -> Vec<Result<PredictedTimes, NoTimes>> {
+        let times = |(index, prepared): (usize, &Result<PreparedFunction, NoTimes>)| {
+            let prepared = prepared.as_ref().map_err(Clone::clone)?;
+            Ok(prepared.times(&self.cost(index)))
+        };
+        self.prepared.iter().enumerate().map(times).collect()
+    }
+
+    /// The mean of a call of each function in another unit, in their order: `costs` has the cost of one execution of each block of each
+    /// function. `None` for functions without times.
+    pub fn means_of(&mut self, costs: Vec<Vec<f64>>) -> Vec<Option<f64>> {
+        self.costs = costs;
+        self.solve();
+        self.known.iter().map(|known| known.map(|moments| moments.mean)).collect()
+    }
+
+    /// Solves all groups, callees first.
+    fn solve(&mut self) {
+        self.known = vec![None; self.functions.len()];
+        let groups = std::mem::take(&mut self.groups);
+        groups.iter().for_each(|group| self.solve_group(group));
+        self.groups = groups;
+    }
+
     /// The calls of a block: callees, each with its number of calls in an execution of the block.
     fn callees(&self, function: usize, block: usize) -> impl Iterator<Item = (usize, f64)> {
         let executions = self.functions.get(function).and_then(|f| f.executions.get(block)).copied();
@@ -73,11 +100,11 @@ impl ProgramTimes<'_> {
     }
 
     /// Mean and variance of the cost of each block of a function, with its callees.
-    fn cost(&self, function: usize, known: &[Option<Moments>]) -> impl Fn(usize) -> Moments {
-        let costs = self.functions.get(function).map_or(&[][..], |function| &function.costs);
+    fn cost(&self, function: usize) -> impl Fn(usize) -> Moments + use<> {
+        let costs = self.costs.get(function).map_or(&[][..], Vec::as_slice);
         let of = |block: usize| {
             let callees = self.callees(function, block);
-            let moments = |callee: usize| known.get(callee).copied().flatten().unwrap_or_default();
+            let moments = |callee: usize| self.known.get(callee).copied().flatten().unwrap_or_default();
             let called = Moments::mixed(callees.map(|(callee, part)| (part, moments(callee))));
             let own = costs.get(block).copied().unwrap_or_default();
             Moments { mean: own + called.mean, variance: called.variance }
@@ -87,7 +114,7 @@ impl ProgramTimes<'_> {
     }
 
     /// Computes the times of functions that call each other, or of one function.
-    fn solve(&mut self, group: &[usize]) {
+    fn solve_group(&mut self, group: &[usize]) {
         let is_ready = |f: &usize| self.prepared.get(*f).is_some_and(Result::is_ok);
         let members: Vec<usize> = group.iter().copied().filter(is_ready).collect();
         let calls_itself = |only: usize| {
@@ -111,7 +138,7 @@ impl ProgramTimes<'_> {
     /// Mean and variance of a call of a function, as far as those of its callees are known.
     fn total(&self, function: usize) -> Option<Moments> {
         let prepared = self.prepared.get(function)?.as_ref().ok()?;
-        Some(prepared.total(&self.cost(function, &self.known)))
+        Some(prepared.total(&self.cost(function)))
     }
 
     /// Solves functions that call each other; `None` if their calls need not end.

@@ -1,7 +1,7 @@
 //! Times of functions: the paper's example, sums of random executions, and random programs whose calls were timed one by one.
 
 use ingraft_profile::{
-    FlowCall, FlowEdge, MeasuredFlow, NoTimes, NodeTime, PredictedTimes, TimedPart, VarianceCause, program_times,
+    FlowCall, FlowEdge, MeasuredFlow, NoTimes, NodeTime, PredictedTimes, ProgramTimes, TimedPart, VarianceCause,
 };
 use proptest::prelude::*;
 
@@ -27,6 +27,10 @@ fn example(first: [u64; 2], trips: &[(usize, f64)]) -> MeasuredFlow {
         calls: Vec::new(),
         trips: trips.to_vec(),
     }
+}
+
+fn program_times(functions: &[MeasuredFlow], unused: bool) -> Vec<Result<PredictedTimes, NoTimes>> {
+    ProgramTimes::of(functions, unused).times()
 }
 
 fn times_of(function: MeasuredFlow, unused: bool) -> PredictedTimes {

@@ -67,11 +67,8 @@ pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mu
         (false, None) => None,
     };
     let earlier = weights.as_deref().map(weights_of).transpose()?.map(Arc::new);
-    let functions = if functions.is_empty() {
-        vec!["*".to_owned()]
-    } else {
-        functions.into_iter().chain(explain.clone()).collect()
-    };
+    let functions = if functions.is_empty() { vec!["*".to_owned()] } else { functions };
+    let functions = functions.into_iter().chain(explain.clone()).collect();
     let measured = match coverage {
         true => Kind::Coverage(CoverageOptions { branches, in_place: !branches }),
         false => {
@@ -135,7 +132,7 @@ impl MeasurementView for Profiles {
             (profile.ended_ns, Duration::from_nanos(profile.held_ns)),
             profile.functions.len() as u64,
         ))?;
-        self.counts(site, profile, out)
+        self.counts(site, profile, false, out)
     }
 
     fn last(&mut self, sites: &[TargetMeasurement], out: &mut Output) -> Result<(), Stop> {
@@ -144,7 +141,7 @@ impl MeasurementView for Profiles {
                 self.totals(site, totals, out)?;
             }
             let Some(profile) = &site.profile else { continue };
-            self.counts(site, profile, out)?;
+            self.counts(site, profile, true, out)?;
             self.tell_inexact(profile);
         }
         self.save(sites)
@@ -152,8 +149,14 @@ impl MeasurementView for Profiles {
 }
 
 impl Profiles {
-    /// Prints the counts of a process.
-    fn counts(&self, site: &TargetMeasurement, profile: &SavedProfile, out: &mut Output) -> Result<(), Stop> {
+    /// Prints the counts of a process. Causes and warnings of times come only with the last ones.
+    fn counts(
+        &self,
+        site: &TargetMeasurement,
+        profile: &SavedProfile,
+        is_last: bool,
+        out: &mut Output,
+    ) -> Result<(), Stop> {
         if self.query == Some(Query::Counts) {
             out.object(&Object::Profile(ProfileObject {
                 host: site.host(),
@@ -164,7 +167,7 @@ impl Profiles {
             }))?;
         }
         if self.kind == ProfileMode::Times {
-            return self.times(site, profile, out);
+            return self.times(&times::ProcessTimes::of(site, profile), is_last, out);
         }
         let names = out.json().then(|| inclusive::FunctionNames::of(profile));
         for counts in Counts::all(site, profile) {
@@ -184,14 +187,15 @@ impl Profiles {
     }
 
     /// Prints the times of a process.
-    fn times(&self, site: &TargetMeasurement, profile: &SavedProfile, out: &mut Output) -> Result<(), Stop> {
-        let times = times::ProcessTimes::of(site, profile);
-        let explained = self.explain.as_deref();
+    fn times(&self, times: &times::ProcessTimes<'_>, is_last: bool, out: &mut Output) -> Result<(), Stop> {
+        let explained = self.explain.as_deref().filter(|_| is_last);
         match out.json() {
             true => times.objects(explained, self.format, out)?,
             false => out.text(&times.tables(explained, self.format, out.width()))?,
         }
-        times.warn(explained, self.format);
+        if is_last {
+            times.warn(explained, self.format);
+        }
         Ok(())
     }
 
