@@ -13,6 +13,7 @@ const SOURCES: &[&str] = &[
     "crates/cli/src/objects/code.rs",
     "crates/cli/src/objects/histograms.rs",
     "crates/cli/src/objects/inserted.rs",
+    "crates/cli/src/objects/keyed.rs",
     "crates/cli/src/objects/lowered.rs",
     "crates/cli/src/objects/refused.rs",
     "crates/cli/src/objects/times.rs",

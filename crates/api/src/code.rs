@@ -324,7 +324,7 @@ pub struct Location {
 }
 
 /// A place in a module.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModulePlace {
     /// Base name of the mapped file.
     pub module: String,

@@ -2,6 +2,8 @@
 
 use ingraft_model::{Activations, Distribution, Fold, KeyTable, ObjectState, Pid, Tid};
 
+use crate::ModulePlace;
+
 /// The values of a measurement at one time, in the order of [`Enabled::pairs`](crate::Enabled::pairs).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reading {
@@ -82,6 +84,11 @@ impl Value {
         };
         self.value = all(self.value);
         details.threads.iter_mut().for_each(|thread| thread.value = all(thread.value));
+    }
+
+    /// Values of keys, for a vector.
+    pub fn keys_mut(&mut self) -> impl Iterator<Item = &mut KeyValue> {
+        self.details.iter_mut().filter_map(|details| details.keys.as_mut()).flat_map(|keys| &mut keys.values)
     }
 
     /// Details of the value.
@@ -193,8 +200,10 @@ impl From<&KeyTable> for Keys {
 pub struct KeyValue {
     /// The key, as a number that the code computed.
     pub key: u64,
-    /// The variable at whose address, or inside of which, the key points: `lock`, `file.c:lock+0x28`, `libx:lock`.
+    /// The variable or function at whose address, or inside of which, the key points: `lock`, `file.c:lock+0x28`, `libx:lock`, `main+0x1a`.
     pub name: Option<String>,
+    /// The code to which the key points, if it is an address of code. For a return address, the place of the call.
+    pub place: Option<Box<ModulePlace>>,
     /// Cumulative value since the request; in a list of objects 1, and 0 once the object is retired.
     pub value: i64,
     /// State of the object at this address; `None` unless a list of objects that contains it is measured in the target.

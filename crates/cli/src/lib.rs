@@ -103,6 +103,8 @@ async fn with_engines(
         Command::Where(args) => command::locate::run(&args, &engines, common, out).await,
         Command::Count(args) => command::count::run(args, context, out).await,
         Command::Latency(args) => command::latency::run(args, context, out).await,
+        Command::Callers(args) => command::callers::run(args, context, out).await,
+        Command::Hist(args) => command::hist::run(args, context, out).await,
         Command::Profile(args) => command::profile::run(args, context, out).await,
         Command::Trace(args) => command::trace::run(args, context, out).await,
         Command::Watch(args) => command::watch::run(args, context, out).await,
@@ -131,6 +133,8 @@ fn purpose(command: &Command) -> Use {
         Command::Detach(_) => Use::Removes,
         Command::Count(_)
         | Command::Latency(_)
+        | Command::Callers(_)
+        | Command::Hist(_)
         | Command::Profile(_)
         | Command::Trace(_)
         | Command::Watch(_)

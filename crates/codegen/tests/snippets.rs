@@ -115,6 +115,7 @@ impl Evaluator {
             | Expr::Address(_)
             | Expr::ValueAt(..)
             | Expr::ValueIn(..)
+            | Expr::ReturnAddress
             | Expr::ThreadPointer => {
                 unreachable!("not generated here")
             }

@@ -359,6 +359,8 @@ pub enum ExprKind {
     Return,
     /// `$globalId`.
     GlobalId,
+    /// `$caller`: the return address of the call.
+    Caller,
     /// `$elapsed`, `$cpu`.
     Elapsed(Clock),
     /// `$self`.

@@ -128,6 +128,10 @@ fn known<T: WireField<W>, W>(item: W) -> Result<Option<T>, FieldError> {
     read("item", Some(item))
 }
 
+messages! {
+    ModulePlace => CodePlace { module, function, block, source; at => file_address }
+}
+
 impl From<Location> for v1::LocateResponse {
     fn from(location: Location) -> Self {
         let Location { pid, address, mapping, place, generated, note } = location;
@@ -207,12 +211,6 @@ mod tests {
                 instructions: s.next(),
                 woven: s.next(),
             }
-        }
-    }
-
-    impl Any for ModulePlace {
-        fn any(s: &mut Source<'_>) -> Self {
-            ModulePlace { module: s.next(), at: s.next(), function: s.next(), block: s.next(), source: s.next() }
         }
     }
 

@@ -54,8 +54,7 @@ fn shape(line: &str) -> Vec<String> {
     let words = line.split(|c: char| c.is_whitespace() || ",;:(){}[]\"".contains(c)).filter(|word| !word.is_empty());
     let words = words.filter(|word| !["ns", "µs", "ms", "s", "%", "<"].contains(word));
     let words = words.filter(|word| !word.starts_with(|c| ('▏'..='█').contains(&c)));
-    let names_product = |word: &str| ["0x7", "0x47", "0x3e8"].contains(&word);
-    let number = |word: &str| word.starts_with(|c: char| c.is_ascii_digit()) && !names_product(word);
+    let number = |word: &str| word.starts_with(|c: char| c.is_ascii_digit());
     let mut shape: Vec<String> = words.map(|w| if number(w) { "0".to_owned() } else { w.to_owned() }).collect();
     // A number whose thousands are separated is one number.
     shape.dedup_by(|a, b| a == "0" && b == "0");

@@ -98,6 +98,7 @@ fn recipe(name: &str) -> Recipe {
         "labels" => ("gcc", &["-O2", "-pthread", "-Wall", "-Wextra", "-Werror"], &["labels.c", "labels.s"], false),
         "throws" => ("g++", &["-O2", "-g", "-pthread", "-rdynamic", "-Wall"] as &[_], &["throws.cpp"], false),
         "tails" => ("g++", &["-O2", "-g", "-pthread", "-Wall"] as &[_], &["tails.cpp"], false),
+        "callers" => ("g++", &["-O2", "-g", "-pthread", "-Wall"], &["callers.cpp"], false),
         "adjacent" => ("g++", &["-O2", "-g", "-pthread", "-Wall"], &["adjacent.cpp", "adjacent.s"], false),
         "kernel" => ("gcc", C, &["kernel.c"], false),
         "skips" => ("gcc", C, &["skips.c"], false),

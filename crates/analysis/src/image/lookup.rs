@@ -55,6 +55,17 @@ impl AnalysedImage {
         })
     }
 
+    /// The call instruction of a function from which control returns to an address; `None` if no call ends there.
+    pub fn call_before(&self, function: &Function, returns_to: Svma) -> Option<Svma> {
+        let before = Svma(returns_to.0.checked_sub(1)?);
+        let blocks = self.blocks(function);
+        let start = blocks.iter().find(|block| block.range.contains(&before))?.range.start.0;
+        let mut cursor = DecodeCursor::new(self.elf.data_from(start)?, start);
+        let last = std::iter::from_fn(|| cursor.next()).find(|i| i.next_ip() >= returns_to.0)?;
+        let is_call = last.next_ip() == returns_to.0 && (last.is_call_near() || last.is_call_near_indirect());
+        is_call.then(|| Svma(last.ip()))
+    }
+
     /// Whether an address lies in the linker's stubs (`.plt`).
     pub fn is_stub(&self, at: Svma) -> bool {
         self.elf.text_index(at.0).is_some_and(|region| self.elf.text[region].stubs)

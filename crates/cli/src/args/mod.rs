@@ -1,5 +1,6 @@
 //! The command line as types that clap fills in, and the checks that clap cannot express.
 
+mod calls;
 mod report;
 mod trace;
 
@@ -12,6 +13,7 @@ use clap_complete::Shell;
 use ingraft_model::{EVENT_NAMES, FLAVORS_MAX, Flavor, Focus};
 
 use crate::exit::Failure;
+pub(crate) use calls::{CallSelection, CallersArgs, HistArgs};
 pub(crate) use report::{Export, ReportArgs, names};
 pub(crate) use trace::{ReplayArgs, TraceArgs};
 
@@ -156,6 +158,10 @@ pub(crate) enum Command {
     Count(CountArgs),
     /// Measure how long the calls of functions take: mean, percentiles, histogram
     Latency(LatencyArgs),
+    /// Count the calls of functions by caller and call site, to the unit
+    Callers(CallersArgs),
+    /// Show the distribution of a value at the calls of a function: an argument, the result
+    Hist(HistArgs),
     /// Profile functions: exact counts of all blocks and edges, of instructions and other events
     Profile(ProfileArgs),
     /// Write all blocks that functions execute to a file, for `ingraft replay`
@@ -417,6 +423,7 @@ pub(crate) struct WhereArgs {
   ingraft count --until-exit malloc free -- python3 script.py
   ingraft count -p 4711 'parse#*->*' 'parse#loop@*'    edges and loops of a function
   ingraft count -p 4711 call --for 10s --format json -o calls.json
+  ingraft count -p 4711 libc:read --by '$arg[0]' --sum '$return' --if '$return > 0'   bytes by descriptor
 
 A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. Without one, all functions of the program's own module are counted; '*' stands for those of its libraries too, and :GLOB for functions of its own module.
 FUNCTION#0xOFFSET counts arrivals at the basic block at this offset in the function,
@@ -428,6 +435,17 @@ Ctrl-C ends the measurement, removes it, and prints the final values."
 pub(crate) struct CountArgs {
     #[command(flatten)]
     pub(crate) measure: Measure,
+
+    #[command(flatten)]
+    pub(crate) calls: CallSelection,
+
+    /// Add up this value instead of counting calls, such as '$return'
+    #[arg(long, value_name = "EXPR", allow_hyphen_values = true)]
+    pub(crate) sum: Option<String>,
+
+    /// Show the distribution of this value instead of counting calls, as `ingraft hist`
+    #[arg(long, value_name = "EXPR", allow_hyphen_values = true, conflicts_with_all = ["sum", "by"])]
+    pub(crate) hist: Option<String>,
 
     /// Functions to count
     #[arg(value_name = "FUNCTION")]
@@ -595,6 +613,9 @@ pub(crate) struct LatencyArgs {
     /// Measure the processor time of the calling thread instead, without what it waits for
     #[arg(long)]
     pub(crate) cpu: bool,
+
+    #[command(flatten)]
+    pub(crate) calls: CallSelection,
 
     /// Sort by this column: numbers from the largest to the smallest, names by letter
     #[arg(long, value_enum, value_name = "COLUMN")]
@@ -832,7 +853,12 @@ impl Cli {
             let what = format!("{flavors} flavors are more than a program can be said to have");
             return Err(Failure::usage(what, format!("name at most {FLAVORS_MAX}")));
         }
+        if self.command.shows_definitions() {
+            return Ok(());
+        }
         let (target, command) = match &self.command {
+            Command::Callers(args) => (&args.target.running, args.target.has_others()),
+            Command::Hist(args) => (&args.target.running, args.target.has_others()),
             Command::Count(args) => (&args.target.running, args.target.has_others()),
             Command::Latency(args) => (&args.target.running, args.target.has_others()),
             Command::Profile(args) => (&args.target.running, args.target.has_others()),
@@ -861,6 +887,19 @@ impl Cli {
             return Err(Failure::usage("no target", hint));
         }
         Ok(())
+    }
+}
+
+impl Command {
+    /// Whether the command only prints definitions, for which it needs no target.
+    fn shows_definitions(&self) -> bool {
+        match self {
+            Command::Count(args) => args.calls.show_mdl,
+            Command::Latency(args) => args.calls.show_mdl,
+            Command::Callers(args) => args.show_mdl,
+            Command::Hist(args) => args.show_mdl,
+            _ => false,
+        }
     }
 }
 

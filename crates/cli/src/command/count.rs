@@ -3,9 +3,12 @@
 use ingraft_api::ThreadValue;
 use ingraft_model::PartName;
 
+use super::expression::{Computed, ExpressionMetric};
+use super::hist;
+use super::keyed::{self, KeyedView};
 use super::rows::{self, FunctionRow, Presentation, RowsRequest, TableStage};
 use crate::args::CountArgs;
-use crate::exit::Stop;
+use crate::exit::{Failure, Stop};
 use crate::measure::{CommandContext, MeasurementView};
 use crate::objects::{CountObject, EdgeObject, Object, ThreadCount, ThreadEdge};
 use crate::output::Output;
@@ -14,18 +17,53 @@ use crate::output::table::Cell;
 
 /// Runs the command.
 pub(crate) async fn run(args: CountArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
+    let CountArgs { measure, calls, sum, hist, functions, target } = args;
+    if functions.is_empty() && (calls.by.is_some() || sum.is_some() || hist.is_some()) {
+        let what = "no function is named whose calls have these values";
+        return Err(Failure::usage(
+            what,
+            "name a function before the options: `ingraft count -p PID read --by '$arg[0]'`",
+        )
+        .into());
+    }
+    if let Some(expr) = hist {
+        return hist::measure((&measure, &target), functions, (&expr, &calls), context, out).await;
+    }
     // Without a function on the command line, all functions of the program's own module are counted.
-    let functions = if args.functions.is_empty() { vec![":*".to_owned()] } else { args.functions };
-    let asked = RowsRequest { measure: args.measure, target: args.target, functions, metric: "calls", counted: None };
-    rows::run(asked, CallCounts, context, out).await
+    let functions = if functions.is_empty() { vec![":*".to_owned()] } else { functions };
+    let computed = sum.as_deref().map_or(Computed::Calls, Computed::Sum);
+    let definition = ExpressionMetric::new(computed, &calls);
+    if calls.show_mdl {
+        return ExpressionMetric::show(&[definition], out);
+    }
+    if sum.is_some() || calls.by.is_some() {
+        let mut view = KeyedView {
+            metric: definition.metric.clone(),
+            counting: None,
+            expr: calls.by.unwrap_or_default(),
+            title: if sum.is_some() { "SUM" } else { "CALLS" },
+            top: calls.top,
+            samples: measure.interval.is_some(),
+        };
+        return keyed::measure((&measure, &target), functions, &[definition], &mut view, context, out).await;
+    }
+    let (metric, definitions) = match &calls.condition {
+        Some(_) => (definition.metric.clone(), vec![definition]),
+        None => ("calls".to_owned(), Vec::new()),
+    };
+    let asked = RowsRequest { measure, target, functions, metric, definitions, counted: None };
+    rows::run(asked, CallCounts { condition: calls.condition }, context, out).await
 }
 
 /// Returns the view that shows the counts of measurements which an earlier command inserted.
 pub(super) fn view() -> Box<dyn MeasurementView + Send> {
-    rows::view(CallCounts)
+    rows::view(CallCounts { condition: None })
 }
 
-struct CallCounts;
+struct CallCounts {
+    /// Condition of the calls that are counted; `None` if all are.
+    condition: Option<String>,
+}
 
 impl Presentation for CallCounts {
     type Whole = ();
@@ -84,6 +122,7 @@ impl Presentation for CallCounts {
             id: row.id(),
             block,
             header,
+            condition: self.condition.clone(),
             calls: row.calls(),
             threads: threads.iter().map(|t| ThreadCount { tid: tid(t), pid: pid(t), calls: t.value }).collect(),
             facts: row.facts(),

@@ -8,8 +8,10 @@ use std::cmp::Ordering;
 use ingraft_api::{ThreadValue, Value};
 use ingraft_model::{Distribution, Pid, Tid};
 
+use super::expression::{Computed, ExpressionMetric};
+use super::keyed::{self, KeyedView};
 use super::rows::{self, FunctionRow, Presentation, RowsRequest, TableStage};
-use crate::args::{LatencyArgs, LatencySort};
+use crate::args::{self, CallSelection, LatencyArgs, LatencySort};
 use crate::exit::Stop;
 use crate::measure::{CommandContext, MeasurementView};
 use crate::objects::{LatencyObject, MissingCalls, Object, RecordedFunction, ThreadLatency, Times};
@@ -22,9 +24,45 @@ use crate::output::{DIM, HEADING, Output, words};
 pub(crate) async fn run(args: LatencyArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
     let (clock, metric) = if args.cpu { ("cpu", "cpu_latency") } else { ("wall", "latency") };
     let presentation = Latencies { histograms: args.histogram, clock, sort: args.sort };
-    let LatencyArgs { measure, target, functions, .. } = args;
-    let asked = RowsRequest { measure, target, functions, metric, counted: Some(COUNTED) };
+    let LatencyArgs { measure, target, functions, calls, cpu, .. } = args;
+    if calls.by.is_some() {
+        return by_key((&measure, &target), functions, (&calls, cpu), context, out).await;
+    }
+    let definition = ExpressionMetric::new(Computed::Times { cpu }, &calls);
+    if calls.show_mdl {
+        return ExpressionMetric::show(&[definition], out);
+    }
+    let (metric, definitions) = match &calls.condition {
+        Some(_) => (definition.metric.clone(), vec![definition]),
+        None => (metric.to_owned(), Vec::new()),
+    };
+    let asked = RowsRequest { measure, target, functions, metric, definitions, counted: Some(COUNTED) };
     rows::run(asked, presentation, context, out).await
+}
+
+/// Measures the times of calls by a value: their number and their sum for each key.
+async fn by_key(
+    measured: (&args::Measure, &args::TargetArgs),
+    functions: Vec<String>,
+    (calls, cpu): (&CallSelection, bool),
+    context: CommandContext<'_>,
+    out: &mut Output,
+) -> Result<(), Stop> {
+    let counting = ExpressionMetric::new(Computed::Returns, calls);
+    let timing = ExpressionMetric::new(Computed::Time { cpu }, calls);
+    let mut view = KeyedView {
+        metric: timing.metric.clone(),
+        counting: Some(counting.metric.clone()),
+        expr: calls.by.clone().unwrap_or_default(),
+        title: "TOTAL",
+        top: calls.top,
+        samples: measured.0.interval.is_some(),
+    };
+    let definitions = [timing, counting];
+    if calls.show_mdl {
+        return ExpressionMetric::show(&definitions, out);
+    }
+    keyed::measure(measured, functions, &definitions, &mut view, context, out).await
 }
 
 /// Presents times of measurements that were inserted earlier; `clock` is `wall` or `cpu`.

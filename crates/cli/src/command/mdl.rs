@@ -71,6 +71,15 @@ pub(crate) fn accept_for(metrics: &[&str], definitions: &[(String, String)], for
 
 /// Refuses definitions with errors, with the same words as `check`. The caller has touched no target yet.
 pub(crate) fn accept(definitions: &[(String, String)], format: Format) -> Result<(), Stop> {
+    accept_or(definitions, format, wrong)
+}
+
+/// Refuses definitions with errors as [`accept`], but with another failure of the first file with an error.
+pub(super) fn accept_or(
+    definitions: &[(String, String)],
+    format: Format,
+    failure: impl FnOnce(&str) -> Failure,
+) -> Result<(), Stop> {
     if definitions.is_empty() {
         return Ok(());
     }
@@ -78,7 +87,7 @@ pub(crate) fn accept(definitions: &[(String, String)], format: Format) -> Result
     diagnostics.retain(Diagnostic::is_error);
     let Some(first) = diagnostics.first() else { return Ok(()) };
     say(&diagnostics, |d| library.render(std::slice::from_ref(d), RenderStyle::Coloured), format);
-    Err(wrong(&first.file).into())
+    Err(failure(&first.file).into())
 }
 
 /// Warns of flavors that neither these definitions nor the shipped ones name.

@@ -1,9 +1,13 @@
 //! One file for each subcommand.
 
+pub(crate) mod callers;
 pub(crate) mod count;
 pub(crate) mod detach;
+mod expression;
 pub(crate) mod functions;
+pub(crate) mod hist;
 pub(crate) mod inspect;
+mod keyed;
 pub(crate) mod latency;
 pub(crate) mod locate;
 pub(crate) mod lower;

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use ingraft_api::{EnableRequest, NamedFunction, PairFacts, PairInfo, Value};
 use ingraft_model::{Focus, PartName};
 
+use super::expression::ExpressionMetric;
 use crate::args;
 use crate::conn::RequestTarget;
 use crate::exit::Stop;
@@ -27,7 +28,9 @@ pub(super) struct RowsRequest {
     pub(super) target: args::TargetArgs,
     pub(super) functions: Vec<String>,
     /// The metric at each function.
-    pub(super) metric: &'static str,
+    pub(super) metric: String,
+    /// Definitions of metrics that are not shipped.
+    pub(super) definitions: Vec<ExpressionMetric>,
     /// The metric that counts the calls of each function; `None` if the value of `metric` is their number.
     pub(super) counted: Option<&'static str>,
 }
@@ -93,10 +96,13 @@ pub(super) async fn run(
     context: CommandContext<'_>,
     out: &mut Output,
 ) -> Result<(), Stop> {
-    let metrics = asked.counted.into_iter().chain([asked.metric]);
+    let metrics: Vec<&str> = asked.counted.into_iter().chain([asked.metric.as_str()]).collect();
+    let definitions = ExpressionMetric::sources(&asked.definitions);
+    ExpressionMetric::accept(&asked.definitions, context.common.format)?;
     let own = EnableRequest {
         functions: asked.functions,
-        function_metrics: metrics.map(str::to_owned).collect(),
+        function_metrics: metrics.into_iter().map(str::to_owned).collect(),
+        definitions,
         allow_calls: asked.measure.allow_calls,
         ..EnableRequest::default()
     };

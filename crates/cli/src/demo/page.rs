@@ -148,6 +148,7 @@ impl<'a> DemoPage<'a> {
         threads.sort_by_key(|t| t.tid);
         let id = RecordedFunction::new(f.clone(), Pid(self.pid), None);
         self.out.object(&Object::Count(crate::objects::CountObject {
+            condition: None,
             id,
             block: None,
             header: None,

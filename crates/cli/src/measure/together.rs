@@ -279,7 +279,7 @@ mod tests {
             key,
             name: (!name.is_empty()).then(|| name.to_owned()),
             value,
-            object: None,
+            ..KeyValue::default()
         };
         let first = Keys {
             values: vec![key(0x5000_0000, "lock", 9), key(0x6000_0000, "", 4), key(7, "", 2), key(u64::MAX, "", 1)],

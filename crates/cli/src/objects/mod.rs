@@ -5,6 +5,7 @@ pub(crate) mod changes;
 pub(crate) mod code;
 mod histograms;
 pub(crate) mod inserted;
+pub(crate) mod keyed;
 pub(crate) mod lowered;
 pub(crate) mod refused;
 pub(crate) mod times;
@@ -28,6 +29,7 @@ use ingraft_api::{
     EventEntry, FunctionEntry, FunctionFacts, NamedFunction, PairFacts, PairInfo, Phase, ProcessEntry, UntypedSymbol,
 };
 use ingraft_model::{Activations, Bin, MetricInfo, ObjectState, Pid};
+use keyed::{CallerObject, HistObject, KeyedObject};
 use serde::Serialize;
 use times::{CauseObject, TimeObject};
 use totals::{EventTotalsObject, ProfileObject};
@@ -58,6 +60,9 @@ pub(crate) enum Object {
     Combined(CombinedObject),
     History(HistoryObject),
     Count(CountObject),
+    Keyed(KeyedObject),
+    Caller(CallerObject),
+    Hist(HistObject),
     Edge(EdgeObject),
     Events(EventsObject),
     CallSite(CallSiteObject),
@@ -558,6 +563,9 @@ pub(crate) struct CountObject {
     /// Offset of the loop's header in the function, if the record is about a loop alone.
     #[serde(rename = "loop", skip_serializing_if = "Option::is_none")]
     pub(crate) header: Option<String>,
+    /// Condition of the calls that are counted; left out if all are.
+    #[serde(rename = "if", skip_serializing_if = "Option::is_none")]
+    pub(crate) condition: Option<String>,
     pub(crate) calls: i64,
     pub(crate) threads: Vec<ThreadCount>,
     #[serde(flatten)]

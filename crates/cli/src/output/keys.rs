@@ -28,7 +28,7 @@ pub(crate) fn render(keys: &Keys, together: bool, amount: impl Fn(i64) -> String
         cells.push(Cell::styled(key, DIM));
         table.row(cells);
     };
-    for KeyValue { key, name, value, object } in shown {
+    for KeyValue { key, name, value, object, place: _ } in shown {
         let key = if together && name.is_some() { String::new() } else { format!("{key:#x}") };
         row(*value, name.as_deref().unwrap_or_default(), *object, &key);
     }
@@ -52,7 +52,7 @@ mod tests {
     #[test]
     fn the_largest_are_shown_and_the_rest_is_one_row() {
         let named = |name: &str| Some(name.to_owned()).filter(|name| !name.is_empty());
-        let one = |key, name: &str, value| KeyValue { key, name: named(name), value, object: None };
+        let one = |key, name: &str, value| KeyValue { key, name: named(name), value, ..KeyValue::default() };
         let mut values = vec![one(0x1000, "lock", 90), one(0x2000, "", 80)];
         values.extend((1..=9).map(|n| one(n, "", 10)));
         let text = render(&Keys { values, others: 5, unlisted: 0 }, false, |v| v.to_string(), None);
@@ -72,6 +72,7 @@ mod tests {
             name: Some(name.to_owned()).filter(|name| !name.is_empty()),
             value,
             object: Some(ObjectState { kind: ObjectKind::Mutex, retired }),
+            place: None,
         };
         let keys = Keys { values: vec![one(0x10, "lock", 1, false), one(0x20, "", 0, true)], others: 0, unlisted: 7 };
         let plain = anstream::adapter::strip_str(&render(&keys, false, |v| v.to_string(), None)).to_string();

@@ -99,7 +99,8 @@ fn check_stmts(stmts: &[Stmt], bound: &BindingCheck<'_>, depth: u32) -> Result<(
 
 fn check_expr(e: &Expr, bound: &BindingCheck<'_>, depth: u32) -> Result<(), CodegenError> {
     match e {
-        Expr::Const(_) | Expr::Arg(_) | Expr::Return | Expr::Saved(_) | Expr::Elapsed(..) | Expr::Restored => Ok(()),
+        Expr::Const(_) | Expr::Arg(_) | Expr::Return | Expr::ReturnAddress => Ok(()),
+        Expr::Saved(_) | Expr::Elapsed(..) | Expr::Restored => Ok(()),
         // The environment decides whether these can be read, see [`crate::snippet::reading`].
         Expr::Load(..) | Expr::Usage(_) | Expr::ThreadPointer => Ok(()),
         Expr::Event(v) => bound(*v, Shape::Event),
@@ -357,21 +358,32 @@ impl Generator<'_> {
     }
 
     pub fn argument(&self, n: u8) -> Operand {
-        let stack = |words: i32| qword_ptr(rsp + (8 * (self.depth + words)));
-        let (pushed, returns) = (i32::from(self.frame.pushed), i32::from(self.frame.stack.arguments) / 8);
+        let pushed = i32::from(self.frame.pushed);
         match ARGUMENTS.get(usize::from(n)) {
             Some(r) => match self.saved.iter().position(|s| s == r) {
-                Some(i) => Operand::Memory(stack(-pushed - 1 - i as i32)),
+                Some(i) => Operand::Memory(self.stack(-pushed - 1 - i as i32)),
                 None => Operand::Register(*r),
             },
-            None => Operand::Memory(stack(returns + i32::from(n) - 6)),
+            None => Operand::Memory(self.stack(self.arguments() + i32::from(n) - 6)),
         }
+    }
+
+    /// The word at a distance, in words, from the stack pointer at the point.
+    fn stack(&self, words: i32) -> AsmMemoryOperand {
+        qword_ptr(rsp + (8 * (self.depth + words)))
+    }
+
+    /// Distance in words from the stack pointer at the point to the first argument on the stack.
+    fn arguments(&self) -> i32 {
+        i32::from(self.frame.stack.arguments) / 8
     }
 
     fn leaf(&self, e: &Expr) -> Result<Option<Operand>, Assembly> {
         Ok(match e {
             Expr::Const(c) => i32::try_from(*c).ok().map(Operand::Immediate),
             Expr::Arg(n) => Some(self.argument(*n)),
+            // The word before the first argument on the stack.
+            Expr::ReturnAddress => Some(Operand::Memory(self.stack(self.arguments() - 1))),
             Expr::Variable(v) => Some(Operand::Memory(self.variable(*v)?)),
             Expr::Number(v) => i32::try_from(self.index(*v)?).ok().map(Operand::Immediate),
             Expr::Unary(..)
@@ -484,7 +496,7 @@ impl Generator<'_> {
                 Ok(c) => self.a.mov(eax, c)?,
                 Err(_) => self.a.mov(rax, *c)?,
             },
-            Expr::Arg(_) | Expr::Variable(_) => match self.leaf(e)? {
+            Expr::Arg(_) | Expr::ReturnAddress | Expr::Variable(_) => match self.leaf(e)? {
                 Some(Operand::Register(r)) => self.a.mov(rax, r)?,
                 Some(Operand::Memory(m)) => self.a.mov(rax, m)?,
                 Some(Operand::Immediate(_)) | None => {}
@@ -809,6 +821,7 @@ fn fold(e: &Expr) -> Expr {
         | Expr::Load(..)
         | Expr::ThreadPointer
         | Expr::Return
+        | Expr::ReturnAddress
         | Expr::Float(_)
         | Expr::Usage(_)
         | Expr::Event(_)

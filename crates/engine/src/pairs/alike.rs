@@ -145,6 +145,7 @@ fn is_of_call(e: &Expr) -> bool {
         Expr::Const(_)
             | Expr::Arg(_)
             | Expr::Return
+            | Expr::ReturnAddress
             | Expr::Float(_)
             | Expr::Load(..)
             | Expr::ThreadPointer

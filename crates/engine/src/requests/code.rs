@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_analysis::{DebugInfo, DebugSections, DisassembledLine, Function, SourceRange, TypeError, disassemble};
+use ingraft_analysis::{DisassembledLine, Function, disassemble};
 use ingraft_codegen::RemovalRecord;
 use ingraft_model::{Avma, AvmaRange, Cfg, FunctionId, Offset, PartName, Pid, Svma, SvmaRange};
 use ingraft_process::Target;
@@ -11,6 +11,7 @@ use super::{Engine, lock, open, resolve};
 use crate::api::*;
 use crate::error::{Error, Reason};
 use crate::measure::request::{Missing, resolve_patterns};
+use crate::program::code_places::{self, place_at, source_lines};
 use crate::program::modules::{Module, ModuleFile, Modules};
 use crate::program::pattern::Pattern;
 use crate::recovery::journal::{Contents, KeptMeasurement};
@@ -101,30 +102,16 @@ impl Engine {
 
     /// The place of an address in a module, and one sentence if it is not known.
     fn place_of(&self, target: &Target, modules: &Modules, at: Avma) -> (Option<ModulePlace>, String) {
-        let holds = |file: &ModuleFile| {
-            file.is_mapped && file.file.mappings.iter().chain(&file.file.moved).any(|m| m.range.contains(&at))
-        };
+        let holds = |file: &ModuleFile| code_places::holds(file, at);
         let errors = modules.load_files(target, &self.inner.context.images, &holds);
         let Some((_, file, module)) = modules.loaded().find(|(_, file, _)| holds(file)) else {
             let why = errors.first().map_or_else(String::new, |e| format!("the file cannot be analysed: {}", e.what));
             return (None, why);
         };
-        let svma = at.to_svma(module.bias);
-        let function = module.image.function_around_address(svma);
-        let block = function.and_then(|f| {
-            let blocks = module.image.blocks(f);
-            let block = blocks.iter().find(|block| block.range.contains(&svma))?;
-            Some(Offset::between(f.start().0, block.range.start.0))
-        });
-        let one: SvmaRange = svma..Svma(svma.0.saturating_add(1));
-        let source = lines(target, file, module, std::slice::from_ref(&one)).pop();
-        let place = ModulePlace {
-            module: file.name.clone(),
-            at: svma,
-            function: function.map(|f| named(file, f)),
-            block,
-            source: source.map(|line| (line.file, line.line)),
-        };
+        let mut place = place_at(file, module, at.to_svma(module.bias));
+        let one: SvmaRange = place.at..Svma(place.at.0.saturating_add(1));
+        let source = source_lines(target, file, module, std::slice::from_ref(&one)).pop();
+        place.source = source.map(|line| (line.file, line.line));
         (Some(place), String::new())
     }
 
@@ -205,17 +192,6 @@ pub(super) fn named(file: &ModuleFile, function: &Function) -> NamedFunction {
     }
 }
 
-/// The source lines of code in a module, by its own debugging information or by that of its separate file.
-fn lines(target: &Target, file: &ModuleFile, module: &Module, wanted: &[SvmaRange]) -> Vec<SourceRange> {
-    let elf = module.image.elf();
-    let ask = |elf| DebugInfo::of(&DebugSections::of(elf)?).map(|info| info.lines_in(wanted));
-    let found = match (ask(elf), file.debug(target.pid(), elf)) {
-        (Err(TypeError::NoDebugInfo), Some(separate)) => ask(separate),
-        (own, _) => own,
-    };
-    found.unwrap_or_default()
-}
-
 /// A function in detail.
 fn describe(
     text: &Text<'_>,
@@ -276,7 +252,7 @@ fn outside_name(file: &ModuleFile, module: &Module, at: Svma) -> String {
 /// The instructions of a function's blocks as the file has them, with their source lines.
 fn original(target: &Target, file: &ModuleFile, module: &Module, (start, cfg): (Svma, &Cfg)) -> Vec<CodeInstruction> {
     let ranges: Vec<SvmaRange> = cfg.blocks.iter().map(|block| block.range.clone()).collect();
-    let known = lines(target, file, module, &ranges);
+    let known = source_lines(target, file, module, &ranges);
     let source = |at: u64| {
         let after = known.partition_point(|line| line.range.start.0 <= at);
         let line = known[..after].iter().rev().find(|line| at < line.range.end.0)?;

@@ -12,6 +12,7 @@ use crate::api::{Inserted, MeasurementId};
 use crate::error::Error;
 use crate::pairs::counters::CounterPool;
 use crate::pairs::{Pairs, SnippetIds};
+use crate::program::code_places::CodePlaces;
 use crate::program::identity::describe;
 use crate::program::modules::Modules;
 use crate::recovery::leftover;
@@ -46,6 +47,8 @@ pub struct Session {
     pub(super) end: TargetEnd,
     /// Time until the next look for threads that have ended.
     look_pause: Mutex<Duration>,
+    /// Places of keys that are addresses of code. Locked after `control`.
+    code_places: Mutex<CodePlaces>,
     rates: Mutex<Rates>,
     pub(super) findings: Findings,
     pub(super) loader: Loader,
@@ -98,6 +101,7 @@ impl Session {
             shared: RwLock::default(),
             end: TargetEnd::default(),
             look_pause: Mutex::default(),
+            code_places: Mutex::default(),
             rates: Mutex::default(),
             findings: Findings::default(),
             loader: Loader::default(),
@@ -159,6 +163,10 @@ impl Session {
     }
 
     /// Time until the next look for threads that have ended.
+    pub(super) fn code_places(&self) -> MutexGuard<'_, CodePlaces> {
+        self.code_places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn look_pause(&self) -> MutexGuard<'_, Duration> {
         self.look_pause.lock().unwrap_or_else(PoisonError::into_inner)
     }

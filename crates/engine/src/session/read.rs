@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{Activations, Aggregate, FunctionId, Shape, ValueUnit};
+use ingraft_model::{Activations, Aggregate, Avma, FunctionId, Shape, ValueUnit};
 use rustc_hash::FxHashMap;
 
-use crate::api::{Details, MeasurementId, Reading, Value};
+use crate::api::{Details, KeyValue, MeasurementId, Reading, Value};
 use crate::error::{Error, Reason};
 use crate::pairs::PairKey;
+use crate::program::code_places::NamedPlace;
+use crate::program::modules::Modules;
 use crate::readings::values::{Raw, Slots};
 
 use super::clocks::now_ns;
@@ -86,13 +88,43 @@ impl Session {
     pub fn read(&self, id: MeasurementId, threads: bool) -> Result<Reading, Error> {
         let views =
             self.control().measurements.get(&id).map(|m| Arc::clone(&m.views)).ok_or_else(|| no_measurement(id))?;
-        let reading = self.reading(&views, threads);
+        let mut reading = self.reading(&views, threads);
+        let unknown = self.code_places().unknown(unnamed(&views, &mut reading).map(|key| key.key));
+        if !unknown.is_empty() {
+            self.learn_code(&self.control().modules, &unknown);
+        }
+        self.name_code(&views, &mut reading);
         if self.shared().area().is_some_and(|area| area.is_broken()) {
             let what = "memory that is shared with this process could not be read: its values are lost";
             let hint = "look for memory limits and hardware errors in the kernel's log, and begin another measurement";
             return Err(Error::new(Reason::AreaBroken, what, hint).about(self.pid()));
         }
         Ok(reading)
+    }
+
+    /// Looks up the code at addresses.
+    fn learn_code(&self, modules: &Modules, unknown: &[Avma]) {
+        self.code_places().learn(&self.target, modules, &self.context.images, unknown);
+    }
+
+    /// Names the keys of tables that are addresses of known code and no variables.
+    fn name_code(&self, views: &Views, reading: &mut Reading) {
+        let places = self.code_places();
+        for key in unnamed(views, reading) {
+            if let Some(NamedPlace { name, place }) = places.get(key.key) {
+                key.name = Some(name.clone());
+                key.place = Some(Box::new(place.clone()));
+            }
+        }
+    }
+
+    /// The last values of a measurement whose code was taken out.
+    pub(super) fn last_reading(&self, modules: &Modules, views: &Views) -> Reading {
+        let mut reading = self.reading(views, true);
+        let unknown = self.code_places().unknown(unnamed(views, &mut reading).map(|key| key.key));
+        self.learn_code(modules, &unknown);
+        self.name_code(views, &mut reading);
+        reading
     }
 
     pub(super) fn reading(&self, views: &Views, threads: bool) -> Reading {
@@ -169,4 +201,10 @@ impl Session {
         };
         Reading { time_ns: now_ns(), values, ended }
     }
+}
+
+/// The keys of tables that have no name.
+fn unnamed<'a>(views: &Views, reading: &'a mut Reading) -> impl Iterator<Item = &'a mut KeyValue> {
+    let tables = views.iter().zip(&mut reading.values).filter(|(view, _)| matches!(view.value.shape, Shape::Table(_)));
+    tables.flat_map(|(_, value)| value.keys_mut()).filter(|key| key.name.is_none())
 }

@@ -49,7 +49,7 @@ impl Session {
             // threads that ended with open calls have left these calls
             self.retire_ended_threads();
         }
-        let reading = taken.is_ok().then(|| self.reading(&views, true));
+        let reading = taken.is_ok().then(|| self.last_reading(&control.modules, &views));
         self.shared_mut().roster_mut().children_mut().set_leaving(false);
         let mut removed = taken?;
         if let Some(mut kind) = self.kinds().remove(&id) {

@@ -119,6 +119,13 @@ impl DefinitionCheck<'_, '_> {
                 self.value(a);
                 self.value(b);
             }
+            ExprKind::Caller => {
+                let known = matches!(self.place, Some((Some(PointType::Entry | PointType::Return) | None, _)) | None);
+                if !known {
+                    let message = "`$caller` is only known at entries and returns";
+                    self.error(codes::PLACE, expr.span, message).help = Some("use it in code at `.entry`".to_owned());
+                }
+            }
             ExprKind::Return => {
                 let known = matches!(
                     self.place,

@@ -290,6 +290,14 @@ impl<'a> Evaluation<'a> {
             ExprKind::Call(callee, args) => self.call(expr, callee, args),
             ExprKind::Text(_) => self.text_alone(expr),
             ExprKind::Return => self.at_end(expr, "`$return` is only known at returns and behind calls", Out::Return),
+            ExprKind::Caller => match self.point_kind {
+                None | Some(PointKind::Entry | PointKind::Exit) => Some(Out::ReturnAddress),
+                Some(_) => {
+                    let message = "`$caller` is only known at entries and returns".to_owned();
+                    self.error(codes::PLACE, expr.span, message, "");
+                    None
+                }
+            },
             ExprKind::GlobalId => Some(Out::Number(VariableId(0))),
             ExprKind::Elapsed(clock) => self.elapsed(expr, *clock, TimeUnit::Nanoseconds),
             ExprKind::SelfTime => {

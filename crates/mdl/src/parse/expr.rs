@@ -159,10 +159,11 @@ impl Parser<'_, '_> {
     fn word_expr(&mut self, word: &str) -> Parsed<ExprKind> {
         let span = self.span();
         match word {
-            "$return" | "$globalId" | "$elapsed" | "$cpu" | "$self" | "$own" => {
+            "$return" | "$caller" | "$globalId" | "$elapsed" | "$cpu" | "$self" | "$own" => {
                 self.bump();
                 return Ok(match word {
                     "$return" => ExprKind::Return,
+                    "$caller" => ExprKind::Caller,
                     "$globalId" => ExprKind::GlobalId,
                     "$elapsed" => ExprKind::Elapsed(Clock::Wall),
                     "$cpu" => ExprKind::Elapsed(Clock::Cpu),

@@ -72,6 +72,7 @@ fn write(source: &SourceText, expr: &SyntaxExpr, around: u8, out: &mut String) {
         ExprKind::Text(text) => out.push_str(&quoted(text)),
         ExprKind::Name(name) => out.push_str(name),
         ExprKind::Return => out.push_str("$return"),
+        ExprKind::Caller => out.push_str("$caller"),
         ExprKind::GlobalId => out.push_str("$globalId"),
         ExprKind::Elapsed(Clock::Wall) => out.push_str("$elapsed"),
         ExprKind::Elapsed(Clock::Cpu) => out.push_str("$cpu"),

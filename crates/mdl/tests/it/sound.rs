@@ -153,6 +153,7 @@ impl Check<'_> {
             Expr::Const(_) => {}
             Expr::Arg(_) => assert!(!is_end(at)),
             Expr::Return => assert!(is_end(at)),
+            Expr::ReturnAddress => assert!(matches!(at.point, PointKind::Entry | PointKind::Exit)),
             Expr::Saved(kept) => assert!(closed.is_some_and(|r| r.kept.contains(kept))),
             Expr::Elapsed(clock, _) => assert!(closed.is_some_and(|r| r.kept.contains(&KeptValue::Time(*clock)))),
             Expr::Restored => assert!(closed.is_some_and(|r| matches!(r.restore, Some(Restore::Value(_))))),

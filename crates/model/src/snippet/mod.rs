@@ -333,6 +333,9 @@ pub enum Expr {
     Arg(u8),
     /// The value that a function returns (rax), at an exit and after a call.
     Return,
+    /// The address to which the function returns, at its entry and at its exits. After a tail jump, that is the return address of the call
+    /// that the jump continues.
+    ReturnAddress,
     /// A floating-point argument or result, truncated to an integer.
     Float(Float),
     /// A count that the kernel keeps for this thread, read by a system call.
@@ -387,6 +390,7 @@ impl Expr {
             Expr::Const(_)
             | Expr::Arg(_)
             | Expr::Return
+            | Expr::ReturnAddress
             | Expr::Float(_)
             | Expr::Usage(_)
             | Expr::Event(_)

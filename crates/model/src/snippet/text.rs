@@ -23,6 +23,7 @@ impl fmt::Display for Expr {
             Expr::Variable(v) => write!(f, "v{}", v.0),
             Expr::ValueAt(v, key) => write!(f, "v{}[{key}]", v.0),
             Expr::ValueIn(v, ranges, n) => write!(f, "v{}[{}]", v.0, granule(ranges, n)),
+            Expr::ReturnAddress => f.write_str("$caller"),
             Expr::ThreadPointer => f.write_str("thread pointer"),
             Expr::Number(v) => write!(f, "number of v{}", v.0),
             Expr::Load(at, scalar) => write!(f, "{scalar} at {:#x}", at.0),

@@ -94,6 +94,7 @@ fn known(e: &Expr) -> Result<(), Uncaught> {
         Expr::Unary(_, e) => known(e),
         Expr::Binary(_, a, b) => known(a).and_then(|()| known(b)),
         Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored | Expr::Call(_) => Err(Uncaught::Arguments),
+        Expr::ReturnAddress => Err(Uncaught::Arguments),
         Expr::Float(_) | Expr::Text(_) | Expr::Address(_) => Err(Uncaught::Arguments),
         Expr::Load(..) | Expr::Read(..) | Expr::ValueAt(..) | Expr::ValueIn(..) => Err(Uncaught::Memory),
         Expr::ThreadPointer => Err(Uncaught::Memory),
@@ -243,7 +244,7 @@ impl<'a> Shard<'a> {
             // a state has no such expression, see `known`
             Expr::Load(..) | Expr::Read(..) | Expr::Float(_) | Expr::Usage(_) | Expr::Text(_) | Expr::Address(_) => 0,
             Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored | Expr::Elapsed(..) | Expr::Call(_) => 0,
-            Expr::Event(_) | Expr::ValueAt(..) | Expr::ValueIn(..) | Expr::ThreadPointer => 0,
+            Expr::Event(_) | Expr::ValueAt(..) | Expr::ValueIn(..) | Expr::ThreadPointer | Expr::ReturnAddress => 0,
         }
     }
 

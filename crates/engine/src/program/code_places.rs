@@ -1,0 +1,156 @@
+//! Functions and source lines at addresses of code: for `ingraft where`, and for keys that are such addresses.
+
+use std::collections::BTreeMap;
+
+use ingraft_analysis::{DebugInfo, DebugSections, SourceRange, TypeError};
+use ingraft_model::{Avma, Offset, Svma, SvmaRange};
+use ingraft_process::Target;
+use rustc_hash::FxHashMap;
+
+use crate::api::{ModulePlace, NamedFunction};
+use crate::program::images::ImageStore;
+use crate::program::modules::{Module, ModuleFile, Modules};
+
+/// Largest number of addresses that are remembered. A program with more keys has their names looked up again.
+const REMEMBERED_MAX: usize = 1 << 16;
+
+/// Places of addresses that are keys, as far as they were looked up.
+#[derive(Debug, Default)]
+pub struct CodePlaces(FxHashMap<u64, Option<Box<NamedPlace>>>);
+
+/// A place in code, and its name: `function+0x1a`, with the module before it if that is not the program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedPlace {
+    /// The name.
+    pub name: String,
+    /// The place.
+    pub place: ModulePlace,
+}
+
+impl CodePlaces {
+    /// The addresses of `keys` about which nothing is known yet.
+    pub fn unknown(&self, keys: impl Iterator<Item = u64>) -> Vec<Avma> {
+        let mut unknown: Vec<Avma> = keys.filter(|key| !self.0.contains_key(key)).map(Avma).collect();
+        unknown.sort_unstable();
+        unknown.dedup();
+        unknown
+    }
+
+    /// Looks addresses up in the modules of a target.
+    pub fn learn(&mut self, target: &Target, modules: &Modules, images: &ImageStore, unknown: &[Avma]) {
+        if self.0.len() > REMEMBERED_MAX {
+            self.0.clear();
+        }
+        let places = places(target, modules, images, unknown);
+        self.0.extend(unknown.iter().map(|at| at.0).zip(places.into_iter().map(|place| place.map(Box::new))));
+    }
+
+    /// The place of an address; `None` if it is no address of code.
+    pub fn get(&self, key: u64) -> Option<&NamedPlace> {
+        self.0.get(&key)?.as_deref()
+    }
+}
+
+/// The name of a place in a module.
+fn name(place: &ModulePlace, is_program: bool) -> String {
+    let module = if is_program { String::new() } else { format!("{}:", place.module) };
+    let (base, from) = place.function.as_ref().map_or(("", Svma(0)), |f| (f.function.as_str(), f.offset));
+    match Offset::between(from.0, place.at.0) {
+        Offset(0) if !base.is_empty() => format!("{module}{base}"),
+        offset => format!("{module}{base}{offset}"),
+    }
+}
+
+/// The places of addresses that are keys: a function that begins at the address, or the call that returns to it, or the place itself.
+/// `None` for addresses that are in no module.
+fn places(target: &Target, modules: &Modules, images: &ImageStore, wanted: &[Avma]) -> Vec<Option<NamedPlace>> {
+    let mut found: Vec<Option<NamedPlace>> = wanted.iter().map(|_| None).collect();
+    let holds = |file: &ModuleFile| wanted.iter().any(|at| holds(file, *at));
+    modules.load_files(target, images, &holds);
+    for (_, file, module) in modules.loaded().filter(|(_, file, _)| holds(file)) {
+        let mut lines: BTreeMap<Svma, Vec<usize>> = BTreeMap::new();
+        for (number, at) in wanted.iter().enumerate().filter(|(_, at)| self::holds(file, **at)) {
+            let place = key_place(file, module, at.to_svma(module.bias));
+            lines.entry(place.at).or_default().push(number);
+            found[number] = Some(NamedPlace { name: name(&place, file.is_program), place });
+        }
+        let ranges: Vec<SvmaRange> = lines.keys().map(|at| *at..Svma(at.0.saturating_add(1))).collect();
+        for line in source_lines(target, file, module, &ranges) {
+            for number in lines.range(line.range.clone()).flat_map(|(_, numbers)| numbers) {
+                if let Some(NamedPlace { place, .. }) = &mut found[*number] {
+                    place.source = Some((line.file.clone(), line.line));
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Whether an address lies in the mappings of a file.
+pub fn holds(file: &ModuleFile, at: Avma) -> bool {
+    file.is_mapped && file.file.mappings.iter().chain(&file.file.moved).any(|m| m.range.contains(&at))
+}
+
+/// The place that a key means, without its source line.
+fn key_place(file: &ModuleFile, module: &Module, svma: Svma) -> ModulePlace {
+    let image = &module.image;
+    if image.function_at(svma).is_some() {
+        return place_at(file, module, svma);
+    }
+    // After a call that never returns, the return address may lie behind the end of the function.
+    let before = Svma(svma.0.saturating_sub(1));
+    let call = image.function_around_address(before).and_then(|function| image.call_before(function, svma));
+    place_at(file, module, call.unwrap_or(svma))
+}
+
+/// The place of an address in a module, without its source line.
+pub fn place_at(file: &ModuleFile, module: &Module, svma: Svma) -> ModulePlace {
+    let function = module.image.function_around_address(svma);
+    let block = function.and_then(|f| {
+        let blocks = module.image.blocks(f);
+        let block = blocks.iter().find(|block| block.range.contains(&svma))?;
+        Some(Offset::between(f.start().0, block.range.start.0))
+    });
+    let function = function.map(|f| NamedFunction {
+        module: file.name.clone(),
+        function: f.display_name().into_owned(),
+        offset: f.start(),
+    });
+    ModulePlace { module: file.name.clone(), at: svma, function, block, source: None }
+}
+
+/// The source lines of code in a module, by its own debugging information or by that of its separate file.
+pub fn source_lines(target: &Target, file: &ModuleFile, module: &Module, wanted: &[SvmaRange]) -> Vec<SourceRange> {
+    let elf = module.image.elf();
+    let ask = |elf| DebugInfo::of(&DebugSections::of(elf)?).map(|info| info.lines_in(wanted));
+    let found = match (ask(elf), file.debug(target.pid(), elf)) {
+        (Err(TypeError::NoDebugInfo), Some(separate)) => ask(separate),
+        (own, _) => own,
+    };
+    found.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_called_by_its_function_and_module() {
+        let function =
+            |offset| NamedFunction { module: "m".to_owned(), function: "f".to_owned(), offset: Svma(offset) };
+        let place =
+            |at, function| ModulePlace { module: "m".to_owned(), at: Svma(at), function, ..ModulePlace::default() };
+        assert_eq!(name(&place(0x10, Some(function(0x10))), true), "f");
+        assert_eq!(name(&place(0x1a, Some(function(0x10))), true), "f+0xa");
+        assert_eq!(name(&place(0x1a, Some(function(0x10))), false), "m:f+0xa");
+        assert_eq!(name(&place(0x1a, None), false), "m:+0x1a");
+    }
+
+    #[test]
+    fn an_address_is_looked_up_once() {
+        let mut known = CodePlaces::default();
+        known.0.insert(7, None);
+        assert_eq!(known.unknown([7, 9, 8, 9].into_iter()), [Avma(8), Avma(9)]);
+        assert_eq!(known.get(7), None);
+    }
+}
