@@ -158,7 +158,7 @@ fn every_command_of_the_tutorial_does_what_the_page_shows() {
         }
         if step.command == "kill -INT $!" {
             let last = running.0.last_mut().expect("a program runs");
-            let told = || std::fs::read_to_string(directory.path().join("loads.txt")).unwrap_or_default();
+            let told = || std::fs::read_to_string(directory.path().join("callers.txt")).unwrap_or_default();
             // The process is listed as soon as the engine holds it.
             wait_until("the measurement is in", || told().contains(" in after "));
             let status = shell(&format!("kill -INT {}", last.id())).status().expect("run kill");
