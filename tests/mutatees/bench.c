@@ -37,10 +37,10 @@ static void (*const hands[THREADS_MAX])(void) = {hand0, hand1, hand2, hand3};
 static void (*const clocks[THREADS_MAX])(void) = {clock0, clock1, clock2, clock3};
 static struct { uint64_t count; char pad[120]; } counters[THREADS_MAX] __attribute__((aligned(128)));
 
-/* call_many(function, n): a loop that is aligned and the same for all kinds */
+/* call_many(function, n): a loop that is aligned and the same for all kinds; the argument of call i is n - i */
 void call_many(void (*function)(void), long n);
 __asm__(".text\n.p2align 6\n.type call_many,@function\ncall_many:\npush %rbx\npush %rbp\npush %r12\nmov %rdi,%rbx\nmov %rsi,%rbp\n"
-        ".p2align 5\n1: call *%rbx\ndec %rbp\njne 1b\npop %r12\npop %rbp\npop %rbx\nret\n.size call_many,.-call_many\n");
+        ".p2align 5\n1: mov %rbp,%rdi\ncall *%rbx\ndec %rbp\njne 1b\npop %r12\npop %rbp\npop %rbx\nret\n.size call_many,.-call_many\n");
 
 static void patch_by_hand(void) {
     char *near = (char *)(((uintptr_t)hand0 & ~0xfffull) + (64ull << 20));

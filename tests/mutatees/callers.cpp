@@ -1,20 +1,23 @@
 /* A function that is called from several places, in several ways, with arguments that are known.
  *
  * run N   N turns; each calls `leaf` once from `once`, twice from `twice`, once by a tail jump from `jumps` (which `over` calls), once
- *         through a pointer from `pointer`, and once from `recursive` at each of three depths
- * The answer has `calls CALLER NUMBER` for each of them, `kind KIND NUMBER` and `size KIND SUM` for each first argument of `leaf`, and
- * `large NUMBER` for its calls with a second argument above 100. */
+ *         through a pointer from `pointer`, and once from `recursive` at each of three depths; and `handle` once, with methods from 0 to
+ *         3, lengths from 0 to 9, and flags 0 and 1
+ * The answer has `calls CALLER NUMBER` for each of them, `kind KIND NUMBER` and `size KIND SUM` for each first argument of `leaf`,
+ * `large NUMBER` for its calls with a second argument above 100, and `length SUM` for the lengths and flags of `handle`. */
 #include "mutatee.h"
 
 enum { ONCE, TWICE, OVER, POINTER, RECURSIVE, CALLERS };
 static const char *const names[CALLERS] = {"once", "twice", "over", "pointer", "recursive"};
 static long calls[CALLERS], kinds[8], sizes[8], large;
 
+struct Body {
+    long length;
+};
+
 struct Request {
     int method;
-    struct {
-        long length;
-    } *body;
+    Body *body;
 };
 
 extern "C" {
@@ -65,8 +68,7 @@ int main() {
         if (sscanf(line, "run %ld", &n) != 1) return 2;
         long sum = 0, length = 0;
         for (long i = 0; i < n; i++) {
-            decltype(Request::body) none = nullptr;
-            __typeof__(*none) body = {i % 10};
+            Body body = {i % 10};
             Request request = {(int)(i % 4), &body};
             length += handle(&request, (unsigned char)(i % 2));
             sum += once(i) + twice(i) + over(i) + pointer(i) + recursive(3);

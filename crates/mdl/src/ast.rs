@@ -355,6 +355,8 @@ pub enum ExprKind {
     Text(String),
     /// A variable, a list, or a predefined name.
     Name(String),
+    /// `$arg.NAME`: the argument that debugging information calls so.
+    NamedArg(String),
     /// `$return`.
     Return,
     /// `$globalId`.
@@ -415,7 +417,7 @@ impl SyntaxExpr {
         match &self.bare().kind {
             ExprKind::Field(of, _) => of.is_data(),
             ExprKind::Call(callee, _) => callee.name == "readSymbol" && !callee.quoted,
-            ExprKind::Arg(_) | ExprKind::Return => true,
+            ExprKind::Arg(_) | ExprKind::NamedArg(_) | ExprKind::Return => true,
             _ => false,
         }
     }
@@ -424,7 +426,7 @@ impl SyntaxExpr {
     /// `readAddress(a)`.
     pub(crate) fn is_memory(&self) -> bool {
         match &self.bare().kind {
-            ExprKind::Arg(_) | ExprKind::Return => false,
+            ExprKind::Arg(_) | ExprKind::NamedArg(_) | ExprKind::Return => false,
             ExprKind::Call(callee, _) if callee.name == "readAddress" => !callee.quoted,
             _ => self.is_data(),
         }

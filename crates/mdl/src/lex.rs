@@ -29,9 +29,9 @@ pub(crate) struct SourceToken<'s> {
 }
 
 /// Operators and brackets, longest first, because the longest match wins: `(*` is always the code bracket.
-const MARKS: [&str; 37] = [
-    "(*", "*)", "<<", ">>", "<=", ">=", "==", "!=", "&&", "||", "++", "--", "+=", "-=", "&", "|", "^", "~", "!", "%",
-    "+", "-", "/", "*", "<", ">", "=", "(", ")", "{", "}", "[", "]", ",", ";", ".", "$",
+const MARKS: [&str; 38] = [
+    "(*", "*)", "->", "<<", ">>", "<=", ">=", "==", "!=", "&&", "||", "++", "--", "+=", "-=", "&", "|", "^", "~", "!",
+    "%", "+", "-", "/", "*", "<", ">", "=", "(", ")", "{", "}", "[", "]", ",", ";", ".", "$",
 ];
 
 /// Position of the reader in `constraint NAME PATH`, because `/*` in a path is no comment.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{Avma, FunctionId, LoopEdges, ModuleId, Offset, PartName, Pid, PointId, Scalar};
+use ingraft_model::{Avma, Float, FunctionId, LoopEdges, ModuleId, Offset, PartName, Pid, PointId, Scalar};
 
 /// Path from an address to an integer of the program.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -46,6 +46,20 @@ pub enum Parameter {
     Argument(u8),
     /// `$return`.
     Result,
+}
+
+/// Place of an argument of a function that debugging information names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NamedArgument {
+    /// An integer or pointer: `$arg[number]`, of which only the bytes of its type count.
+    Integer {
+        /// Number of the argument among integers and pointers.
+        number: u8,
+        /// Its type.
+        scalar: Scalar,
+    },
+    /// A floating-point number.
+    Float(Float),
 }
 
 /// Reason why code cannot use data of the program.
@@ -142,6 +156,10 @@ pub trait ProgramFacts {
         };
         let what = format!("{} is no loop of the function", PartName::Loop(header));
         Err(Unresolved::NotFound { what, help: Some(help) })
+    }
+    /// The argument of a function with this name.
+    fn argument(&self, _function: FunctionId, _name: &str) -> Result<NamedArgument, Unresolved> {
+        Err(Unresolved::unknown())
     }
     /// Returns the path by which members lead to an integer in an argument or result of a function.
     fn member(&self, _function: FunctionId, _of: Parameter, _members: &[&str]) -> Result<IntegerPath, Unresolved> {

@@ -146,6 +146,26 @@ fn conditions_keys_sums_and_distributions_are_those_of_the_program() {
 }
 
 #[test]
+fn arguments_have_the_names_and_types_of_the_debugging_information() {
+    let (outcome, truth) = measured(&["count", "handle", "--by", "request->method"]);
+    let calls: i64 = scaled(3000, 100_000) as i64;
+    let (methods, _) = keyed(&outcome, "request->method");
+    assert_eq!(methods, (0..4).map(|method| (method.to_string(), calls / 4)).collect());
+    assert!(truth.number("length") > 0);
+
+    let (outcome, truth) = measured(&["count", "handle", "--sum", "request->body->length + flags"]);
+    assert_eq!(number(outcome.all("keyed")[0], "value"), truth.number("length") as i64);
+
+    let (outcome, _) = measured(&["count", "handle", "--if", "flags == 1 && request->method == 3"]);
+    assert_eq!(number(outcome.all("count")[0], "calls"), calls / 4);
+
+    let target = Mutatee::start("callers", &[]);
+    let pid = target.pid_text();
+    let outcome = tool().run(["count", "-p", &pid, "handle", "--by", "reqest->method"]);
+    let _ = outcome.assert_error(3, &["it has no argument `reqest`", "did you mean `request`?"]);
+}
+
+#[test]
 fn the_callers_of_functions_of_a_server_add_up_to_its_calls() {
     let redis = match Redis::start() {
         Ok(redis) => redis,

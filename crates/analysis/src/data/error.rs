@@ -25,6 +25,14 @@ pub enum TypeError {
         /// The members that it has.
         has: Vec<String>,
     },
+    /// The function has no argument of this name.
+    #[error("it has no argument `{name}`")]
+    NoArgument {
+        /// The name.
+        name: String,
+        /// The names of its arguments.
+        has: Vec<String>,
+    },
     /// A member was asked for in something that has no members.
     #[error("`{member}` is asked of {of}, which has no members")]
     NoStructure {

@@ -2,7 +2,7 @@
 
 use gimli::AttributeValue;
 use gimli::constants as dw;
-use ingraft_model::{IntegerWidth, Scalar, Svma};
+use ingraft_model::{Float, FloatFormat, IntegerWidth, Scalar, Svma};
 
 use crate::data::debug_info::{DebugInfo, DwarfEntry, DwarfValue, EntryLocation};
 use crate::data::error::TypeError;
@@ -11,6 +11,8 @@ use crate::data::error::TypeError;
 const STEPS_MAX: u32 = 32;
 /// Number of integer arguments that are passed in registers.
 const REGISTERS: u8 = 6;
+/// Size in bytes of the largest floating-point number that is passed in a vector register.
+const FLOAT_MAX: u64 = 8;
 
 /// The way to an integer from an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +23,15 @@ pub struct MemberPath {
     pub offset: i64,
     /// Width and sign of the integer.
     pub scalar: Scalar,
+}
+
+/// Place of an argument by the System V calling convention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArgumentPlace {
+    /// The argument with this number among the integers and pointers, and its type.
+    Integer(u8, Scalar),
+    /// The argument with this number among the floating-point numbers, and its format.
+    Float(u8, FloatFormat),
 }
 
 /// A type without its names and qualifiers.
@@ -42,10 +53,36 @@ impl<'a> DebugInfo<'a> {
     /// The way from a pointer, which is argument `argument` of a function, to the integer that members lead to. Arguments are counted as
     /// the calling convention counts integers.
     pub fn reach_in_argument(&self, function: Svma, argument: u8, members: &[&str]) -> Result<MemberPath, TypeError> {
+        let found = self.each_argument(function, argument, |_, place, of| match place {
+            ArgumentPlace::Integer(n, _) if n == argument => Some(of),
+            _ => None,
+        })?;
+        let of = found.ok_or(TypeError::NotDescribed { what: "an argument of this number" })?;
+        self.reach_through(of, members)
+    }
+
+    /// The place of an argument of a function by its name.
+    pub fn argument_named(&self, function: Svma, name: &str) -> Result<ArgumentPlace, TypeError> {
+        let mut has = Vec::new();
+        let found = self.each_argument(function, 0, |known, place, _| {
+            has.extend(known.map(str::to_owned));
+            (known == Some(name)).then_some(place)
+        })?;
+        found.ok_or(TypeError::NoArgument { name: name.to_owned(), has })
+    }
+
+    /// Visits the arguments of a function in order, with their names and places, until `visit` returns something. `wanted` is the number of
+    /// the argument in messages.
+    fn each_argument<T>(
+        &self,
+        function: Svma,
+        wanted: u8,
+        mut visit: impl FnMut(Option<&str>, ArgumentPlace, DataType<'a>) -> Option<T>,
+    ) -> Result<Option<T>, TypeError> {
         let missing = TypeError::NotDescribed { what: "this function" };
         let place = self.function_at(function).ok_or(missing.clone())?;
         let entry = self.entry(place).ok_or(missing)?;
-        let misplaced = |why| TypeError::Misplaced { argument, why };
+        let misplaced = |why| TypeError::Misplaced { argument: wanted, why };
         // only C, C++ and languages compatible with them follow the System V calling convention
         let foreign = [dw::DW_LANG_Go, dw::DW_LANG_Rust, dw::DW_LANG_Swift, dw::DW_LANG_Haskell, dw::DW_LANG_OCaml];
         if self.language(place).is_none_or(|language| foreign.contains(&language)) {
@@ -60,7 +97,7 @@ impl<'a> DebugInfo<'a> {
         {
             return Err(misplaced("the function returns a structure"));
         }
-        let (mut integers, mut others) = (0u8, false);
+        let (mut integers, mut floats) = (0u8, 0u8);
         for (place, parameter) in self.children(place) {
             match parameter.tag() {
                 dw::DW_TAG_formal_parameter => {}
@@ -69,23 +106,26 @@ impl<'a> DebugInfo<'a> {
             }
             let of = self.type_of(place, &parameter).and_then(|t| self.plain(t));
             let of = of.ok_or(TypeError::NotDescribed { what: "this argument" })?;
-            if self.is_float(&of) {
-                others = true;
-                continue;
-            }
-            if self.is_pointer(&of) || self.scalar(&of).is_ok() {
-                if integers == argument {
-                    if argument >= REGISTERS && others {
-                        return Err(misplaced("floating-point arguments lie before it"));
-                    }
-                    return self.reach_through(of, members);
-                }
+            let at = if self.is_float(&of) {
+                let double = self.bytes(&of) == Some(FLOAT_MAX);
+                floats = floats.saturating_add(1);
+                ArgumentPlace::Float(floats - 1, if double { FloatFormat::Double } else { FloatFormat::Single })
+            } else if let Ok(scalar) = self.scalar(&of) {
                 integers = integers.saturating_add(1);
-                continue;
+                ArgumentPlace::Integer(integers - 1, scalar)
+            } else {
+                return Err(misplaced("it follows one that is no integer, pointer or floating-point number"));
+            };
+            let in_memory = match at {
+                ArgumentPlace::Integer(n, _) => n >= REGISTERS && floats > 0,
+                ArgumentPlace::Float(n, _) => n >= Float::ARGS_MAX,
+            };
+            let found = visit(self.name(place, &parameter), at, of);
+            if found.is_some() {
+                return if in_memory { Err(misplaced("floating-point arguments lie before it")) } else { Ok(found) };
             }
-            return Err(misplaced("it follows one that is no integer, pointer or floating-point number"));
         }
-        Err(TypeError::NotDescribed { what: "an argument of this number" })
+        Ok(None)
     }
 
     /// The way from a pointer that a function returns to the integer that members lead to.
@@ -228,7 +268,7 @@ impl<'a> DebugInfo<'a> {
     fn is_float(&self, of: &DataType<'a>) -> bool {
         of.entry.tag() == dw::DW_TAG_base_type
             && encoding(&of.entry) == Some(dw::DW_ATE_float)
-            && self.bytes(of).is_some_and(|bytes| bytes <= 8)
+            && self.bytes(of).is_some_and(|bytes| bytes <= FLOAT_MAX)
     }
 
     fn bytes(&self, of: &DataType<'a>) -> Option<u64> {

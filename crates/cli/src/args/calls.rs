@@ -7,11 +7,11 @@ use super::{Measure, TargetArgs};
 /// Selection of calls by a condition, and their groups.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct CallSelection {
-    /// Measure only calls for which this is not 0: an MDL expression such as '$arg[2] > 64 && $return < 0'
+    /// Measure only calls for which this is not 0: an MDL expression such as '$arg[2] > 64 && $return < 0', or 'size > 64' with debugging information
     #[arg(long = "if", value_name = "COND", allow_hyphen_values = true)]
     pub(crate) condition: Option<String>,
 
-    /// Tell calls apart by this value: an MDL expression such as '$arg[0]'; $caller or `caller` is the place of the call
+    /// Tell calls apart by this value: an MDL expression such as '$arg[0]' or 'request->method'; `caller` is the place of the call
     #[arg(long, value_name = "EXPR", allow_hyphen_values = true, value_parser = key)]
     pub(crate) by: Option<String>,
 
@@ -104,7 +104,7 @@ pub(crate) struct CallersArgs {
   ingraft hist -p 4711 handle_request '$elapsed'                   as latency, in nanoseconds
 
 A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. EXPR is an MDL expression: $arg[0] to $arg[255],
-$return, $elapsed, members by debugging information such as $arg[0].size. Count, sum, smallest and largest value are
+$return, $elapsed; with debugging information also arguments by name and members, such as request->size. Count, sum, smallest and largest value are
 exact, percentiles within 4 %. Negative values count as 0."
 )]
 pub(crate) struct HistArgs {

@@ -41,7 +41,7 @@ pub(super) struct ExpressionMetric {
 impl ExpressionMetric {
     /// Defines what is measured of the calls that `calls` selects.
     pub(super) fn new(computed: Computed<'_>, calls: &CallSelection) -> Self {
-        let CallSelection { condition, by, .. } = calls;
+        let (condition, by) = (calls.condition.as_deref().map(with_names), calls.by.as_deref().map(with_names));
         let (what, units, kind) = match computed {
             Computed::Calls => ("calls".to_owned(), "calls", "counter"),
             Computed::Returns => ("returns".to_owned(), "returns", "counter"),
@@ -54,15 +54,15 @@ impl ExpressionMetric {
         };
         let clause =
             |word: &str, text: &Option<String>| text.as_ref().map_or(String::new(), |t| format!(" {word} {t}"));
-        let metric = format!("{what}{}{}", clause("if", condition), clause("by", by));
+        let metric = format!("{what}{}{}", clause("if", &calls.condition), clause("by", &calls.by));
         // Two definitions of one request have different variables.
         let variable = if computed == Computed::Returns { "returns_here" } else { "value" };
         let clock = |cpu| if cpu { "$cpu" } else { "$elapsed" };
         let value = by.as_ref().map_or_else(|| variable.to_owned(), |key| format!("{variable}[{key}]"));
         let act = match computed {
             Computed::Calls | Computed::Returns => format!("{value}++;"),
-            Computed::Sum(added) => format!("{value} += {added};"),
-            Computed::Values(observed) => format!("observe({variable}, {observed});"),
+            Computed::Sum(added) => format!("{value} += {};", with_names(added)),
+            Computed::Values(observed) => format!("observe({variable}, {});", with_names(observed)),
             Computed::Times { cpu } => format!("observe({variable}, {}, $own);", clock(cpu)),
             Computed::Time { cpu } => format!("{value} += {};", clock(cpu)),
         };
@@ -99,6 +99,32 @@ impl ExpressionMetric {
     }
 }
 
+/// An expression with `$arg.NAME` in the place of each bare `NAME`: an expression at a call has no variables but the call's arguments.
+fn with_names(expr: &str) -> String {
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '$';
+    let (mut out, mut rest) = (String::new(), expr);
+    while let Some(first) = rest.chars().next() {
+        let len = match first {
+            '"' => 1 + rest[1..].find('"').map_or(rest.len() - 1, |end| end + 1),
+            c if is_word(c) => rest.find(|c| !is_word(c)).unwrap_or(rest.len()),
+            c => c.len_utf8(),
+        };
+        let (word, after) = rest.split_at(len);
+        let before = out.trim_end();
+        let is_member = before.ends_with('.') || before.ends_with("->");
+        let is_name = (first.is_ascii_alphabetic() || first == '_')
+            && !is_member
+            && !after.trim_start().starts_with('(')
+            && !["true", "false"].contains(&word.to_ascii_lowercase().as_str());
+        if is_name {
+            out.push_str("$arg.");
+        }
+        out.push_str(word);
+        rest = after;
+    }
+    out
+}
+
 /// Whether a text has a name of MDL that begins with `$`, and not only as a part of a longer one.
 fn mentions(code: &str, name: &str) -> bool {
     code.match_indices(name).any(|(at, _)| {
@@ -125,6 +151,7 @@ mod tests {
             (Computed::Calls, calls(Some("$arg[1] > 3 && $return < 0"), Some("$arg[0]"))),
             (Computed::Calls, calls(Some("$return == \"a\\\\b\""), None)),
             (Computed::Sum("$return"), calls(None, None)),
+            (Computed::Sum("request->body->length"), calls(Some("flags == 1"), Some("request->method"))),
             (Computed::Sum("$arg[2]"), calls(Some("$arg[2] < 4096"), Some("$arg[0] & 0xff"))),
             (Computed::Values("$arg[2] / 2"), calls(None, None)),
             (Computed::Times { cpu: false }, calls(Some("$arg[0] == 1"), None)),
@@ -136,6 +163,21 @@ mod tests {
             let found: Vec<_> = library.load("x", &text).into_iter().filter(|d| d.is_error()).collect();
             assert!(found.is_empty(), "{found:?}\n{text}");
             assert!(library.metrics().iter().any(|known| known.name == metric), "{metric}\n{text}");
+        }
+    }
+
+    #[test]
+    fn bare_names_are_arguments() {
+        let of = [
+            ("req->method & 0xff", "$arg.req->method & 0xff"),
+            ("$arg[0].size + n", "$arg[0].size + $arg.n"),
+            ("readSymbol(\"a b\") == size || TRUE", "readSymbol(\"a b\") == $arg.size || TRUE"),
+            ("$return", "$return"),
+            ("\"open", "\"open"),
+            ("(x)", "($arg.x)"),
+        ];
+        for (expr, expected) in of {
+            assert_eq!(with_names(expr), expected);
         }
     }
 

@@ -1,8 +1,8 @@
 //! Data of a target by name: symbols give the places of variables, and debugging information their types.
 
-use ingraft_analysis::{DataSymbol, DebugInfo, DebugSections, Elf, Function, MemberPath, TypeError};
-use ingraft_mdl::{IntegerPath, Parameter, ProgramFacts, ProgramVariable, Unresolved, VariableLocation};
-use ingraft_model::{Avma, CallSite, FunctionId, IntegerWidth, ModuleId, Refusal, Scalar, Svma};
+use ingraft_analysis::{ArgumentPlace, DataSymbol, DebugInfo, DebugSections, Elf, Function, MemberPath, TypeError};
+use ingraft_mdl::{IntegerPath, NamedArgument, Parameter, ProgramFacts, ProgramVariable, Unresolved, VariableLocation};
+use ingraft_model::{Avma, CallSite, Float, FunctionId, IntegerWidth, ModuleId, Refusal, Scalar, Svma};
 
 use crate::program::callees::named;
 use crate::program::modules::{Module, ModuleFile, Modules};
@@ -105,17 +105,36 @@ pub fn member(
     of: Parameter,
     members: &[&str],
 ) -> Result<IntegerPath, Unresolved> {
+    of_function(modules, function, |info, start| match of {
+        Parameter::Argument(n) => info.reach_in_argument(start, n, members),
+        Parameter::Result => info.reach_in_result(start, members),
+    })
+    .map(access)
+}
+
+/// See [`ingraft_mdl::ProgramFacts::argument`].
+pub fn argument(modules: &Modules, function: FunctionId, name: &str) -> Result<NamedArgument, Unresolved> {
+    let place = of_function(modules, function, |info, start| info.argument_named(start, name))?;
+    Ok(match place {
+        ArgumentPlace::Integer(number, scalar) => NamedArgument::Integer { number, scalar },
+        ArgumentPlace::Float(register, format) => NamedArgument::Float(Float { register, format }),
+    })
+}
+
+/// An answer of the debugging information about a function, which is asked by its first address.
+fn of_function<T>(
+    modules: &Modules,
+    function: FunctionId,
+    ask: impl Fn(&DebugInfo<'_>, Svma) -> Result<T, TypeError>,
+) -> Result<T, Unresolved> {
     let unknown = || Unresolved::Unreadable("the function is not known any more".to_owned());
     let (file, module, f) = modules.resolve(function).ok_or_else(unknown)?;
     let name = f.display_name();
     if changed(f) {
         return Err(Unresolved::Unreadable(format!("`{name}`: the compiler has changed its arguments")));
     }
-    let reached = described(modules, file, module.image.elf(), |info| match of {
-        Parameter::Argument(n) => info.reach_in_argument(f.start(), n, members),
-        Parameter::Result => info.reach_in_result(f.start(), members),
-    });
-    reached.map(access).map_err(|why| told(&name, why))
+    let answer = described(modules, file, module.image.elf(), |info| ask(info, f.start()));
+    answer.map_err(|why| told(&name, why))
 }
 
 /// The writable data of the program's own file, as the largest writable segment. Empty as long as the program is not analysed.
@@ -135,12 +154,12 @@ fn changed(f: &Function) -> bool {
 }
 
 /// The answer of the debugging information, which comes from the separate file if the module itself has none.
-fn described(
+fn described<T>(
     modules: &Modules,
     file: &ModuleFile,
     elf: &Elf,
-    ask: impl Fn(&DebugInfo<'_>) -> Result<MemberPath, TypeError>,
-) -> Result<MemberPath, TypeError> {
+    ask: impl Fn(&DebugInfo<'_>) -> Result<T, TypeError>,
+) -> Result<T, TypeError> {
     let pid = modules.pid();
     let of = |elf| ask(&DebugInfo::of(&DebugSections::of(elf)?)?);
     match (of(elf), file.debug(pid, elf)) {
@@ -163,6 +182,13 @@ fn told(name: &str, why: TypeError) -> Unresolved {
                 None => format!("its members are {listed}{}", if has.len() > LISTED { ", …" } else { "" }),
             };
             Unresolved::NotFound { what: why.to_string(), help: (!has.is_empty()).then_some(help) }
+        }
+        TypeError::NoArgument { name: ref wanted, ref has } => {
+            let help = match nearest(wanted, has.iter().map(String::as_str)) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None => format!("its arguments are {}", has.join(", ")),
+            };
+            Unresolved::NotFound { what: format!("`{name}`: {why}"), help: (!has.is_empty()).then_some(help) }
         }
         why @ (TypeError::NoDebugInfo
         | TypeError::Compressed

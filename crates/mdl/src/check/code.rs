@@ -108,6 +108,9 @@ impl DefinitionCheck<'_, '_> {
     fn value(&mut self, expr: &SyntaxExpr) {
         match &expr.kind {
             ExprKind::Int(_) | ExprKind::Text(_) | ExprKind::GlobalId => {}
+            ExprKind::NamedArg(name) => {
+                self.kept.insert(format!("$arg.{name}"));
+            }
             ExprKind::Arg(index) => {
                 self.value(index);
                 if let ExprKind::Int(index) = index.bare().kind {

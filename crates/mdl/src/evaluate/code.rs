@@ -265,11 +265,14 @@ impl<'a> Evaluation<'a> {
                 Some(slot) => slot.map(VectorSlot::value),
                 None => self.known(expr),
             },
-            ExprKind::Arg(_) if matches!(self.point_kind, Some(PointKind::Block | PointKind::Edge)) => {
+            ExprKind::Arg(_) | ExprKind::NamedArg(_)
+                if matches!(self.point_kind, Some(PointKind::Block | PointKind::Edge)) =>
+            {
                 let message = "arguments are known at entries, calls and returns, not at blocks and edges".to_owned();
                 self.error(codes::PLACE, expr.span, message, "");
                 None
             }
+            ExprKind::NamedArg(name) => self.argument_named(expr, name),
             ExprKind::Arg(index) => {
                 let Some(Out::Const(index)) = self.value(index) else {
                     return self.refuse(expr, "an argument with a number that is not known when the request arrives");

@@ -11,7 +11,9 @@ use super::code::fold_binary;
 use super::meta::Evaluation;
 use crate::ast::{AssignOp, CalledName, ExprKind, SyntaxExpr};
 use crate::diagnostic::codes;
-use crate::program::{IntegerPath, Parameter, ProgramVariable, Unresolved, VariableLocation};
+use crate::program::{
+    IntegerPath, NamedArgument, Parameter, ProgramFacts, ProgramVariable, Unresolved, VariableLocation,
+};
 
 /// Largest number of elements that `DYNINSTCountElmsInArray` adds up; each element takes a system call.
 const ELEMENTS_MAX: i64 = 16;
@@ -85,7 +87,7 @@ impl<'a> Evaluation<'a> {
                 [name] => self.symbol(expr, name, &members),
                 _ => self.known(expr),
             },
-            ExprKind::Arg(_) | ExprKind::Return => {
+            ExprKind::Arg(_) | ExprKind::NamedArg(_) | ExprKind::Return => {
                 let (value, access) = self.accessed(expr, base, &members)?;
                 Some(reach(value, &access))
             }
@@ -102,11 +104,7 @@ impl<'a> Evaluation<'a> {
         };
         Some(match &base.kind {
             ExprKind::Arg(_) => match self.value(base) {
-                Some(Out::Arg(n)) if n < Float::ARGS_MAX => {
-                    let float = Float { register: n, format };
-                    let at_beginning = self.point_kind.is_none_or(PointKind::opens);
-                    Some(if at_beginning { Out::Float(float) } else { Out::Saved(KeptValue::Float(float)) })
-                }
+                Some(Out::Arg(n)) if n < Float::ARGS_MAX => Some(self.float_argument(Float { register: n, format })),
                 Some(_) => self.refuse(expr, "a floating-point argument beyond the eighth"),
                 None => None,
             },
@@ -116,6 +114,54 @@ impl<'a> Evaluation<'a> {
             }
             _ => return None,
         })
+    }
+
+    fn float_argument(&self, float: Float) -> Out {
+        let at_beginning = self.point_kind.is_none_or(PointKind::opens);
+        if at_beginning { Out::Float(float) } else { Out::Saved(KeptValue::Float(float)) }
+    }
+
+    /// Lowers `$arg.NAME`. The argument must be the same in all functions where the code runs.
+    pub(super) fn argument_named(&mut self, expr: &'a SyntaxExpr, name: &str) -> Option<Out> {
+        let found = self.agreed(expr, name, |program, function| program.argument(function, name))?;
+        Some(match found {
+            // Without functions, the code runs nowhere.
+            None => Out::Arg(0),
+            Some(NamedArgument::Float(float)) => self.float_argument(float),
+            Some(NamedArgument::Integer { number, scalar }) => extended(Out::Arg(number), scalar),
+        })
+    }
+
+    /// Returns what the program tells of all functions whose arguments and results the code sees, if it is the same of all of them; `None`
+    /// without such functions. `named` is the thing in messages.
+    fn agreed<T: PartialEq>(
+        &mut self,
+        expr: &'a SyntaxExpr,
+        named: &str,
+        tell: impl Fn(&dyn ProgramFacts, FunctionId) -> Result<T, Unresolved>,
+    ) -> Option<Option<T>> {
+        let mut found: Option<T> = None;
+        for function in self.getting(expr)? {
+            self.looks += 1;
+            if self.looks > LOOKS_MAX {
+                self.refuse(expr, &format!("a member or a named argument of more than {LOOKS_MAX} functions"));
+                return None;
+            }
+            let told = match tell(self.beyond(), function) {
+                Ok(told) => told,
+                Err(why) => {
+                    self.unresolved(expr, why);
+                    return None;
+                }
+            };
+            if found.as_ref().is_some_and(|known| *known != told) {
+                let name = self.beyond().function_name(function).to_owned();
+                self.refuse(expr, &format!("`{named}`, which is another in `{name}`,"));
+                return None;
+            }
+            found.get_or_insert(told);
+        }
+        Some(found)
     }
 
     /// Lowers an assignment to memory: `readSymbol("v") = e`, `$arg[0].m = e`, `readAddress(a) = e`.
@@ -209,31 +255,8 @@ impl<'a> Evaluation<'a> {
     fn accessed(&mut self, expr: &'a SyntaxExpr, base: &'a SyntaxExpr, members: &[&str]) -> Option<(Out, IntegerPath)> {
         let value = self.value(base)?;
         let of = if let Out::Arg(n) = value { Parameter::Argument(n) } else { Parameter::Result };
-        let mut found: Option<IntegerPath> = None;
-        for function in self.getting(expr)? {
-            self.looks += 1;
-            if self.looks > LOOKS_MAX {
-                self.refuse(expr, &format!("a member of what more than {LOOKS_MAX} functions get or give"));
-                return None;
-            }
-            let access = match self.beyond().member(function, of, members) {
-                Ok(access) => access,
-                Err(why) => {
-                    self.unresolved(expr, why);
-                    return None;
-                }
-            };
-            match &found {
-                Some(known) if *known != access => {
-                    let name = self.beyond().function_name(function).to_owned();
-                    let what = format!("`.{}`, which is another in `{name}`,", members.join("."));
-                    self.refuse(expr, &what);
-                    return None;
-                }
-                Some(_) => {}
-                None => found = Some(access),
-            }
-        }
+        let named = format!(".{}", members.join("."));
+        let found = self.agreed(expr, &named, |program, function| program.member(function, of, members))?;
         // Without functions, the code runs nowhere, and the path does not matter.
         let nothing = || IntegerPath { pointers: Vec::new(), offset: 0, scalar: Scalar::INT };
         Some((value, found.unwrap_or_else(nothing)))
@@ -266,6 +289,19 @@ impl<'a> Evaluation<'a> {
         }
         None
     }
+}
+
+/// The value of the lowest bytes of a word.
+fn extended(word: Out, scalar: Scalar) -> Out {
+    let bits = i64::from(8 * scalar.width.bytes());
+    if bits == 64 {
+        return word;
+    }
+    if !scalar.signed {
+        return fold_binary(BinaryOp::And, word, Out::Const((1 << bits) - 1));
+    }
+    let shifted = fold_binary(BinaryOp::ShiftLeft, word, Out::Const(64 - bits));
+    fold_binary(BinaryOp::ShiftRight, shifted, Out::Const(64 - bits))
 }
 
 /// Element `index` of an array of `int`.

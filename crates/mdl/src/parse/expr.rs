@@ -117,7 +117,7 @@ impl Parser<'_, '_> {
             let step = match self.peek() {
                 TokenKind::Mark("++") => Some(true),
                 TokenKind::Mark("--") => Some(false),
-                TokenKind::Mark(".") => None,
+                TokenKind::Mark("." | "->") => None,
                 _ => return Ok(expr),
             };
             self.part()?;
@@ -173,6 +173,9 @@ impl Parser<'_, '_> {
             }
             "$arg" => {
                 self.bump();
+                if self.eat_mark(".") {
+                    return Ok(ExprKind::NamedArg(self.any_word("the name of an argument")?.name));
+                }
                 return Ok(ExprKind::Arg(Box::new(self.index()?)));
             }
             "Call" => return self.quoted_call(),

@@ -78,6 +78,10 @@ fn write(source: &SourceText, expr: &SyntaxExpr, around: u8, out: &mut String) {
         ExprKind::Elapsed(Clock::Cpu) => out.push_str("$cpu"),
         ExprKind::SelfTime => out.push_str("$self"),
         ExprKind::Own => out.push_str("$own"),
+        ExprKind::NamedArg(name) => {
+            out.push_str("$arg.");
+            out.push_str(name);
+        }
         ExprKind::Arg(index) => bracketed(source, "$arg", index, out),
         ExprKind::Index(name, index) => bracketed(source, &name.name, index, out),
         ExprKind::Paren(inner) => {

@@ -6,6 +6,7 @@ mod code;
 mod cost;
 mod daemon;
 mod hold;
+mod keys;
 mod markdown;
 mod pairs;
 mod start;
@@ -108,6 +109,7 @@ type BenchGroup = (&'static str, fn() -> Vec<BenchRow>);
 const GROUPS: &[BenchGroup] = &[
     ("calls", calls::rows),
     ("times", times::rows),
+    ("keys", keys::rows),
     ("hold", hold::rows),
     ("start", start::rows),
     ("code", code::rows),

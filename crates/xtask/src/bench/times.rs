@@ -65,14 +65,15 @@ fn not_met() -> [BenchRow; 2] {
 }
 
 /// Nanoseconds a call, and the median of the ratios of woven to hand-made calls.
-struct TimedCalls {
-    plain: f64,
+pub(super) struct TimedCalls {
+    pub(super) plain: f64,
     clock: f64,
-    woven: f64,
+    pub(super) woven: f64,
     ratio: f64,
 }
 
-fn measured(command: &[&str]) -> TimedCalls {
+/// Measures `woven` while a command measures it.
+pub(super) fn measured(command: &[&str]) -> TimedCalls {
     let mut target = Mutatee::start("bench", &[]);
     let pid = target.pid_text();
     let mut session = tool().start(command.iter().chain(&["-p", &pid, "--max-overhead", "10000"]));
