@@ -55,7 +55,7 @@ pub enum NamedArgument {
     Integer {
         /// Number of the argument among integers and pointers.
         number: u8,
-        /// Its type.
+        /// Type of the argument.
         scalar: Scalar,
     },
     /// A floating-point number.
