@@ -642,6 +642,14 @@ impl Engine {
         Ok(out)
     }
 
+    /// Passes the figures of each target of this engine to `visit`, in the order of their pids, each followed by the values of the
+    /// measurements that stay in the target. No target is stopped. Waits at most `wait` in all for targets that are being changed.
+    pub fn survey(&self, wait: Duration, visit: &mut dyn FnMut(SurveyPart)) {
+        let deadline = Instant::now() + wait;
+        let sessions: Vec<_> = lock(&self.inner.sessions).values().cloned().collect();
+        sessions.iter().for_each(|session| session.survey(deadline, visit));
+    }
+
     /// Removes everything from a target, including what a dead engine left there. `None` if there was nothing.
     pub fn detach(&self, target: &TargetSpec, caller: Caller) -> Result<Option<Removed>, Error> {
         let pid = resolve(target, caller)?;
