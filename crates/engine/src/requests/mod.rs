@@ -141,7 +141,15 @@ impl Engine {
     /// Takes over the measurements that a dead engine was asked to keep in a target, and removes the rest. The session is not registered
     /// yet.
     fn adopt(&self, target: &Arc<Target>) -> Result<Option<Arc<Session>>, Error> {
-        let library = self.library_with(&[])?;
+        let known = self.library_with(&[])?;
+        let library = |definitions: &[(String, String)]| {
+            if definitions.is_empty() {
+                return Arc::clone(&known);
+            }
+            let sources = self.inner.sources.read().unwrap_or_else(PoisonError::into_inner);
+            // The request was accepted once, so its measurement needs no definition that has an error.
+            Arc::new(load_all(&[&sources, definitions].concat()).0)
+        };
         let adopted = Session::adopt(self.inner.context.clone(), Arc::clone(target), &library)?;
         Ok(adopted.map(Arc::new))
     }
