@@ -26,6 +26,7 @@ const MAX_SERIES: usize = 20_000;
     about = "Keeps instrumentation of running processes and serves it to clients over gRPC",
     after_help = "Addresses: unix:/PATH (mode 0600), http://127.0.0.1:PORT (needs --token-file), https://HOST:PORT (needs --tls-cert, \
                   --tls-key, --client-ca). PORT 0 picks one. The daemon prints `listening on ADDRESS` for each when it is ready.\n\
+                  Metrics: http://ADDR:PORT/metrics with the token (--token-file); off the loopback https, with the TLS files too.\n\
                   SIGTERM removes all measurements that were not asked to stay and ends; SIGHUP reads file and token again."
 )]
 pub struct Flags {

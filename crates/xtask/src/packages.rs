@@ -34,6 +34,9 @@ const NEEDED: &[(&str, &str)] = &[
     ("setpriv", "util-linux"),
     ("mmdebstrap", "mmdebstrap"),
     ("man", "man-db"),
+    ("curl", "curl"),
+    // Its promtool checks the page for Prometheus.
+    ("prometheus", "prometheus"),
     ("lintian", "lintian"),
     ("node", "nodejs"),
     ("/usr/bin/python3.11", "python3"),

@@ -192,3 +192,123 @@ impl Page {
 fn help(info: &PairInfo) -> String {
     if info.metric.doc.is_empty() { format!("The metric {}.", info.metric.name) } else { info.metric.doc.clone() }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ingraft_api::{Details, KeyValue, Keys, NamedFunction, Reading, TakenOut};
+    use ingraft_model::{Aggregate, Focus, MetricInfo, Pid, Style, Svma, UnitsType};
+
+    use super::*;
+
+    fn pair(metric: &str, unit: &str, focus: &str) -> PairInfo {
+        let metric = MetricInfo {
+            name: metric.to_owned(),
+            unit: unit.to_owned(),
+            aggregate: Aggregate::Sum,
+            style: Style::EventCounter,
+            units_type: UnitsType::Unnormalized,
+            histogram: false,
+            constraints: Vec::new(),
+            flavors: Vec::new(),
+            developer: false,
+            doc: format!("About {metric}."),
+            text: "".into(),
+        };
+        let focus = Focus::parse(focus).expect("a focus");
+        let measured = MetricFocus { metric: metric.name.clone(), focus };
+        PairInfo::new(measured.into(), metric.into())
+    }
+
+    /// Returns the lines of the page about these measurements of one target, without comments and without the daemon's process.
+    fn lines(limit: usize, measurements: Vec<(u64, Vec<(PairInfo, Value)>)>) -> Vec<String> {
+        let mut page = Page::new(limit);
+        let target = TargetFigures { pid: Pid(7), points: 3, ..TargetFigures::default() };
+        page.target(target, "a \"b\"".to_owned());
+        for (id, pairs) in measurements {
+            let (pairs, values) = pairs.into_iter().unzip();
+            let reading = Reading { time_ns: 1, values, ended: None };
+            page.measurement(&KeptValues { id: MeasurementId(id), pairs: Arc::new(pairs), reading });
+        }
+        let text = page.text();
+        let ours = |line: &&str| {
+            line.starts_with("ingraft_") || line.starts_with("ingraftd_series") || line.contains("inexact")
+        };
+        text.lines().filter(|line| !line.starts_with('#')).filter(ours).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_pair_is_served_as_a_whole_or_left_out() {
+        let keys = |n: u64| {
+            let values = (0..n).map(|key| KeyValue { key, value: 1, ..KeyValue::default() }).collect();
+            Value::new(5, Details { keys: Some(Keys { values, others: 0, unlisted: 0 }), ..Details::default() })
+        };
+        let pairs = vec![
+            (pair("calls", "calls", "/Code/m/f"), Value::from(4)),
+            (pair("by", "calls", "/Code/m/f"), keys(3)),
+            (pair("calls", "calls", "/Code/m/g"), Value::from(5)),
+            (pair("calls", "calls", "/Code/m/h"), Value::from(6)),
+        ];
+        let expected = r#"ingraft_calls_total{measurement="9",pid="7",process="a \"b\"",focus="/Code/m/f"} 4
+ingraft_calls_total{measurement="9",pid="7",process="a \"b\"",focus="/Code/m/g"} 5
+ingraftd_series 2
+ingraftd_series_limit 2
+ingraftd_series_left_out{reason="limit",family="ingraft_by_total"} 4
+ingraftd_series_left_out{reason="limit",family="ingraft_calls_total"} 1
+ingraftd_series_left_out{reason="limit"} 0
+ingraftd_series_left_out{reason="name"} 0"#;
+        assert_eq!(lines(2, vec![(9, pairs)]).join("\n"), expected);
+    }
+
+    #[test]
+    fn a_family_has_one_metric_type_and_unit() {
+        let mut function = pair("calls", "calls", "/Code/m/f");
+        let name = NamedFunction { module: "m".into(), function: "f".into(), offset: Svma(1) };
+        function.function = Some(name);
+        let first = vec![(function.clone(), Value::from(1)), (function, Value::from(2))];
+        let level = |name: &str| {
+            let mut level = pair(name, "", "");
+            Arc::make_mut(&mut level.metric).style = Style::SampledFunction;
+            level
+        };
+        let mut histogram = pair("x", "", "");
+        Arc::make_mut(&mut histogram.metric).histogram = true;
+        let second = vec![
+            (pair("calls", "ns", "/Code/m/g"), Value::from(3)),
+            (pair("Calls", "calls", "/Code/m/g"), Value::from(3)),
+            (level("x"), Value::from(4)),
+        ];
+        let third = vec![(histogram, Value::from(0))];
+        let expected = r#"ingraft_calls_seconds_total{measurement="2",pid="7",process="a \"b\"",focus="/Code/m/g"} 0.000000003
+ingraft_calls_total{measurement="1",pid="7",process="a \"b\"",module="m",function="f",focus="/Code/m/f"} 1
+ingraft_x{measurement="2",pid="7",process="a \"b\""} 4
+ingraftd_series 3
+ingraftd_series_limit 100
+ingraftd_series_left_out{reason="limit"} 0
+ingraftd_series_left_out{reason="name",family="ingraft_calls_total"} 1
+ingraftd_series_left_out{reason="name",family="ingraft_x"} 3
+ingraftd_series_left_out{reason="name"} 0
+ingraftd_series_left_out{reason="twice",family="ingraft_calls_total"} 1
+ingraftd_series_left_out{reason="twice"} 0"#;
+        assert_eq!(lines(100, vec![(1, first), (2, second), (3, third)]).join("\n"), expected);
+    }
+
+    #[test]
+    fn values_that_are_not_exact_are_told() {
+        let details = Details { taken_out: Some(TakenOut::free(1)), ..Details::default() };
+        let pairs = vec![(pair("calls", "calls", ""), Value::new(1, details))];
+        let lines = lines(10, vec![(1, pairs)]);
+        let expected = r#"ingraftd_target_inexact_pairs{pid="7",process="a \"b\"",reason="taken_out"} 1"#;
+        assert!(lines.iter().any(|line| line == expected), "{lines:#?}");
+    }
+
+    #[test]
+    fn few_families_are_told_one_by_one() {
+        let pairs = (0..TOLD + 5).map(|n| (pair(&format!("m{n}"), "", ""), Value::from(1))).collect();
+        let lines = lines(0, vec![(1, pairs)]);
+        let told = lines.iter().filter(|line| line.contains("family=")).count();
+        let rest = r#"ingraftd_series_left_out{reason="limit"} 5"#;
+        assert!(told == TOLD && lines.iter().any(|line| line == rest), "{lines:#?}");
+    }
+}
