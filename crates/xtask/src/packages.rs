@@ -35,7 +35,6 @@ const NEEDED: &[(&str, &str)] = &[
     ("mmdebstrap", "mmdebstrap"),
     ("man", "man-db"),
     ("curl", "curl"),
-    // Its promtool checks the page for Prometheus.
     ("prometheus", "prometheus"),
     ("lintian", "lintian"),
     ("node", "nodejs"),

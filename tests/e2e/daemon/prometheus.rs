@@ -328,6 +328,23 @@ fn series_beyond_the_limit_are_told() {
 }
 
 #[test]
+fn the_last_values_of_an_ended_target_stay() {
+    let directory = open_directory();
+    let daemon = serving(directory.path(), &[]);
+    let mut target = Mutatee::start("calls", &[]);
+    let tool = client(&daemon);
+    let pid = target.pid_text();
+    let _ = tool.run(["count", "-p", &pid, "--for", "10ms", "--no-remove", "direct"]).assert_code(0);
+    let of_target = [("pid", pid.as_str()), ("process", "calls")];
+    assert_eq!(value(&all(&page(&daemon)), "ingraftd_target_up", &of_target), "1");
+    target.ask("make 70").assert_right();
+    assert!(target.end().success());
+    wait_until("the end is told", || value(&all(&page(&daemon)), "ingraftd_target_up", &of_target) == "0");
+    assert_eq!(value(&all(&page(&daemon)), "ingraft_calls_total", &of_target), "70");
+    assert!(daemon.terminate().success());
+}
+
+#[test]
 fn only_clients_with_the_token_read_the_page() {
     let directory = open_directory();
     let daemon = serving(directory.path(), &[]);
@@ -444,7 +461,8 @@ fn other_addresses_need_tls_a_certificate_and_the_token() {
     assert!(answer.ends_with("200") && answer.contains("\ningraftd_series 0\n"), "{answer}");
     assert!(curl(&identity).ends_with("401"), "without the token");
     assert_eq!(curl(&["-H", &bearer]), "000", "without a certificate");
-    assert!(get(&format!("127.0.0.1:{port}"), "/metrics", &format!("{bearer}\r\n")).0.is_empty(), "without TLS");
+    let (head, _) = get(&format!("127.0.0.1:{port}"), "/metrics", &format!("{bearer}\r\n"));
+    assert!(!head.contains("HTTP"), "without TLS: {head}");
     assert!(daemon.terminate().success());
 }
 

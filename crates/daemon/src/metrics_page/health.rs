@@ -13,7 +13,7 @@ use super::text::{Labels, SeriesLines, decimal, head};
 /// A reason, with the pid and the name of the target.
 type TargetReason = (Pid, String, String);
 
-/// What is counted while the page is made, and what the daemon counts.
+/// Counts that are made with the page, and those of the daemon.
 #[derive(Debug, Default)]
 pub struct HealthCounts {
     /// Pairs whose value is not that of all calls of the focus, by target and reason.

@@ -15,21 +15,24 @@ const TOLD: usize = 100;
 
 /// Reason why series are not on the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum LeftOut {
+pub enum OmissionReason {
     /// The page has as many series as it may have.
     Limit,
     /// Another metric has the name, or the name with another type or unit.
     Name,
     /// The measurement has the pair twice.
     Twice,
+    /// The target ended some time ago, and readers have had its last values.
+    Ended,
 }
 
-impl LeftOut {
+impl OmissionReason {
     fn word(self) -> &'static str {
         match self {
-            LeftOut::Limit => "limit",
-            LeftOut::Name => "name",
-            LeftOut::Twice => "twice",
+            OmissionReason::Limit => "limit",
+            OmissionReason::Name => "name",
+            OmissionReason::Twice => "twice",
+            OmissionReason::Ended => "ended",
         }
     }
 }
@@ -52,8 +55,10 @@ pub struct Page {
     /// Names of series, each with the name of the family that has it.
     taken: BTreeMap<String, String>,
     served: usize,
-    left_out: BTreeMap<(String, LeftOut), usize>,
+    left_out: BTreeMap<(String, OmissionReason), usize>,
     targets: Vec<(TargetFigures, String)>,
+    /// Whether the values of the latest target are left out.
+    is_over: bool,
     /// Counts for the page's own series.
     pub health: HealthCounts,
 }
@@ -68,13 +73,16 @@ impl Page {
             served: 0,
             left_out: BTreeMap::new(),
             targets: Vec::new(),
+            is_over: false,
             health: HealthCounts::default(),
         }
     }
 
-    /// Adds a target, whose measurements follow. `process` is the name of the process.
-    pub fn target(&mut self, figures: TargetFigures, process: String) {
+    /// Adds a target, whose measurements follow. `process` is the name of the process. If `is_over`, the target ended so long ago that its
+    /// values are left out.
+    pub fn target(&mut self, figures: TargetFigures, process: String, is_over: bool) {
         self.targets.push((figures, process));
+        self.is_over = is_over;
     }
 
     /// Adds the values of a measurement of the latest target. A pair that does not fit is left out as a whole.
@@ -110,9 +118,10 @@ impl Page {
             wanted.push((name.others(), help, others));
         }
         let why = match () {
-            () if twice => Some(LeftOut::Twice),
-            () if self.served + count > self.limit => Some(LeftOut::Limit),
-            () if !wanted.iter().all(|(name, ..)| self.has_room(name, &info.pair.metric)) => Some(LeftOut::Name),
+            () if self.is_over => Some(OmissionReason::Ended),
+            () if twice => Some(OmissionReason::Twice),
+            () if self.served + count > self.limit => Some(OmissionReason::Limit),
+            () if !wanted.iter().all(|(name, ..)| self.has_room(name, &info.pair.metric)) => Some(OmissionReason::Name),
             () => None,
         };
         if let Some(why) = why {
@@ -169,8 +178,8 @@ impl Page {
         }
         let name = "ingraftd_series_left_out";
         let mut lines = SeriesLines::default();
-        let reasons: BTreeSet<LeftOut> =
-            self.left_out.keys().map(|(_, why)| *why).chain([LeftOut::Limit, LeftOut::Name]).collect();
+        let reasons: BTreeSet<OmissionReason> =
+            self.left_out.keys().map(|(_, why)| *why).chain([OmissionReason::Limit, OmissionReason::Name]).collect();
         for why in reasons {
             let of_reason = || self.left_out.iter().filter(move |((_, reason), _)| *reason == why);
             let all: usize = of_reason().map(|(_, count)| count).sum();
@@ -183,7 +192,7 @@ impl Page {
             lines.add(name, &[("reason", why.word())], &(all - told).to_string());
         }
         let help = "Series of measured values that are not on this page, by family and reason: limit (--metrics-max-series), \
-                    name (another metric has it), twice (the measurement has the pair twice).";
+                    name (another metric has it), twice (the measurement has the pair twice), ended (the target ended some time ago).";
         gauge(name, help, &lines);
     }
 }
@@ -225,7 +234,7 @@ mod tests {
     fn lines(limit: usize, measurements: Vec<(u64, Vec<(PairInfo, Value)>)>) -> Vec<String> {
         let mut page = Page::new(limit);
         let target = TargetFigures { pid: Pid(7), points: 3, ..TargetFigures::default() };
-        page.target(target, "a \"b\"".to_owned());
+        page.target(target, "a \"b\"".to_owned(), false);
         for (id, pairs) in measurements {
             let (pairs, values) = pairs.into_iter().unzip();
             let reading = Reading { time_ns: 1, values, ended: None };
@@ -301,6 +310,26 @@ ingraftd_series_left_out{reason="twice"} 0"#;
         let lines = lines(10, vec![(1, pairs)]);
         let expected = r#"ingraftd_target_inexact_pairs{pid="7",process="a \"b\"",reason="taken_out"} 1"#;
         assert!(lines.iter().any(|line| line == expected), "{lines:#?}");
+    }
+
+    #[test]
+    fn targets_that_ended_long_ago_make_room() {
+        let mut page = Page::new(1);
+        for (pid, is_over) in [(7, true), (8, false)] {
+            let target = TargetFigures { pid: Pid(pid), ended: is_over, ..TargetFigures::default() };
+            page.target(target, String::new(), is_over);
+            let reading = Reading { time_ns: 1, values: vec![Value::from(5)], ended: None };
+            let pairs = Arc::new(vec![pair("calls", "calls", "")]);
+            page.measurement(&KeptValues { id: MeasurementId(1), pairs, reading });
+        }
+        let text = page.text();
+        for line in [
+            r#"ingraft_calls_total{measurement="1",pid="8"} 5"#,
+            r#"ingraftd_series_left_out{reason="ended",family="ingraft_calls_total"} 1"#,
+            r#"ingraftd_target_up{pid="7"} 0"#,
+        ] {
+            assert!(text.contains(&format!("\n{line}\n")), "{line}: {text}");
+        }
     }
 
     #[test]

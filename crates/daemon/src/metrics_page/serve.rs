@@ -45,6 +45,8 @@ const PAGES: usize = 4;
 const PAGE_WAIT: Duration = Duration::from_secs(5);
 /// Longest time to wait for targets that are being changed, in all. Prometheus waits for a page for ten seconds by default.
 const BUSY_WAIT: Duration = Duration::from_secs(2);
+/// Time for which pages have the last values of a target that has ended, from the first page after its end on.
+const LAST_VALUES: Duration = Duration::from_secs(300);
 /// Maximum size of the head of a request, and of the part of an answer that waits in the connection.
 const BUFFER_BYTES: usize = 16 << 10;
 /// Maximum number of header fields of a request.
@@ -52,13 +54,22 @@ const HEADERS: usize = 64;
 /// Length of the parts in which a page is given to the connection.
 const PART_BYTES: usize = 64 << 10;
 
-/// What a client must show.
+/// Proof that a client must show.
 #[derive(Clone, Debug)]
 pub enum MetricsAccess {
     /// The token of the daemon.
     Token(TokenCell),
     /// Nothing: every client that can connect reads the page.
     Open,
+}
+
+/// A target that was on an earlier page.
+#[derive(Clone, Debug)]
+struct KnownTarget {
+    /// Name of the process on the first page with the target. A process may change its name, but the labels of a series stay.
+    name: String,
+    /// Time of the first page after the target's end.
+    over: Option<Instant>,
 }
 
 /// The listener's state.
@@ -71,9 +82,8 @@ pub struct MetricsServer {
     limit: usize,
     began: SystemTime,
     pages: Arc<Semaphore>,
-    /// Names of the targets as they were when the page first had them, by pid and time of the first insertion. A process may change its
-    /// name, but the labels of a series stay.
-    names: Mutex<HashMap<(Pid, u64), String>>,
+    /// The targets of the latest page, by pid and time of the first insertion.
+    known: Mutex<HashMap<(Pid, u64), KnownTarget>>,
     failed: Seldom,
 }
 
@@ -94,7 +104,7 @@ impl MetricsServer {
             limit,
             began: SystemTime::now(),
             pages: Arc::new(Semaphore::new(PAGES)),
-            names: Mutex::default(),
+            known: Mutex::default(),
             failed: Seldom::default(),
         })
     }
@@ -218,7 +228,7 @@ impl MetricsServer {
         }
     }
 
-    /// Checks what the client shows. Fails with the status and the lines of the answer.
+    /// Checks the proof of a client. Fails with the status and the lines of the answer.
     fn permit(&self, head: &HeaderMap, origin: &Origin, seat: &Seat) -> Result<(), (StatusCode, String)> {
         match &self.access {
             MetricsAccess::Open if names_loopback(head) => Ok(()),
@@ -248,33 +258,39 @@ impl MetricsServer {
         let mut seen = HashMap::new();
         engine.survey(BUSY_WAIT, &mut |part| match part {
             SurveyPart::Target(figures) => {
-                let name = self.name(&figures);
-                seen.insert((figures.pid, figures.since_ns), name.clone());
-                page.target(figures, name);
+                let known = self.know(&figures);
+                let is_over = known.over.is_some_and(|over| over.elapsed() > LAST_VALUES);
+                page.target(figures.clone(), known.name.clone(), is_over);
+                seen.insert((figures.pid, figures.since_ns), known);
             }
             SurveyPart::Kept(values) => page.measurement(&values),
             SurveyPart::Unread(_) => page.health.unread += 1,
             SurveyPart::Busy(pid) => {
                 // The name is needed when the target can be read again.
-                let known = self.names().iter().filter(|((of, _), _)| *of == pid).map(|(k, v)| (*k, v.clone())).next();
-                seen.extend(known);
+                let known = self.known();
+                seen.extend(known.iter().filter(|((of, _), _)| *of == pid).map(|(key, known)| (*key, known.clone())));
                 page.health.busy += 1;
             }
         });
-        *self.names() = seen;
+        *self.known() = seen;
         page.health.read_time = began.elapsed();
         page.health.began = Some(self.began);
         page.health.refusals = self.table.refusals();
         page.text()
     }
 
-    fn names(&self) -> MutexGuard<'_, HashMap<(Pid, u64), String>> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    fn known(&self) -> MutexGuard<'_, HashMap<(Pid, u64), KnownTarget>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn name(&self, TargetFigures { pid, since_ns, .. }: &TargetFigures) -> String {
-        let known = self.names().get(&(*pid, *since_ns)).cloned();
-        known.unwrap_or_else(|| audit::name(*pid))
+    /// Returns the record of a target, with its end if it has ended.
+    fn know(&self, TargetFigures { pid, since_ns, ended, .. }: &TargetFigures) -> KnownTarget {
+        let known = self.known().get(&(*pid, *since_ns)).cloned();
+        let mut known = known.unwrap_or_else(|| KnownTarget { name: audit::name(*pid), over: None });
+        if *ended {
+            known.over.get_or_insert_with(Instant::now);
+        }
+        known
     }
 }
 
