@@ -381,7 +381,66 @@ impl http_body::Body for PageBody {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
+    use crate::core::ServingProgram;
+    use crate::quota::Quotas;
+
+    fn server(directory: &std::path::Path) -> Arc<MetricsServer> {
+        let config = ingraft_engine::Config {
+            state_dir: directory.to_owned(),
+            program: "ingraftd".into(),
+            max_overhead: 1.0,
+            clock: ingraft_engine::ClockChoice::Auto,
+        };
+        let core = Core::new(Engine::start(config).unwrap(), ServingProgram::Daemon);
+        let table = ResourceTable::new(Quotas::default(), 1 << 20);
+        MetricsServer::new(core, table, MetricsAccess::Open, None, 10)
+    }
+
+    const ORIGIN: Origin = Origin::Address(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1), None);
+    const REQUEST: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
+
+    /// A client that reads nothing keeps the page in the daemon.
+    #[tokio::test]
+    async fn a_client_that_does_not_read_is_disconnected() {
+        let directory = tempfile::tempdir().unwrap();
+        let server = server(directory.path());
+        let (mut ours, theirs) = tokio::io::duplex(64);
+        let seat = server.admit(ORIGIN).unwrap();
+        let served = tokio::spawn(Arc::clone(&server).serve(theirs, ORIGIN, seat));
+        ours.write_all(REQUEST).await.unwrap();
+        tokio::time::timeout(ANSWER_TIME + REQUEST_TIME, served).await.expect("it ends").unwrap();
+        let mut rest = Vec::new();
+        ours.read_to_end(&mut rest).await.unwrap();
+        assert!(rest.len() <= 64, "{}", rest.len());
+        assert_eq!(server.pages.available_permits(), PAGES);
+    }
+
+    #[tokio::test]
+    async fn few_pages_are_made_at_a_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let server = server(directory.path());
+        let taken = Arc::clone(&server.pages).acquire_many_owned(u32::try_from(PAGES).unwrap()).await.unwrap();
+        let (mut ours, theirs) = tokio::io::duplex(1 << 16);
+        let seat = server.admit(ORIGIN).unwrap();
+        let served = tokio::spawn(Arc::clone(&server).serve(theirs, ORIGIN, seat));
+        ours.write_all(REQUEST).await.unwrap();
+        let mut answer = [0; 1 << 10];
+        let length = ours.read(&mut answer).await.unwrap();
+        let text = String::from_utf8_lossy(&answer[..length]).to_lowercase();
+        assert!(text.starts_with("http/1.1 503 ") && text.contains("retry-after: 1"), "{text}");
+        drop(taken);
+        // The same connection is served once there is room.
+        ours.write_all(REQUEST).await.unwrap();
+        let length = ours.read(&mut answer).await.unwrap();
+        assert!(answer[..length].starts_with(b"HTTP/1.1 200 "));
+        drop(ours);
+        served.await.unwrap();
+    }
 
     #[test]
     fn only_the_loopback_is_named() {

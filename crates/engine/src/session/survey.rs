@@ -56,3 +56,48 @@ impl Session {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ingraft_model::Pid;
+    use ingraft_process::Target;
+
+    use super::*;
+    use crate::api::ClockChoice;
+    use crate::kinds;
+    use crate::program::images::ImageStore;
+    use crate::session::Context;
+    use crate::state_dir::StateDir;
+
+    #[test]
+    fn a_target_that_is_being_changed_does_not_delay_the_reader() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().expect("start a program");
+        let pid = Pid(i32::try_from(child.id()).expect("a process id"));
+        let state = StateDir::open(directory.path()).expect("a state directory");
+        let context = Context {
+            images: Arc::new(ImageStore::new(state.clone())),
+            state,
+            program: "ingraftd".to_owned(),
+            max_overhead: 1.0,
+            clock: ClockChoice::Auto,
+            kind: kinds::new,
+        };
+        let session = Session::open(context, Arc::new(Target::open(pid).expect("a target"))).expect("a session");
+        let parts = |wait| {
+            let mut parts = Vec::new();
+            session.survey(Instant::now() + wait, &mut |part| parts.push(part));
+            parts
+        };
+        let changing = session.control();
+        let busy = std::thread::scope(|scope| scope.spawn(|| parts(LOOK)).join().expect("it ends"));
+        assert!(matches!(busy.as_slice(), [SurveyPart::Busy(of)] if *of == pid), "{busy:?}");
+        drop(changing);
+        let known = parts(Duration::ZERO);
+        let [SurveyPart::Target(figures)] = known.as_slice() else { panic!("{known:?}") };
+        assert_eq!(*figures, TargetFigures { pid, ..TargetFigures::default() });
+        child.kill().expect("end the program");
+        child.wait().expect("wait for the program");
+        assert!(matches!(parts(Duration::ZERO).as_slice(), [SurveyPart::Target(figures)] if figures.ended));
+    }
+}
