@@ -13,11 +13,16 @@ use super::values;
 /// Largest number of families whose left-out series are told one by one.
 const TOLD: usize = 100;
 
+/// Length of the page in bytes for each series that it may have. Few names are so long.
+const SERIES_BYTES: usize = 1 << 10;
+
 /// Reason why series are not on the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum OmissionReason {
     /// The page has as many series as it may have.
     Limit,
+    /// The page is as long as it may be.
+    Size,
     /// Another metric has the name, or the name with another type or unit.
     Name,
     /// The measurement has the pair twice.
@@ -30,6 +35,7 @@ impl OmissionReason {
     fn word(self) -> &'static str {
         match self {
             OmissionReason::Limit => "limit",
+            OmissionReason::Size => "size",
             OmissionReason::Name => "name",
             OmissionReason::Twice => "twice",
             OmissionReason::Ended => "ended",
@@ -55,6 +61,8 @@ pub struct Page {
     /// Names of series, each with the name of the family that has it.
     taken: BTreeMap<String, String>,
     served: usize,
+    /// Length of the families in bytes.
+    bytes: usize,
     left_out: BTreeMap<(String, OmissionReason), usize>,
     targets: Vec<(TargetFigures, String)>,
     /// Whether the values of the latest target are left out.
@@ -71,6 +79,7 @@ impl Page {
             families: BTreeMap::new(),
             taken: BTreeMap::new(),
             served: 0,
+            bytes: 0,
             left_out: BTreeMap::new(),
             targets: Vec::new(),
             is_over: false,
@@ -117,10 +126,13 @@ impl Page {
             let help = format!("Sum of the keys of {} that have no series of their own.", name.name);
             wanted.push((name.others(), help, others));
         }
+        let long = wanted.iter().any(|(.., lines)| lines.is_too_long());
+        let bytes: usize = wanted.iter().map(|(_, help, lines)| help.len() + lines.text.len()).sum();
         let why = match () {
             () if self.is_over => Some(OmissionReason::Ended),
             () if twice => Some(OmissionReason::Twice),
             () if self.served + count > self.limit => Some(OmissionReason::Limit),
+            () if long || self.bytes + bytes > self.limit.saturating_mul(SERIES_BYTES) => Some(OmissionReason::Size),
             () if !wanted.iter().all(|(name, ..)| self.has_room(name, &info.pair.metric)) => Some(OmissionReason::Name),
             () => None,
         };
@@ -129,6 +141,7 @@ impl Page {
             return;
         }
         self.served += count;
+        self.bytes += bytes;
         for (name, help, lines) in wanted {
             self.add(name, &info.pair.metric, help, &lines);
         }
@@ -192,7 +205,7 @@ impl Page {
             lines.add(name, &[("reason", why.word())], &(all - told).to_string());
         }
         let help = "Series of measured values that are not on this page, by family and reason: limit (--metrics-max-series), \
-                    name (another metric has it), twice (the measurement has the pair twice), ended (the target ended some time ago).";
+                    size (the page would have more than 1 KiB for each series of the limit), name (another metric has it), twice (the measurement has the pair twice), ended (the target ended some time ago).";
         gauge(name, help, &lines);
     }
 }
@@ -310,6 +323,15 @@ ingraftd_series_left_out{reason="twice"} 0"#;
         let lines = lines(10, vec![(1, pairs)]);
         let expected = r#"ingraftd_target_inexact_pairs{pid="7",process="a \"b\"",reason="taken_out"} 1"#;
         assert!(lines.iter().any(|line| line == expected), "{lines:#?}");
+    }
+
+    #[test]
+    fn long_names_do_not_make_a_long_page() {
+        let named = |length| pair("calls", "calls", &format!("/Code/m/{}", "f".repeat(length)));
+        let pairs = vec![(named(3 * SERIES_BYTES), Value::from(1)), (named(9), Value::from(2))];
+        let lines = lines(2, vec![(1, pairs)]);
+        let expected = r#"ingraftd_series_left_out{reason="size",family="ingraft_calls_total"} 1"#;
+        assert!(lines[0].ends_with("fffffffff\"} 2") && lines.iter().any(|line| line == expected), "{lines:#?}");
     }
 
     #[test]

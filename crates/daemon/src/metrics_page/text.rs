@@ -7,6 +7,10 @@ use super::names::FamilyType;
 /// Media type of the page.
 pub const MEDIA_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
+/// Length of the lines of one pair beyond which further series are only counted. Names of functions may be long, and a pair may have a
+/// thousand series with such a name.
+pub const PAIR_BYTES: usize = 4 << 20;
+
 /// Labels of a series: names with their values.
 pub type Labels<'a> = &'a [(&'static str, &'a str)];
 
@@ -15,13 +19,17 @@ pub type Labels<'a> = &'a [(&'static str, &'a str)];
 pub struct SeriesLines {
     /// The lines.
     pub text: String,
-    /// Number of series, which is the number of lines.
+    /// Number of series, which is the number of lines unless these are too long.
     pub count: usize,
 }
 
 impl SeriesLines {
     /// Adds a series with a value in decimal. Labels without a text are left out, as the format takes both for the same.
     pub fn add(&mut self, name: &str, labels: Labels<'_>, value: &str) {
+        self.count += 1;
+        if self.is_too_long() {
+            return;
+        }
         self.text += name;
         let mut separator = '{';
         for (label, text) in labels.iter().filter(|(_, text)| !text.is_empty()) {
@@ -38,7 +46,11 @@ impl SeriesLines {
         self.text.push(' ');
         self.text += value;
         self.text.push('\n');
-        self.count += 1;
+    }
+
+    /// Returns whether series may be missing in the text.
+    pub fn is_too_long(&self) -> bool {
+        self.text.len() > PAIR_BYTES
     }
 
     /// Adds further lines.
@@ -101,6 +113,16 @@ mod tests {
         let mut text = String::new();
         head("m_total", FamilyType::Counter, "How \"often\"\nx\\y.", &mut text);
         assert_eq!(text, "# HELP m_total How \"often\"\\nx\\\\y.\n# TYPE m_total counter\n");
+    }
+
+    #[test]
+    fn long_lines_are_only_counted() {
+        let (long, mut lines) = ("x".repeat(PAIR_BYTES / 2), SeriesLines::default());
+        for count in 1..9 {
+            lines.add("m", &[("function", &long)], "1");
+            assert_eq!((lines.count, lines.is_too_long()), (count, count > 1));
+        }
+        assert!(lines.text.len() < 2 * PAIR_BYTES);
     }
 
     #[test]
