@@ -76,17 +76,21 @@ fn histogram(family: &FamilyName, labels: Labels<'_>, values: &Distribution, out
 /// Returns upper bounds (inclusive), each with the exact number of values up to it.
 ///
 /// The bounds are the last values of buckets that hold values, and of the empty space before such a bucket: without the latter, a quantile
-/// would be interpolated over that space too. A bound that lies inside of another bucket is left out, as nobody knows how many values of
-/// that bucket are below it. So is that of a last bucket with values beyond its end.
+/// would be interpolated over that space too. If a bucket of ticks of a clock begins within a nanosecond, that nanosecond is the last of one
+/// bucket and the first of the next. It is the bound of the first one, so the bound is exact to the nanosecond. A bound that lies deeper
+/// inside of another bucket is left out, as nobody knows how many values of that bucket are below it. So is that of a last bucket with
+/// values beyond its end.
 fn bounds(values: &Distribution) -> Vec<(u64, u64)> {
     let buckets = &values.buckets;
     let mut out: Vec<(u64, u64)> = Vec::new();
     let (mut below, mut end, mut next) = (0_u64, 0_u64, 0);
     while let Some(bucket) = buckets.get(next) {
-        // Overlapping buckets, which begin before the end of those before them, have one bound together.
         let mut joined = *bucket;
         next += 1;
-        while let Some(&Bucket { first, end, count }) = buckets.get(next).filter(|later| later.first < joined.end) {
+        let overlaps = |joined: &Bucket, later: &&Bucket| {
+            later.first < joined.end.saturating_sub(1) || later.first < joined.end && later.end <= joined.end
+        };
+        while let Some(&Bucket { first, end, count }) = buckets.get(next).filter(|later| overlaps(&joined, later)) {
             let end = joined.end.max(end);
             joined = Bucket { first: joined.first.min(first), end, count: joined.count.saturating_add(count) };
             next += 1;
@@ -143,6 +147,10 @@ ingraft_m_count{pid="1"} 7
     fn bounds_that_are_not_exact_are_left_out() {
         assert_eq!(bounds(&of(&[(0, 8, 1), (4, 12, 2), (12, 16, 3)], 15)), [(11, 3), (15, 6)], "overlapping");
         assert_eq!(bounds(&of(&[(0, 20, 1), (4, 12, 2)], 15)), [(19, 3)], "one inside of the other");
+        // Ticks of a clock are shorter than a nanosecond.
+        let shared = [(267, 0), (274, 6), (280, 105)];
+        assert_eq!(bounds(&of(&[(268, 275, 6), (274, 281, 99)], 280)), shared, "a shared nanosecond");
+        assert_eq!(bounds(&of(&[(4, 6, 1), (5, 6, 2), (5, 7, 4)], 6)), [(3, 0), (5, 3), (6, 7)], "of the same end");
         assert_eq!(bounds(&of(&[(0, 8, 1), (8, 16, 2)], 16)), [(7, 1)], "a value beyond the last bucket");
         assert_eq!(bounds(&of(&[(5, 6, 1)], u64::MAX)), [(4, 0)]);
     }
@@ -187,8 +195,10 @@ ingraft_m{pid="1",key="0x2"} 0
             let found = bounds(&distribution);
             prop_assert!(found.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1));
             for (last, below) in found {
-                let exact = values.iter().filter(|value| scale.apply(**value) <= last).count();
-                prop_assert_eq!(below, exact as u64, "up to {}", last);
+                let up_to = |bound| values.iter().filter(|value| scale.apply(**value) < bound).count() as u64;
+                let shared = distribution.buckets.iter().any(|b| b.first == last && b.end > last + 1);
+                prop_assert!(below <= up_to(last + 1) && below >= up_to(last), "up to {}", last);
+                prop_assert!(shared || below == up_to(last + 1), "up to {}", last);
             }
         }
     }

@@ -64,7 +64,6 @@ mod tests {
 
     use super::*;
     use crate::api::ClockChoice;
-    use crate::kinds;
     use crate::program::images::ImageStore;
     use crate::session::Context;
     use crate::state_dir::StateDir;
@@ -81,7 +80,7 @@ mod tests {
             program: "ingraftd".to_owned(),
             max_overhead: 1.0,
             clock: ClockChoice::Auto,
-            kind: kinds::new,
+            kind: |_| panic!("nothing is measured"),
         };
         let session = Session::open(context, Arc::new(Target::open(pid).expect("a target"))).expect("a session");
         let parts = |wait| {
