@@ -47,7 +47,7 @@ impl OmissionReason {
 #[derive(Debug)]
 struct MeasuredFamily {
     name: FamilyName,
-    /// Public name of the metric; `None` for the sums of other keys.
+    /// Public name of the metric.
     metric: String,
     help: String,
     lines: SeriesLines,
@@ -58,8 +58,8 @@ struct MeasuredFamily {
 pub struct Page {
     limit: usize,
     families: BTreeMap<String, MeasuredFamily>,
-    /// Names of series, each with the name of the family that has it.
-    taken: BTreeMap<String, String>,
+    /// Names of the series of all families.
+    taken: BTreeSet<String>,
     served: usize,
     /// Length of the families in bytes.
     bytes: usize,
@@ -77,7 +77,7 @@ impl Page {
         Page {
             limit,
             families: BTreeMap::new(),
-            taken: BTreeMap::new(),
+            taken: BTreeSet::new(),
             served: 0,
             bytes: 0,
             left_out: BTreeMap::new(),
@@ -151,15 +151,17 @@ impl Page {
     fn has_room(&self, name: &FamilyName, metric: &str) -> bool {
         match self.families.get(&name.name) {
             Some(family) => family.name == *name && family.metric == metric,
-            None => name.series().iter().all(|series| !self.taken.contains_key(series)),
+            None => name.series().iter().all(|series| !self.taken.contains(series)),
         }
     }
 
     fn add(&mut self, name: FamilyName, metric: &str, help: String, lines: &SeriesLines) {
-        self.taken.extend(name.series().into_iter().map(|series| (series, name.name.clone())));
-        let new =
-            || MeasuredFamily { metric: metric.to_owned(), help, lines: SeriesLines::default(), name: name.clone() };
-        self.families.entry(name.name.clone()).or_insert_with(new).lines.append(lines);
+        if let Some(family) = self.families.get_mut(&name.name) {
+            return family.lines.append(lines);
+        }
+        self.taken.extend(name.series());
+        let family = MeasuredFamily { name: name.clone(), metric: metric.to_owned(), help, lines: lines.clone() };
+        self.families.insert(name.name, family);
     }
 
     /// Returns the text of the page.

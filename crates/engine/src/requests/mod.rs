@@ -650,11 +650,18 @@ impl Engine {
         Ok(out)
     }
 
-    /// Passes the figures of each target of this engine to `visit`, in the order of their pids, each followed by the values of the
-    /// measurements that stay in the target. No target is stopped. Waits at most `wait` in all for targets that are being changed.
+    /// Passes the figures of each target of this engine to `visit`, each followed by the values of the measurements that stay in the
+    /// target. No target is stopped. Waits at most `wait` in all for targets that are being changed.
+    ///
+    /// The target with the oldest measurement comes first, so a reader with a limit does not lose what it had for something new.
     pub fn survey(&self, wait: Duration, visit: &mut dyn FnMut(SurveyPart)) {
         let deadline = Instant::now() + wait;
-        let sessions: Vec<_> = lock(&self.inner.sessions).values().cloned().collect();
+        let mut sessions: Vec<_> = lock(&self.inner.sessions).values().cloned().collect();
+        let mut oldest: FxHashMap<Pid, MeasurementId> = FxHashMap::default();
+        for (id, pid) in lock(&self.inner.measurements).iter() {
+            oldest.entry(*pid).and_modify(|known| *known = (*known).min(*id)).or_insert(*id);
+        }
+        sessions.sort_by_key(|session| oldest.get(&session.target().pid()).map_or(u64::MAX, |id| id.0));
         sessions.iter().for_each(|session| session.survey(deadline, visit));
     }
 
