@@ -55,7 +55,7 @@ fn name_of(uid: u32) -> Option<String> {
 }
 
 /// Returns the name of a process; empty if the process has ended.
-fn name(pid: Pid) -> String {
+pub fn name(pid: Pid) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/comm"))
         .map_or_else(|_| String::new(), |name| name.trim_end().to_owned())
 }

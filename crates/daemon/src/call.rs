@@ -61,6 +61,7 @@ pub async fn answer(
     origin: Origin,
     request: Request<Incoming>,
 ) -> Response<AnswerBody> {
+    let table = Arc::clone(&serving.table);
     match begin(serving, &connection, origin, request) {
         Ok(AcceptedRequest { routing, deadline, call, until }) => {
             let (turns, payer) = {
@@ -89,6 +90,7 @@ pub async fn answer(
             })
         }
         Err(failure) => {
+            table.note_refusal(&failure.reason);
             if failure.class == ErrorClass::Unauthenticated {
                 connection.refused();
             }

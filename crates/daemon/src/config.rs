@@ -1,6 +1,7 @@
 //! Configuration of the daemon. A flag takes precedence over the environment (`INGRAFTD_*`), and the environment over the TOML file.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use ingraft_engine::{ClockChoice, MAX_OVERHEAD, UnknownClock};
@@ -14,6 +15,8 @@ use crate::quota::Quotas;
 pub const LISTEN_DEFAULT: &str = "unix:/run/ingraft/ingraftd.sock";
 const SOCKET_MODE_DEFAULT: u32 = 0o600;
 const LOG_DEFAULT: &str = "info";
+/// Most series of measured values for Prometheus if none is configured.
+const MAX_SERIES: usize = 20_000;
 
 /// Flags of the command line, and the environment variables that stand for them.
 #[derive(Clone, Debug, Default, clap::Parser)]
@@ -23,6 +26,7 @@ const LOG_DEFAULT: &str = "info";
     about = "Keeps instrumentation of running processes and serves it to clients over gRPC",
     after_help = "Addresses: unix:/PATH (mode 0600), http://127.0.0.1:PORT (needs --token-file), https://HOST:PORT (needs --tls-cert, \
                   --tls-key, --client-ca). PORT 0 picks one. The daemon prints `listening on ADDRESS` for each when it is ready.\n\
+                  Metrics: http://ADDR:PORT/metrics with the token (--token-file); off the loopback https, with the TLS files too.\n\
                   SIGTERM removes all measurements that were not asked to stay and ends; SIGHUP reads file and token again."
 )]
 pub struct Flags {
@@ -83,6 +87,15 @@ pub struct Flags {
     /// Most bytes of metric definitions that are kept for everybody [default: 4194304]
     #[arg(long, value_name = "BYTES", env = "INGRAFTD_MAX_DEFINITIONS")]
     pub max_definitions: Option<usize>,
+    /// Address at which Prometheus reads all values, at /metrics; off the loopback interface with the TLS files [default: none]
+    #[arg(long, value_name = "ADDR:PORT", env = "INGRAFTD_METRICS")]
+    pub metrics: Option<String>,
+    /// Serve the metrics without a token, on the loopback interface only
+    #[arg(long, env = "INGRAFTD_METRICS_OPEN")]
+    pub metrics_open: bool,
+    /// Most series of measured values for Prometheus; what is left out is counted [default: 20000]
+    #[arg(long, value_name = "N", env = "INGRAFTD_METRICS_MAX_SERIES")]
+    pub metrics_max_series: Option<usize>,
     /// Check the configuration, say what is wrong, and end
     #[arg(long)]
     pub check_config: bool,
@@ -111,6 +124,9 @@ struct Document {
     max_user_pairs: Option<usize>,
     max_user_histories: Option<usize>,
     max_definitions: Option<usize>,
+    metrics: Option<String>,
+    metrics_open: Option<bool>,
+    metrics_max_series: Option<usize>,
 }
 
 /// The configuration of the daemon, checked.
@@ -136,6 +152,19 @@ pub struct Settings {
     pub clock: ClockChoice,
     /// Quotas of the users.
     pub quotas: Quotas,
+    /// Listener for Prometheus; `None` if there is none.
+    pub metrics: Option<MetricsSettings>,
+}
+
+/// The listener for Prometheus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MetricsSettings {
+    /// Address to listen at.
+    pub address: SocketAddr,
+    /// Whether no token is needed; only with an address of the loopback interface.
+    pub open: bool,
+    /// Most series of measured values; at least 1.
+    pub max_series: usize,
 }
 
 /// The files that TLS needs.
@@ -192,6 +221,26 @@ pub enum ConfigError {
     /// An https address is given without all three files.
     #[error("{0} needs client certificates: name the files tls-cert, tls-key and client-ca")]
     NoTls(ListenAddress),
+    /// The address for Prometheus is malformed.
+    #[error("metrics: `{0}` is no address\nwrite an IP address and a port, e.g. 127.0.0.1:9464")]
+    MetricsAddress(String),
+    /// An address for Prometheus is given without a token.
+    #[error(
+        "metrics: {0} needs a token\nname a file that holds one with token-file, or set metrics-open to let every user of this machine read \
+         the values"
+    )]
+    MetricsNoToken(SocketAddr),
+    /// An address for Prometheus outside of the loopback interface is given without all three files.
+    #[error(
+        "metrics: {0} is not on the loopback interface, so it needs TLS\nname the files tls-cert, tls-key and client-ca, or listen at \
+         127.0.0.1:PORT"
+    )]
+    MetricsNoTls(SocketAddr),
+    /// Metrics are to be open to everyone outside of the loopback interface.
+    #[error(
+        "metrics-open: {0} is not on the loopback interface, so it needs the token\nleave out metrics-open, or listen at 127.0.0.1:PORT"
+    )]
+    MetricsOpen(SocketAddr),
     /// No state directory is configured, and the user has no home directory.
     #[error("there is no home directory to keep journal and cache in: name one with state-dir")]
     NoStateDir,
@@ -246,8 +295,14 @@ impl Settings {
             user_histories: flags.max_user_histories.or(file.max_user_histories).unwrap_or(default.user_histories),
             definitions: flags.max_definitions.or(file.max_definitions).unwrap_or(default.definitions),
         };
+        let metrics = metrics(
+            flags.metrics.or(file.metrics),
+            flags.metrics_open || file.metrics_open.unwrap_or(false),
+            quota("metrics-max-series", flags.metrics_max_series, file.metrics_max_series, MAX_SERIES)?,
+        )?;
         let settings = Settings {
             quotas,
+            metrics,
             listen,
             state_dir: flags.state_dir.or(file.state_dir).or_else(state_dir).ok_or(ConfigError::NoStateDir)?,
             token: token_file.map(|path| AuthToken::read(&path)).transpose()?,
@@ -258,18 +313,26 @@ impl Settings {
             max_overhead: flags.max_overhead.or(file.max_overhead).map_or(Ok(MAX_OVERHEAD), percent)?,
             clock: flags.clock.or(file.clock).map_or(Ok(ClockChoice::Auto), |word| word.parse())?,
         };
-        for address in &settings.listen {
+        settings.check()?;
+        Ok(settings)
+    }
+
+    /// Checks that each address has what its callers are identified by.
+    fn check(&self) -> Result<(), ConfigError> {
+        for address in &self.listen {
             match address {
-                ListenAddress::Http(_) if settings.token.is_none() => {
-                    return Err(ConfigError::NoToken(address.clone()));
-                }
-                ListenAddress::Https { .. } if settings.tls.is_none() => {
-                    return Err(ConfigError::NoTls(address.clone()));
-                }
+                ListenAddress::Http(_) if self.token.is_none() => return Err(ConfigError::NoToken(address.clone())),
+                ListenAddress::Https { .. } if self.tls.is_none() => return Err(ConfigError::NoTls(address.clone())),
                 ListenAddress::Unix(_) | ListenAddress::Http(_) | ListenAddress::Https { .. } => {}
             }
         }
-        Ok(settings)
+        let Some(MetricsSettings { address, open, .. }) = self.metrics else { return Ok(()) };
+        match (address.ip().is_loopback(), open) {
+            (false, _) if self.tls.is_none() => Err(ConfigError::MetricsNoTls(address)),
+            (false, true) => Err(ConfigError::MetricsOpen(address)),
+            (_, false) if self.token.is_none() => Err(ConfigError::MetricsNoToken(address)),
+            (true | false, _) => Ok(()),
+        }
     }
 
     /// Returns the keys whose change takes effect only after a restart.
@@ -283,6 +346,7 @@ impl Settings {
             ("clock", self.clock != new.clock),
             ("max-connections and other quotas", self.quotas != new.quotas),
             ("tls-cert, tls-key, client-ca", self.tls != new.tls),
+            ("metrics, metrics-open, metrics-max-series", self.metrics != new.metrics),
         ];
         changed.iter().filter(|(_, changed)| *changed).map(|(word, _)| *word).collect()
     }
@@ -292,6 +356,14 @@ fn read(path: &Path) -> Result<Document, ConfigError> {
     let text =
         std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable { path: path.to_owned(), source })?;
     toml::from_str(&text).map_err(|source| ConfigError::Malformed { path: path.to_owned(), source: Box::new(source) })
+}
+
+/// Reads the settings of the listener for Prometheus; `None` without an address.
+fn metrics(address: Option<String>, open: bool, max_series: usize) -> Result<Option<MetricsSettings>, ConfigError> {
+    let Some(text) = address else { return Ok(None) };
+    let numeric = text.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
+    let address = numeric.as_deref().unwrap_or(&text).parse().map_err(|_| ConfigError::MetricsAddress(text.clone()))?;
+    Ok(Some(MetricsSettings { address, open, max_series }))
 }
 
 fn percent(percent: f64) -> Result<f64, ConfigError> {
@@ -365,6 +437,23 @@ mod tests {
     }
 
     #[test]
+    fn metrics_are_off_unless_an_address_is_given() {
+        assert_eq!(resolve(&["--metrics-open"], "metrics-max-series = 7").unwrap().metrics, None);
+        let metrics = |flags: &[&str], file| {
+            let MetricsSettings { address, open, max_series } =
+                resolve(flags, file).unwrap().metrics.expect("an address");
+            (address.to_string(), open, max_series)
+        };
+        let file = "metrics = 'localhost:9464'\nmetrics-open = true\nmetrics-max-series = 7";
+        assert_eq!(metrics(&[], file), ("127.0.0.1:9464".into(), true, 7));
+        let flags = ["--metrics=[::1]:0", "--metrics-open"];
+        assert_eq!(metrics(&flags, ""), ("[::1]:0".into(), true, 20_000));
+        let old = resolve(&flags, "").unwrap();
+        let changed = old.needs_restart(&resolve(&["--metrics=[::1]:1", "--metrics-open"], "").unwrap());
+        assert_eq!(changed, ["metrics, metrics-open, metrics-max-series"]);
+    }
+
+    #[test]
     fn mistakes_are_named() {
         for (flags, file, expected) in [
             (&[][..], "lisen = []", "unknown field `lisen`"),
@@ -377,6 +466,24 @@ mod tests {
             (&[], "clock = 'hpet'", "clock: `hpet` is no clock"),
             (&["--max-user-calls=0"], "", "max-user-calls: 0 is no quota"),
             (&[], "max-user-pairs = -1", "invalid value: integer `-1`"),
+            (&["--metrics=host:1"], "", "metrics: `host:1` is no address\nwrite an IP address and a port"),
+            (&["--metrics=127.0.0.1:0"], "", "metrics: 127.0.0.1:0 needs a token\nname a file"),
+            (
+                &["--metrics=[::]:9464"],
+                "",
+                "metrics: [::]:9464 is not on the loopback interface, so it needs TLS\nname",
+            ),
+            (
+                &["--metrics=10.0.0.1:1", "--tls-cert=c", "--tls-key=k", "--client-ca=a", "--metrics-open"],
+                "",
+                "metrics-open: 10.0.0.1:1 is not on the loopback interface, so it needs the token\nleave out",
+            ),
+            (
+                &["--metrics=10.0.0.1:1", "--tls-cert=c", "--tls-key=k", "--client-ca=a"],
+                "",
+                "metrics: 10.0.0.1:1 needs a token",
+            ),
+            (&["--metrics-max-series=0"], "", "metrics-max-series: 0 is no quota"),
             (&["--token-file=/no/such"], "", "cannot read the token file /no/such"),
         ] {
             let error = resolve(flags, file).unwrap_err();

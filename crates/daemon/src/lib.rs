@@ -20,6 +20,7 @@ pub mod joining;
 pub mod keeper;
 pub mod lease;
 pub mod listen;
+pub mod metrics_page;
 pub mod neighbour;
 pub mod quota;
 pub mod reception;

@@ -1,10 +1,9 @@
 //! Reception of a listener's connections: admission, TLS if the listener uses it, and then HTTP/2.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use ingraft_wire::ProtocolFailure;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsAcceptor;
 
 use crate::auth::Origin;
@@ -13,12 +12,6 @@ use crate::connection::{self, Connection};
 use crate::quota::{Admission, Seat};
 use crate::seldom::Seldom;
 use crate::tls;
-
-/// Longest duration of a TLS handshake.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-
-/// Time for a client to read the reason why its handshake has failed.
-const LINGER: Duration = Duration::from_secs(1);
 
 /// State that all connections of a listener share.
 pub struct Reception {
@@ -66,29 +59,19 @@ impl Reception {
         };
         let mut closing = self.serving.closing.clone();
         let shaken = tokio::select! {
-            shaken = tokio::time::timeout(HANDSHAKE, acceptor.accept(io).into_fallible()) => shaken,
+            shaken = tls::handshake(acceptor, io) => shaken,
             () = seat.evicted() => return,
             () = closing.wait() => return,
         };
         let why = match shaken {
-            Ok(Ok(io)) => {
+            Ok(io) => {
                 if let Some(holder) = tls::holder(io.get_ref().1) {
                     seat.proven(holder);
                 }
                 let connection = Connection::new(seat, turned_away);
                 return connection::serve(io, connection, origin, self.serving.clone()).await;
             }
-            Ok(Err((e, mut io))) => {
-                // The TLS alert has the reason. If the socket were closed with unread bytes, the client could lose the alert.
-                let linger = async {
-                    let mut rest = [0; 1024];
-                    let _ = io.shutdown().await;
-                    while io.read(&mut rest).await.is_ok_and(|n| n > 0) {}
-                };
-                drop(tokio::time::timeout(LINGER, linger).await);
-                e.to_string()
-            }
-            Err(_) => format!("it took longer than {} s", HANDSHAKE.as_secs()),
+            Err(why) => why,
         };
         self.failed.log(|left_out| {
             tracing::warn!(%origin, left_out, "a TLS handshake has failed: {why}");

@@ -1,6 +1,7 @@
 //! The daemon from start to end: log, engine, addresses, signals.
 
 use std::io::{self, IsTerminal, Write};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,9 +22,10 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::auth::{ListenerAuth, TokenCell};
 use crate::call::Serving;
-use crate::config::{ConfigError, Flags, Settings};
+use crate::config::{ConfigError, Flags, MetricsSettings, Settings};
 use crate::core::{Core, ServingProgram};
 use crate::listen::{Accept, ListenAddress, ListenError, UnixSocket, accept};
+use crate::metrics_page::{MetricsAccess, MetricsServer};
 use crate::quota::ResourceTable;
 use crate::reception::Reception;
 use crate::rpc;
@@ -44,6 +46,8 @@ enum StartError {
     Listen(#[from] ListenError),
     #[error("cannot listen at {0}: {1}")]
     Tcp(ListenAddress, io::Error),
+    #[error("cannot listen at {0} for metrics: {1}")]
+    Metrics(SocketAddr, io::Error),
     #[error(transparent)]
     State(#[from] StateError),
     #[error(transparent)]
@@ -64,6 +68,7 @@ impl StartError {
             StartError::Engine(_)
             | StartError::Listen(_)
             | StartError::Tcp(..)
+            | StartError::Metrics(..)
             | StartError::State(_)
             | StartError::Tls(_)
             | StartError::Reflection(_)
@@ -169,6 +174,10 @@ async fn serve(
     let mut lines = String::new();
     for address in &settings.listen {
         let address = servers.open(address).await?;
+        lines += &format!("listening on {address}\n");
+    }
+    if let Some(metrics) = &settings.metrics {
+        let address = servers.open_metrics(metrics).await?;
         lines += &format!("listening on {address}\n");
     }
     let mut tasks = servers.tasks;
@@ -294,13 +303,42 @@ impl Servers<'_> {
             }
             ListenAddress::Https { host, port } => {
                 let files = self.settings.tls.as_ref().ok_or_else(|| ConfigError::NoTls(address.clone()))?;
-                let tls = tls::acceptor(files)?;
+                let tls = tls::acceptor(files, "h2")?;
                 let listener = TcpListener::bind(format!("{host}:{port}")).await.map_err(failed)?;
                 let port = listener.local_addr()?.port();
                 self.serve(Some(tls), ListenerAuth::Certificate, listener, None);
                 Ok(ListenAddress::Https { host: host.clone(), port })
             }
         }
+    }
+
+    /// Listens for readers of the metrics, and returns the address of the page with the actual port.
+    async fn open_metrics(&mut self, metrics: &MetricsSettings) -> Result<String, StartError> {
+        let MetricsSettings { address, open, max_series } = *metrics;
+        let token = || self.token.ok_or(ConfigError::MetricsNoToken(address)).cloned();
+        let access = if open { MetricsAccess::Open } else { MetricsAccess::Token(token()?) };
+        let tls = match &self.settings.tls {
+            _ if address.ip().is_loopback() => None,
+            Some(files) => Some(tls::acceptor(files, "http/1.1")?),
+            None => return Err(ConfigError::MetricsNoTls(address).into()),
+        };
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let listener = TcpListener::bind(address).await.map_err(|e| StartError::Metrics(address, e))?;
+        let bound = listener.local_addr()?;
+        let server = MetricsServer::new(self.core.clone(), Arc::clone(&self.table), access, tls, max_series);
+        let closing = self.core.closing();
+        self.tasks.spawn(async move {
+            let mut open = JoinSet::new();
+            accept(listener, closing, |io, origin| {
+                while open.try_join_next().is_some() {}
+                if let Some(seat) = server.admit(origin) {
+                    open.spawn(Arc::clone(&server).serve(io, origin, seat));
+                }
+            })
+            .await;
+            while open.join_next().await.is_some() {}
+        });
+        Ok(format!("{scheme}://{bound}/metrics"))
     }
 
     fn serve<A: Accept>(

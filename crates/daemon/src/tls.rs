@@ -3,12 +3,15 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, pem};
 use tokio_rustls::rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use tokio_rustls::rustls::{self, RootCertStore, ServerConfig, ServerConnection};
+use tokio_rustls::server::TlsStream;
 
 use crate::config::TlsFiles;
 use crate::quota::QuotaHolder;
@@ -30,9 +33,36 @@ pub enum TlsError {
     Identity(#[from] rustls::Error),
 }
 
-/// Returns the acceptor of connections. In the handshake, it refuses clients without a certificate that an authority in `client-ca` has
+/// Longest duration of a TLS handshake.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// Time for a client to read the reason why its handshake has failed.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// Makes the handshake of a connection. Fails with the reason.
+pub async fn handshake<Io>(acceptor: &TlsAcceptor, io: Io) -> Result<TlsStream<Io>, String>
+where
+    Io: AsyncRead + AsyncWrite + Unpin,
+{
+    match tokio::time::timeout(HANDSHAKE, acceptor.accept(io).into_fallible()).await {
+        Ok(Ok(io)) => Ok(io),
+        Ok(Err((e, mut io))) => {
+            // The TLS alert has the reason. If the socket were closed with unread bytes, the client could lose the alert.
+            let linger = async {
+                let mut rest = [0; 1024];
+                let _ = io.shutdown().await;
+                while io.read(&mut rest).await.is_ok_and(|n| n > 0) {}
+            };
+            drop(tokio::time::timeout(LINGER, linger).await);
+            Err(e.to_string())
+        }
+        Err(_) => Err(format!("it took longer than {} s", HANDSHAKE.as_secs())),
+    }
+}
+
+/// Returns the acceptor of connections, which offers one protocol (`h2`, `http/1.1`) to clients that ask for one. In the handshake, it refuses clients without a certificate that an authority in `client-ca` has
 /// signed.
-pub fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, TlsError> {
+pub fn acceptor(files: &TlsFiles, protocol: &str) -> Result<TlsAcceptor, TlsError> {
     let read = |path: &PathBuf| std::fs::read(path).map_err(|e| TlsError::File(path.clone(), e));
     let certificates = |path: &PathBuf| -> Result<Vec<CertificateDer<'static>>, TlsError> {
         let bytes = read(path)?;
@@ -54,7 +84,7 @@ pub fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, TlsError> {
         .with_safe_default_protocol_versions()?
         .with_client_cert_verifier(verifier)
         .with_single_cert(certificates(&files.cert)?, key)?;
-    config.alpn_protocols.push(b"h2".to_vec());
+    config.alpn_protocols.push(protocol.as_bytes().to_vec());
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 

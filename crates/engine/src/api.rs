@@ -2,8 +2,11 @@
 //! the party that a request comes from.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 pub use ingraft_api::*;
+use ingraft_model::Pid;
 use ingraft_process::Rights;
 pub use ingraft_process::{ClockChoice, UnknownClock, inherited};
 
@@ -18,6 +21,55 @@ pub struct Config {
     pub max_overhead: f64,
     /// Clock of timers.
     pub clock: ClockChoice,
+}
+
+/// A part of the answer to [`Engine::survey`](crate::Engine::survey).
+#[derive(Debug)]
+pub enum SurveyPart {
+    /// The figures of a target, before those of its measurements.
+    Target(TargetFigures),
+    /// A measurement that stays in the target, with its values.
+    Kept(KeptValues),
+    /// A measurement whose values could not be read.
+    Unread(MeasurementId),
+    /// A target that is changed at present, so that neither its figures nor its values are known.
+    Busy(Pid),
+}
+
+/// Figures of a target that the engine has opened.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TargetFigures {
+    /// The target.
+    pub pid: Pid,
+    /// Whether the target has ended. Its last values stay readable.
+    pub ended: bool,
+    /// Unix time in nanoseconds of the first insertion; 0 if there is no code in the target.
+    pub since_ns: u64,
+    /// Number of woven points.
+    pub points: u32,
+    /// Length of the code in the target's arenas in bytes.
+    pub code_bytes: u64,
+    /// Costs of the code; `None` if they are not known, because another engine wove the code, or if there is no code.
+    pub costs: Option<Costs>,
+    /// Total time for which this engine has held threads of the target.
+    pub held: Duration,
+    /// The longest time for which this engine has held threads of the target without a break.
+    pub longest_hold: Duration,
+    /// Number of measurements.
+    pub measurements: usize,
+    /// Number of measurements that stay without a client.
+    pub kept: usize,
+}
+
+/// The values of a measurement that stays without a client.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KeptValues {
+    /// The measurement.
+    pub id: MeasurementId,
+    /// The pairs.
+    pub pairs: Arc<Vec<PairInfo>>,
+    /// Values of the pairs, in their order.
+    pub reading: Reading,
 }
 
 /// Limit of the cost of a measurement if none is configured, in percent of one processor.

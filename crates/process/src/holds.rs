@@ -20,7 +20,10 @@ pub(crate) struct Hold {
 #[derive(Debug, Default)]
 pub(crate) struct HoldRecord {
     pub(crate) total: Duration,
+    /// The longest hold since it was last asked for.
     pub(crate) longest: HoldTime,
+    /// The longest hold of all.
+    pub(crate) record: Duration,
     /// The latest hold, merged with holds shortly before it: its length so far, and its end.
     pub(crate) last: Option<(HoldTime, Instant)>,
     /// Longest time for which one hold may last; `None` if there is no bound.
@@ -38,6 +41,7 @@ impl HoldRecord {
             _ => HoldTime { held, waited },
         };
         self.total += held;
+        self.record = self.record.max(piece.held);
         if piece.held > self.longest.held {
             self.longest = piece;
         }
@@ -59,6 +63,9 @@ mod tests {
         }
         let us = Duration::from_micros;
         assert_eq!(holds.longest, HoldTime { held: us(400), waited: us(100) });
-        assert_eq!(holds.total, Duration::from_micros(750));
+        assert_eq!((holds.total, holds.record), (us(750), us(400)));
+        holds.longest = HoldTime::default();
+        holds.note(Hold { began: at(2_000), ended: at(2_010), waited: Duration::ZERO });
+        assert_eq!((holds.longest.held, holds.record), (us(10), us(400)));
     }
 }

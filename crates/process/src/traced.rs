@@ -53,6 +53,12 @@ impl Target {
         HoldBound { target: self, before: std::mem::replace(&mut lock(&self.holds).bound, bound) }
     }
 
+    /// The longest time for which threads were held without a break, as [`Target::take_longest_hold`] measures it, over the whole life of
+    /// this value.
+    pub fn longest_hold(&self) -> Duration {
+        lock(&self.holds).record
+    }
+
     /// Total time for which threads were held.
     pub fn time_held(&self) -> Duration {
         lock(&self.holds).total

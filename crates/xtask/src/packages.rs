@@ -34,6 +34,8 @@ const NEEDED: &[(&str, &str)] = &[
     ("setpriv", "util-linux"),
     ("mmdebstrap", "mmdebstrap"),
     ("man", "man-db"),
+    ("curl", "curl"),
+    ("prometheus", "prometheus"),
     ("lintian", "lintian"),
     ("node", "nodejs"),
     ("/usr/bin/python3.11", "python3"),

@@ -12,6 +12,7 @@ mod handlers;
 mod hostile;
 mod life;
 mod profiles;
+mod prometheus;
 mod reading;
 mod returns;
 mod shared_points;

@@ -27,7 +27,8 @@ impl Daemon {
     pub fn start<S: AsRef<OsStr>>(program: &Path, directory: &Path, arguments: impl IntoIterator<Item = S>) -> Daemon {
         let arguments: Vec<S> = arguments.into_iter().collect();
         let own = ["--listen".into(), format!("unix:{}/socket", directory.display())];
-        let listens = 1 + arguments.iter().filter(|argument| argument.as_ref() == "--listen").count();
+        let is_address = |argument: &&S| argument.as_ref() == "--listen" || argument.as_ref() == "--metrics";
+        let listens = 1 + arguments.iter().filter(is_address).count();
         let mut child = Command::new(program)
             .args(own)
             .args(&arguments)

@@ -190,6 +190,8 @@ pub struct ResourceTable {
     state: Mutex<QuotaState>,
     requests: Mutex<Pool>,
     answers: Mutex<Pool>,
+    /// Number of refused requests by reason.
+    refusals: Mutex<BTreeMap<String, u64>>,
 }
 
 /// Decision about a new connection.
@@ -214,12 +216,24 @@ impl ResourceTable {
             state: Mutex::default(),
             requests: Mutex::new(Pool::new(REQUESTS)),
             answers: Mutex::new(Pool::new(ANSWERS)),
+            refusals: Mutex::default(),
         })
     }
 
     /// Returns the quotas in force.
     pub fn quotas(&self) -> &Quotas {
         &self.quotas
+    }
+
+    /// Counts a request that was refused for this reason.
+    pub fn note_refusal(&self, reason: &str) {
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        *refusals.entry(reason.to_owned()).or_default() += 1;
+    }
+
+    /// Returns the numbers of refused requests by reason.
+    pub fn refusals(&self) -> BTreeMap<String, u64> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn state(&self) -> MutexGuard<'_, QuotaState> {

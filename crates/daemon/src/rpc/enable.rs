@@ -59,6 +59,9 @@ impl PendingInsertion {
     /// Converts a failure to the status that refuses the insertion, and writes the refusal to the audit log.
     pub fn refuse(&self, failure: impl Into<ProtocolFailure>) -> Status {
         let failure = failure.into();
+        if let Some(client) = &self.client {
+            client.table.note_refusal(&failure.reason);
+        }
         if let Some(asked) = &self.asked {
             asked.refused(&failure);
         }

@@ -141,7 +141,15 @@ impl Engine {
     /// Takes over the measurements that a dead engine was asked to keep in a target, and removes the rest. The session is not registered
     /// yet.
     fn adopt(&self, target: &Arc<Target>) -> Result<Option<Arc<Session>>, Error> {
-        let library = self.library_with(&[])?;
+        let known = self.library_with(&[])?;
+        let library = |definitions: &[(String, String)]| {
+            if definitions.is_empty() {
+                return Arc::clone(&known);
+            }
+            let sources = self.inner.sources.read().unwrap_or_else(PoisonError::into_inner);
+            // The request was accepted once, so its measurement needs no definition that has an error.
+            Arc::new(load_all(&[&sources, definitions].concat()).0)
+        };
         let adopted = Session::adopt(self.inner.context.clone(), Arc::clone(target), &library)?;
         Ok(adopted.map(Arc::new))
     }
@@ -640,6 +648,21 @@ impl Engine {
         out.retain(|i| permit(i.pid, caller).is_ok());
         out.sort_by_key(|i| i.pid);
         Ok(out)
+    }
+
+    /// Passes the figures of each target of this engine to `visit`, each followed by the values of the measurements that stay in the
+    /// target. No target is stopped. Waits at most `wait` in all for targets that are being changed.
+    ///
+    /// The target with the oldest measurement comes first, so a reader with a limit does not lose what it had for something new.
+    pub fn survey(&self, wait: Duration, visit: &mut dyn FnMut(SurveyPart)) {
+        let deadline = Instant::now() + wait;
+        let mut sessions: Vec<_> = lock(&self.inner.sessions).values().cloned().collect();
+        let mut oldest: FxHashMap<Pid, MeasurementId> = FxHashMap::default();
+        for (id, pid) in lock(&self.inner.measurements).iter() {
+            oldest.entry(*pid).and_modify(|known| *known = (*known).min(*id)).or_insert(*id);
+        }
+        sessions.sort_by_key(|session| oldest.get(&session.target().pid()).map_or(u64::MAX, |id| id.0));
+        sessions.iter().for_each(|session| session.survey(deadline, visit));
     }
 
     /// Removes everything from a target, including what a dead engine left there. `None` if there was nothing.

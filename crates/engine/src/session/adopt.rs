@@ -34,9 +34,13 @@ use super::roster::Roster;
 use super::shared::Shared;
 use super::view::View;
 
+/// Returns the known definitions together with further sources (name, text).
+type DefinitionsOf<'a> = dyn Fn(&[(String, String)]) -> Arc<Library> + 'a;
+
 impl Session {
-    /// Takes over the measurements that a dead engine was to keep; `None` if there were none and the rest was removed.
-    pub fn adopt(context: Context, target: Arc<Target>, library: &Arc<Library>) -> Result<Option<Self>, Error> {
+    /// Takes over the measurements that a dead engine was to keep; `None` if there were none and the rest was removed. `library` returns
+    /// the definitions of a request, those that it has brought included.
+    pub fn adopt(context: Context, target: Arc<Target>, library: &DefinitionsOf<'_>) -> Result<Option<Self>, Error> {
         let pid = target.pid();
         let failed = |e| Error::process(pid, e);
         let areas = target.find_areas().map_err(failed)?;
@@ -62,8 +66,10 @@ impl Session {
         };
         let kept = contents.kept.clone();
         let session = Session::with_area(context, target, lock, found.area, contents)?;
-        let measurements =
-            kept.into_iter().map(|k| (MeasurementId(k.id), adopted(pid, library, k.definitions, k.pairs)));
+        let measurements = kept.into_iter().map(|k| {
+            let library = library(&k.definitions);
+            (MeasurementId(k.id), adopted(pid, &library, k.definitions, k.pairs))
+        });
         {
             let mut control = session.control();
             control.measurements.extend(measurements);
@@ -263,13 +269,13 @@ impl Session {
 
 /// A kept measurement in the form of a new engine: its metric found by name, its counters in their old places.
 fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>, pairs: Vec<KeptPair>) -> Measurement {
-    let unknown = |name: &str| MetricInfo {
+    let unknown = |name: &str, shape: Shape| MetricInfo {
         name: name.to_owned(),
         unit: String::new(),
         aggregate: Aggregate::Sum,
         style: Style::EventCounter,
         units_type: UnitsType::Unnormalized,
-        histogram: false,
+        histogram: matches!(shape, Shape::Histogram(_)),
         constraints: Vec::new(),
         flavors: Vec::new(),
         developer: false,
@@ -279,7 +285,8 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
     let mut infos = Vec::with_capacity(pairs.len());
     let mut views = Vec::with_capacity(pairs.len());
     for pair in pairs {
-        let metric = library.metric(&pair.metric).map_or_else(|| Arc::new(unknown(&pair.metric)), Arc::clone);
+        let metric = library.metric(&pair.metric).cloned();
+        let metric = metric.unwrap_or_else(|| Arc::new(unknown(&pair.metric, pair.value.shape)));
         let focus = Focus::parse(&pair.focus).unwrap_or_default();
         let measured = Arc::new(MetricFocus { metric: pair.metric, focus });
         let key = PairKey::new(Arc::default(), Arc::clone(&measured));

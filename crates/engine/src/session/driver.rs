@@ -20,7 +20,7 @@ use crate::recovery::leftover;
 use super::children::Family;
 use super::clocks::Clocks;
 use super::context::Context;
-use super::control::Control;
+use super::control::{Attached, Control};
 use super::costs::{Excesses, Rates};
 use super::end::TargetEnd;
 use super::errors::journal_error;
@@ -183,16 +183,20 @@ impl Session {
         Error::process(self.pid(), e)
     }
 
+    /// Number of woven points, without the loader's hook.
+    pub(super) fn points(&self, attached: &Attached) -> u32 {
+        (attached.woven.len() - usize::from(self.loader.hook().is_some())) as u32
+    }
+
     /// Code and measurements that are inserted here; `None` if there is no code.
     pub fn inserted(&self) -> Option<Inserted> {
         let control = self.control();
         let attached = control.attached.as_ref()?;
-        let hooks = usize::from(self.loader.hook().is_some());
         Some(Inserted {
             pid: self.pid(),
             holder: format!("{} {}", self.context.program, std::process::id()),
             ours: true,
-            points: (attached.woven.len() - hooks) as u32,
+            points: self.points(attached),
             code_bytes: attached.woven.code_bytes(),
             since_ns: attached.since_ns,
             identity: describe(attached.env.identity),

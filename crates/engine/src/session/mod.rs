@@ -57,6 +57,7 @@ mod roster;
 mod rounds;
 mod shared;
 mod staged;
+mod survey;
 mod threads;
 mod unfinished;
 mod view;
