@@ -36,6 +36,7 @@ mod goroutines;
 mod histograms;
 mod holds;
 mod hosts;
+mod hot;
 mod inclusive;
 mod inspect;
 mod interrupts;

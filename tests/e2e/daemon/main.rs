@@ -14,6 +14,7 @@ mod life;
 mod profiles;
 mod reading;
 mod returns;
+mod sampling;
 mod shared_points;
 mod similar;
 mod successors;

@@ -3,6 +3,7 @@
 pub(crate) mod count;
 pub(crate) mod detach;
 pub(crate) mod functions;
+pub(crate) mod hot;
 pub(crate) mod inspect;
 pub(crate) mod latency;
 pub(crate) mod locate;

@@ -4,6 +4,7 @@
 pub(crate) mod changes;
 pub(crate) mod code;
 mod histograms;
+pub(crate) mod hot;
 pub(crate) mod inserted;
 pub(crate) mod lowered;
 pub(crate) mod refused;
@@ -24,6 +25,7 @@ use code::{
     BlockObject, GraphObject, InstructionObject, LocationObject, LoopObject, PointObject, SummaryObject, WayInObject,
     WovenObject,
 };
+use hot::{HotObject, SamplesObject};
 use ingraft_api::{
     EventEntry, FunctionEntry, FunctionFacts, NamedFunction, PairFacts, PairInfo, Phase, ProcessEntry, UntypedSymbol,
 };
@@ -57,6 +59,8 @@ pub(crate) enum Object {
     Sample(SampleObject),
     Combined(CombinedObject),
     History(HistoryObject),
+    Hot(HotObject),
+    Samples(SamplesObject),
     Count(CountObject),
     Edge(EdgeObject),
     Events(EventsObject),
