@@ -7,8 +7,19 @@ use std::path::Path;
 use prost::Message;
 use prost_types::FileDescriptorProto;
 
-const FILES: [&str; 10] =
-    ["target", "processes", "code", "history", "metrics", "counts", "instrumentation", "profiles", "traces", "daemon"];
+const FILES: [&str; 11] = [
+    "target",
+    "processes",
+    "code",
+    "sampling",
+    "history",
+    "metrics",
+    "counts",
+    "instrumentation",
+    "profiles",
+    "traces",
+    "daemon",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let root = Path::new(&std::env::var("CARGO_MANIFEST_DIR")?).join("../../proto");

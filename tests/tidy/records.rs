@@ -12,6 +12,7 @@ const SOURCES: &[&str] = &[
     "crates/cli/src/objects/changes.rs",
     "crates/cli/src/objects/code.rs",
     "crates/cli/src/objects/histograms.rs",
+    "crates/cli/src/objects/hot.rs",
     "crates/cli/src/objects/inserted.rs",
     "crates/cli/src/objects/keyed.rs",
     "crates/cli/src/objects/lowered.rs",

@@ -17,6 +17,7 @@ mod profile;
 mod reason;
 mod removed;
 mod request;
+mod sampling;
 mod value;
 
 pub use self::code::*;
@@ -32,4 +33,5 @@ pub use self::profile::*;
 pub use self::reason::*;
 pub use self::removed::*;
 pub use self::request::*;
+pub use self::sampling::*;
 pub use self::value::*;

@@ -22,7 +22,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use args::{Cli, Command, Common, Format};
+use args::{Cli, Command, Common, Format, HotArgs};
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use conn::{Engines, Use};
@@ -101,6 +101,7 @@ async fn with_engines(
         Command::Functions(args) => command::functions::run(args, &engines, common, out).await,
         Command::Inspect(args) => command::inspect::run(args, context, out).await,
         Command::Where(args) => command::locate::run(&args, &engines, common, out).await,
+        Command::Hot(args) => command::hot::run(args, context, out).await,
         Command::Count(args) => command::count::run(args, context, out).await,
         Command::Latency(args) => command::latency::run(args, context, out).await,
         Command::Callers(args) => command::callers::run(args, context, out).await,
@@ -135,6 +136,7 @@ fn purpose(command: &Command) -> Use {
         | Command::Latency(_)
         | Command::Callers(_)
         | Command::Hist(_)
+        | Command::Hot(HotArgs { calls: true, .. })
         | Command::Profile(_)
         | Command::Trace(_)
         | Command::Watch(_)

@@ -24,7 +24,7 @@ mod weaving;
 pub use api::*;
 pub use error::Error;
 pub use ingraft_mdl::{Diagnostic, Severity};
-pub use requests::Engine;
+pub use requests::{Engine, Sampling};
 pub use session::{AtEnd, now_ns};
 pub use state_dir::socket_path;
 pub use undertaking::{StepProgress, Undertaking};

@@ -54,6 +54,7 @@ mod switches;
 mod sys;
 mod target;
 mod target_memory;
+mod thread_looks;
 mod traced;
 mod traced_threads;
 mod tracer;
@@ -76,7 +77,7 @@ pub use module::{FileSource, MappedFile, loads};
 pub use pages::PopulatedPages;
 pub use perf::{
     CountedEvents, EventAttributes, EventError, EventProblem, EventReading, KernelRefusal, ListedEvent, PerfEvent,
-    event_list, paranoid,
+    SampledRegisters, ThreadSample, ThreadSampler, event_list, paranoid,
 };
 pub use procfs::{Mapping, ProcStatus, boot_id, ready_threads};
 pub use remote::Remote;
@@ -90,6 +91,7 @@ pub use suspended::CodePointers;
 pub use sys::{abort_after, before_steps, steps, thread_exists};
 pub use target::{AT_BASE, AT_ENTRY, ExitStatus, ProcessIdentity, Target};
 pub use target_memory::{DataAreaRequest, MAPS_NAME};
+pub use thread_looks::{ThreadLooks, ThreadState, call_name};
 pub use traced::HoldBound;
 pub use vectors::vector_state;
 pub use visit::{HeldRegisters, HeldThread, HeldThreads, Visitor};

@@ -23,6 +23,7 @@ pub mod process;
 pub mod profile;
 mod removed;
 pub mod sample;
+pub mod sampling;
 pub mod totals;
 pub mod trace;
 pub mod value;

@@ -37,6 +37,7 @@ mod goroutines;
 mod histograms;
 mod holds;
 mod hosts;
+mod hot;
 mod inclusive;
 mod inspect;
 mod interrupts;

@@ -15,6 +15,7 @@ mod profiles;
 mod prometheus;
 mod reading;
 mod returns;
+mod sampling;
 mod shared_points;
 mod similar;
 mod successors;

@@ -1,6 +1,7 @@
 //! The command line as types that clap fills in, and the checks that clap cannot express.
 
 mod calls;
+mod hot;
 mod report;
 mod trace;
 
@@ -14,6 +15,7 @@ use ingraft_model::{EVENT_NAMES, FLAVORS_MAX, Flavor, Focus};
 
 use crate::exit::Failure;
 pub(crate) use calls::{CallSelection, CallersArgs, HistArgs};
+pub(crate) use hot::{HotArgs, HotSort};
 pub(crate) use report::{Export, ReportArgs, names};
 pub(crate) use trace::{ReplayArgs, TraceArgs};
 
@@ -32,6 +34,7 @@ pub(crate) use trace::{ReplayArgs, TraceArgs};
   ingraft ps 'redis*'                                  what can be measured, and if not, why
   ingraft functions -n redis-server 'process*'         functions of a running program
   ingraft inspect -n redis-server processCommand       its points, blocks and loops; --svg draws them
+  ingraft hot -n redis-server --for 10s                which functions take the time
   ingraft count -n redis-server processCommand --for 10s
   ingraft count --until-exit '*python3*:_PyEval_*' -- python3 script.py
   ingraft latency -n redis-server processCommand --for 10s
@@ -154,6 +157,8 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Tell what lies at an address of a process
     Where(WhereArgs),
+    /// Find the functions that take the time, or that wait
+    Hot(HotArgs),
     /// Count the calls of functions, per thread, to the unit
     Count(CountArgs),
     /// Measure how long the calls of functions take: mean, percentiles, histogram
@@ -866,6 +871,7 @@ impl Cli {
             Command::Watch(args) => (&args.target.running, args.target.has_others()),
             Command::Functions(args) => (&args.target, false),
             Command::Inspect(args) => (&args.target, false),
+            Command::Hot(args) => (&args.target, false),
             Command::Detach(args) => (&args.target, args.all || args.cgroup.is_some()),
             Command::Ps(_)
             | Command::Where(_)

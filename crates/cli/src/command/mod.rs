@@ -6,6 +6,7 @@ pub(crate) mod detach;
 mod expression;
 pub(crate) mod functions;
 pub(crate) mod hist;
+pub(crate) mod hot;
 pub(crate) mod inspect;
 mod keyed;
 pub(crate) mod latency;

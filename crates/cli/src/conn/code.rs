@@ -1,8 +1,12 @@
 //! Requests about code: functions, functions in detail, and what lies at an address.
 
-use ingraft_api::{FunctionList, Inspection, Location};
+use std::time::Duration;
+
+use ingraft_api::{FunctionList, Inspection, Location, SamplingReading, SamplingRequest};
 use ingraft_model::Pid;
-use ingraft_wire::{code, known, v1};
+use ingraft_wire::sampling::SamplingCollector;
+use ingraft_wire::{code, known, sampling, v1};
+use tonic::Streaming;
 use v1::code_client::CodeClient;
 
 use super::{Client, RequestTarget};
@@ -82,5 +86,47 @@ impl Client {
         let request = v1::LocateRequest { target: Some(target.spec().into()), address };
         let found = self.answer(client.locate(request), progress).await?;
         found.try_into().map_err(|e| self.garbled(&e))
+    }
+    /// Begins to sample a target.
+    pub(crate) async fn sample(
+        &self,
+        request: SamplingRequest,
+        interval: Duration,
+        progress: &mut Progress,
+    ) -> Result<SamplingStream, Failure> {
+        let mut client = CodeClient::new(self.service.clone());
+        let request = sampling::request(request, interval);
+        let stream = self.answer(client.sample(request), progress).await?;
+        Ok(SamplingStream { client: self.clone(), stream, collector: SamplingCollector::default() })
+    }
+}
+
+/// The readings of a sampling. The sampling ends when the value is dropped.
+pub(crate) struct SamplingStream {
+    client: Client,
+    stream: Streaming<v1::SampleResponse>,
+    collector: SamplingCollector,
+}
+
+impl SamplingStream {
+    /// Waits for the next reading, and shows progress meanwhile if there is some; `None` after the last one.
+    pub(crate) async fn next(
+        &mut self,
+        mut progress: Option<&mut Progress>,
+    ) -> Result<Option<SamplingReading>, Failure> {
+        loop {
+            let part = match &mut progress {
+                Some(progress) => self.client.next(&mut self.stream, progress).await?,
+                None => self.stream.message().await.map_err(|s| self.client.failure(&s))?,
+            };
+            let Some(part) = part else { return Ok(None) };
+            let Some(event) = part.event else { continue };
+            if let (v1::sample_response::Event::Progress(p), Some(progress)) = (&event, &mut progress) {
+                progress.say(&p.text);
+            }
+            if let Some(reading) = self.collector.add(event).map_err(|e| self.client.garbled(&e))? {
+                return Ok(Some(reading));
+            }
+        }
     }
 }

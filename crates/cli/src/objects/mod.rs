@@ -4,6 +4,7 @@
 pub(crate) mod changes;
 pub(crate) mod code;
 mod histograms;
+pub(crate) mod hot;
 pub(crate) mod inserted;
 pub(crate) mod keyed;
 pub(crate) mod lowered;
@@ -25,6 +26,7 @@ use code::{
     BlockObject, GraphObject, InstructionObject, LocationObject, LoopObject, PointObject, SummaryObject, WayInObject,
     WovenObject,
 };
+use hot::{HotObject, SamplesObject};
 use ingraft_api::{
     EventEntry, FunctionEntry, FunctionFacts, NamedFunction, PairFacts, PairInfo, Phase, ProcessEntry, UntypedSymbol,
 };
@@ -59,6 +61,8 @@ pub(crate) enum Object {
     Sample(SampleObject),
     Combined(CombinedObject),
     History(HistoryObject),
+    Hot(HotObject),
+    Samples(SamplesObject),
     Count(CountObject),
     Keyed(KeyedObject),
     Caller(CallerObject),

@@ -10,7 +10,7 @@ use v1::inspect_response::Event as Inspected;
 use crate::auth;
 use crate::core::{Core, payer, spawn};
 use crate::failure::failed;
-use crate::rpc::{Answers, CallProgress};
+use crate::rpc::{Answers, CallProgress, sampling};
 use crate::waiting::{self, AnswerPart, WaitingMessages};
 
 /// The service that lists and describes functions.
@@ -28,6 +28,7 @@ fn inspected(event: Inspected) -> v1::InspectResponse {
 impl v1::code_server::Code for CodeService {
     type FunctionsStream = Answers<v1::FunctionsResponse>;
     type InspectStream = Answers<v1::InspectResponse>;
+    type SampleStream = Answers<v1::SampleResponse>;
 
     async fn functions(
         &self,
@@ -96,5 +97,9 @@ impl v1::code_server::Code for CodeService {
         let found = self.0.engine_list(move |engine| engine.locate(&target, Avma(address), caller));
         let found = found.await.and_then(|found| found.map_err(failed)).map_err(ProtocolFailure::into_status)?;
         Ok(Response::new(found.into()))
+    }
+    async fn sample(&self, request: Request<v1::SampleRequest>) -> Result<Response<Self::SampleStream>, Status> {
+        let caller = auth::caller(&request)?;
+        sampling::sample(&self.0, request.into_inner(), caller)
     }
 }

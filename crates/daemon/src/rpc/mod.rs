@@ -21,6 +21,7 @@ mod instrumentation;
 mod metrics;
 mod processes;
 mod profiles;
+mod sampling;
 mod traces;
 
 /// The messages of an answer.

@@ -116,7 +116,7 @@ impl Engine {
     }
 
     /// The generated code in a target: that of this engine, and that of other engines as far as their journals tell.
-    fn generated(&self, target: &Arc<Target>) -> Result<Vec<Generated>, Error> {
+    pub(super) fn generated(&self, target: &Arc<Target>) -> Result<Vec<Generated>, Error> {
         let session = lock(&self.inner.sessions).get(&target.pid()).cloned();
         let own = session.filter(|session| session.target().identity() == target.identity());
         let (own, more) = own.and_then(|session| session.generated()).map_or((None, true), |(g, more)| (Some(g), more));

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -49,6 +49,9 @@ const CODE_EVERY: u32 = 100;
 
 mod code;
 mod listing;
+mod sampling;
+
+pub use self::sampling::Sampling;
 
 /// The engine. A handle is cheap to clone, and all callers share one engine.
 #[derive(Clone)]
@@ -67,6 +70,8 @@ struct EngineState {
     opening: Mutex<bool>,
     measurements: Mutex<FxHashMap<MeasurementId, Pid>>,
     next_id: AtomicU64,
+    /// Number of samplings.
+    samplings: Arc<AtomicUsize>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -105,6 +110,7 @@ impl Engine {
                 opening: Mutex::default(),
                 measurements: Mutex::default(),
                 next_id,
+                samplings: Arc::default(),
             }),
         }
     }

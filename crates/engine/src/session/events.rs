@@ -42,7 +42,7 @@ pub(super) fn of_pair(
 }
 
 /// The error for an event that cannot be counted.
-pub(super) fn refused(e: EventError) -> Error {
+pub(crate) fn refused(e: EventError) -> Error {
     let reason = match &e {
         EventError::Problem(_) => Reason::NoSuchEvent,
         EventError::NoThread(_) => Reason::NoSuchThread,

@@ -71,5 +71,6 @@ pub use self::driver::Session;
 pub(crate) use self::enable::NewMeasurement;
 pub use self::end::AtEnd;
 pub(crate) use self::errors::ending;
+pub(crate) use self::events::refused as event_refused;
 pub(crate) use self::kind::{InsertedPairs, KindRequest, Occasion, Running};
 pub(crate) use self::locked::Locked;

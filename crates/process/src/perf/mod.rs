@@ -7,6 +7,7 @@ mod list;
 mod name;
 mod open;
 mod pmu;
+mod sampling;
 
 pub use counting::{CountedEvents, EventReading};
 pub(crate) use inside::DUMMY;
@@ -14,3 +15,4 @@ pub use inside::EventAttributes;
 pub use list::{ListedEvent, event_list};
 pub use name::{EventProblem, PerfEvent};
 pub use open::{EventError, KernelRefusal, paranoid};
+pub use sampling::{SampledRegisters, ThreadSample, ThreadSampler};

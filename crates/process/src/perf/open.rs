@@ -64,6 +64,9 @@ pub enum KernelRefusal {
     /// EMFILE or ENFILE: each thread needs one descriptor, or two if threads are told apart.
     #[error("too many open files: each thread takes two")]
     TooManyFiles,
+    /// EPERM for the ring into which the kernel writes samples: too little memory may be locked.
+    #[error("this user may lock too little memory for samples (EPERM)")]
+    NoRing,
     /// ENOSYS: a kernel without perf events, or a filter of system calls for the engine.
     #[error("the system call is not there (ENOSYS)")]
     NoCall,
@@ -101,6 +104,7 @@ impl EventError {
             KernelRefusal::Forbidden { .. } => {
                 "run as root (CAP_PERFMON), `sysctl kernel.perf_event_paranoid=1`, or count in the program alone: EVENT:u"
             }
+            KernelRefusal::NoRing => "raise the limit: `sysctl kernel.perf_event_mlock_kb`, `ulimit -l`",
             KernelRefusal::TooManyFiles => "raise the limit: `ulimit -n`",
             KernelRefusal::Unknown
             | KernelRefusal::Unsupported

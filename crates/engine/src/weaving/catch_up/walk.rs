@@ -155,8 +155,17 @@ impl Walker {
         places: &OriginalPositions,
         read: &mut dyn FnMut(u64) -> Option<u64>,
     ) -> Walk {
+        self.walk_from(Registers { pc: from.pc.0, general: from.general.map(Some) }, places, read)
+    }
+
+    /// Unwinds the stack of a thread of which some registers may not be known.
+    pub fn walk_from(
+        &mut self,
+        mut registers: Registers,
+        places: &OriginalPositions,
+        read: &mut dyn FnMut(u64) -> Option<u64>,
+    ) -> Walk {
         let mut walk = Walk::default();
-        let mut registers = Registers { pc: from.pc.0, general: from.general.map(Some) };
         let mut calls = false;
         while walk.frames.len() < FRAMES_MAX {
             let place = if calls {

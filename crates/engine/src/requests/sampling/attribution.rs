@@ -1,0 +1,153 @@
+//! Functions of addresses that samples have: by the mapped files and, for generated code, by the original function.
+
+use std::sync::Arc;
+
+use ingraft_model::{Avma, FunctionId};
+use ingraft_process::{Mapping, Target};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::taking::Taken;
+use super::tally::{FramePlace, SampleTally, most_first};
+use crate::api::{NamedSamples, SampledFunction};
+use crate::measure::request::{Missing, resolve_patterns};
+use crate::program::images::ImageStore;
+use crate::program::modules::{ModuleFile, Modules};
+use crate::requests::code::named;
+use crate::weaving::parts::Generated;
+
+/// Number of addresses that are remembered with their places.
+const KNOWN_MAX: usize = 1 << 20;
+
+/// The places of addresses in a target.
+pub(super) struct Attribution {
+    modules: Modules,
+    generated: Arc<Vec<Generated>>,
+    /// Mappings that belong to no file; read at most once for a reading.
+    maps: Option<Vec<Mapping>>,
+    known: FxHashMap<Avma, FramePlace>,
+    patterns: Vec<String>,
+}
+
+impl Attribution {
+    /// Places by these modules. Only functions that the patterns match are in the answers; without patterns, all.
+    pub fn new(modules: Modules, patterns: Vec<String>) -> Self {
+        Attribution { modules, generated: Arc::default(), maps: None, known: FxHashMap::default(), patterns }
+    }
+
+    pub fn modules(&self) -> &Modules {
+        &self.modules
+    }
+
+    /// Forgets what holds for one reading only.
+    pub fn begin_reading(&mut self) {
+        self.maps = None;
+        if self.known.len() > KNOWN_MAX {
+            self.known.clear();
+        }
+        self.known.retain(|_, place| matches!(place, FramePlace::Function(_)));
+    }
+
+    /// Whether any of the innermost addresses is in no file that is known.
+    pub fn meets_unknown(&self, target: &Target, store: &ImageStore, taken: &Taken) -> bool {
+        let innermost = taken.stacks.iter().filter_map(|stack| taken.frames(stack).first());
+        let distinct: FxHashSet<Avma> = innermost.copied().filter(|at| !self.known.contains_key(at)).collect();
+        distinct.iter().any(|at| self.function_at(target, store, *at).is_none())
+    }
+
+    /// Sets the generated code that is in the target now.
+    pub fn set_generated(&mut self, generated: Arc<Vec<Generated>>) {
+        self.known.clear();
+        self.generated = generated;
+    }
+
+    /// Updates the modules; returns whether any has come or gone.
+    pub fn refresh(&mut self, target: &Target) -> bool {
+        // A target that has ended keeps the modules that it had.
+        let Ok(news) = self.modules.refresh(target, &|_| false) else { return false };
+        let changed = news.more || !news.gone.is_empty();
+        if changed {
+            self.known.clear();
+        }
+        changed
+    }
+
+    /// The place of a frame. The address of an innermost frame is that of the next instruction; that of an outer frame is in the call.
+    pub fn place(&mut self, target: &Target, store: &ImageStore, at: Avma, innermost: bool) -> FramePlace {
+        if let Some(place) = self.known.get(&at) {
+            return place.clone();
+        }
+        let original = if innermost { self.original(at) } else { None };
+        let function = self.function_at(target, store, original.unwrap_or(at));
+        let place = function.map_or_else(|| FramePlace::Elsewhere(self.memory(target, at)), FramePlace::Function);
+        self.known.insert(at, place.clone());
+        place
+    }
+
+    /// For an address in generated code, the address in the original function.
+    fn original(&self, at: Avma) -> Option<Avma> {
+        let generated = self.generated.iter().find(|generated| generated.arenas.iter().any(|a| a.contains(&at)))?;
+        let point = generated.points.iter().find(|point| point.part_at(at).is_some())?;
+        point.resume_at(at).or(point.function).or(Some(point.point))
+    }
+
+    fn function_at(&self, target: &Target, store: &ImageStore, at: Avma) -> Option<FunctionId> {
+        let holds = |file: &ModuleFile| {
+            file.is_mapped && file.file.mappings.iter().chain(&file.file.moved).any(|m| m.range.contains(&at))
+        };
+        self.modules.load_files(target, store, &holds);
+        let (id, _, module) = self.modules.loaded().find(|(_, file, _)| holds(file))?;
+        let function = module.image.function_around_address(at.to_svma(module.bias))?;
+        self.modules.number_of(id, function)
+    }
+
+    /// Name of the memory at an address.
+    fn memory(&mut self, target: &Target, at: Avma) -> Arc<str> {
+        if self.generated.iter().flat_map(|g| g.arenas.iter().chain(&g.areas)).any(|range| range.contains(&at)) {
+            return "code of ingraft".into();
+        }
+        let maps = self.maps.get_or_insert_with(|| target.maps().unwrap_or_default());
+        let Some(mapping) = maps.iter().find(|m| m.range.contains(&at)) else { return "nothing is mapped".into() };
+        if mapping.path.as_os_str().is_empty() {
+            return "memory without a file".into();
+        }
+        let name = if mapping.is_file() { mapping.path.file_name() } else { None };
+        name.unwrap_or(mapping.path.as_os_str()).to_string_lossy().into()
+    }
+
+    /// The functions of a tally that the patterns match, those with the most samples first.
+    pub fn functions(&self, tally: &SampleTally) -> Vec<SampledFunction> {
+        let wanted: Option<FxHashSet<FunctionId>> = (!self.patterns.is_empty()).then(|| {
+            // The modules of the patterns were analysed when the sampling began; a pattern that matches nothing any more is no error.
+            resolve_patterns(&self.modules, &self.patterns, Missing::MayCome).unwrap_or_default().into_iter().collect()
+        });
+        let wanted = |id: &FunctionId| wanted.as_ref().is_none_or(|wanted| wanted.contains(id));
+        let mut functions: Vec<SampledFunction> = tally
+            .functions
+            .iter()
+            .filter(|(id, _)| wanted(id))
+            .filter_map(|(id, tally)| {
+                let (file, _, function) = self.modules.resolve(*id)?;
+                let waits = tally.waits.iter().map(|(call, samples)| (call_name(*call), *samples));
+                let waits: Vec<NamedSamples> = most_first(waits);
+                let (own, total, kernel) = (tally.own, tally.total, tally.kernel);
+                Some(SampledFunction { function: named(file, function), own, total, kernel, waits })
+            })
+            .collect();
+        functions.sort_by(|a, b| {
+            let key = |f: &SampledFunction| (std::cmp::Reverse(f.own), std::cmp::Reverse(f.total));
+            key(a)
+                .cmp(&key(b))
+                .then_with(|| (&a.function.module, a.function.offset).cmp(&(&b.function.module, b.function.offset)))
+        });
+        functions
+    }
+}
+
+/// Name of a system call by its number; -1 stands for a wait outside of system calls, such as for a page of memory.
+fn call_name(number: i64) -> String {
+    match ingraft_process::call_name(number) {
+        Some(name) => name.to_owned(),
+        None if number < 0 => "no system call".to_owned(),
+        None => format!("system call {number}"),
+    }
+}

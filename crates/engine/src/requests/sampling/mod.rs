@@ -1,0 +1,216 @@
+//! Samples of where the threads of a target run or wait. A thread of the engine takes them and unwinds the stacks; a reading counts them by
+//! function. Nothing is inserted, and the sampling ends when its value is dropped.
+
+mod attribution;
+mod taking;
+mod tally;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use ingraft_model::Tid;
+use ingraft_process::Target;
+
+use self::attribution::Attribution;
+use self::taking::{Taken, Taking};
+use self::tally::SampleTally;
+use super::{Engine, lock, open, resolve};
+use crate::api::*;
+use crate::error::{Error, Reason};
+use crate::measure::request::{Missing, resolve_patterns};
+use crate::program::modules::Modules;
+use crate::program::pattern::Pattern;
+use crate::session::now_ns;
+use crate::session::replaced::Before;
+use crate::weaving::catch_up::Walker;
+
+/// Largest number of samplings of an engine at a time.
+const SAMPLINGS_MAX: usize = 8;
+/// Shortest time between two samples of a thread.
+const PERIOD_MIN: Duration = Duration::from_millis(1);
+/// Time between two samples of a thread if the request names none. A period that divides no second evenly does not fall into step with
+/// timers of the program.
+const PERIOD: Duration = Duration::from_nanos(1_000_000_000 / 499);
+
+/// A sampling of a target. It ends when the value is dropped.
+pub struct Sampling {
+    engine: Engine,
+    caller: Caller,
+    target: Arc<Target>,
+    taking: Taking,
+    reader: Mutex<SampleReader>,
+    _turn: SamplingTurn,
+}
+
+/// One of the samplings that an engine may have. The rings of each take memory of the kernel.
+struct SamplingTurn(Arc<AtomicUsize>);
+
+impl SamplingTurn {
+    fn take(all: &Arc<AtomicUsize>) -> Result<Self, Error> {
+        let turn = SamplingTurn(Arc::clone(all));
+        if all.fetch_add(1, Ordering::Relaxed) < SAMPLINGS_MAX {
+            return Ok(turn);
+        }
+        let what = format!("{SAMPLINGS_MAX} samplings run already, and the engine makes no more");
+        Err(Error::new(Reason::QuotaExceeded, what, "wait until another one ends"))
+    }
+}
+
+impl Drop for SamplingTurn {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// State between two readings.
+struct SampleReader {
+    attribution: Attribution,
+    last: Instant,
+    cpu: Duration,
+    lost: u64,
+    throttled: u64,
+    looks: u64,
+    rounds: u64,
+}
+
+impl std::fmt::Debug for Sampling {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sampling").field("taking", &self.taking).finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Begins to sample the threads of a process.
+    pub fn sample(
+        &self,
+        request: &SamplingRequest,
+        caller: Caller,
+        progress: &dyn Fn(&str),
+    ) -> Result<Sampling, Error> {
+        let turn = SamplingTurn::take(&self.inner.samplings)?;
+        let pid = resolve(&request.target, caller)?;
+        let before = Before::of(pid, caller);
+        let begin = || {
+            let target = Arc::new(open(pid, caller)?);
+            let modules = Modules::of(&target)?;
+            if !request.patterns.is_empty() {
+                let patterns: Vec<Pattern> = request.patterns.iter().map(|text| Pattern::parse(text)).collect();
+                modules.load(&target, &self.inner.context.images, &patterns, progress);
+                resolve_patterns(&modules, &request.patterns, Missing::Fails)?;
+            }
+            // The file of a program that ends soon can be read only now. Those of libraries are analysed when samples are in them.
+            progress("analysing the program");
+            modules.load_files(&target, &self.inner.context.images, &|file| file.is_program);
+            progress("reading how stacks are unwound");
+            let walker = Walker::new(&target, &modules);
+            let period = if request.period.is_zero() { PERIOD } else { request.period.max(PERIOD_MIN) };
+            let taking = Taking::begin(Arc::clone(&target), request.state, &request.threads, period, walker)?;
+            target.check(caller.rights()).map_err(|e| Error::process(pid, e))?;
+            let reader = SampleReader {
+                attribution: Attribution::new(modules, request.patterns.clone()),
+                last: Instant::now(),
+                cpu: target.cpu_time().unwrap_or_default(),
+                lost: 0,
+                throttled: 0,
+                looks: 0,
+                rounds: 0,
+            };
+            let reader = Mutex::new(reader);
+            Ok(Sampling { engine: self.clone(), caller, target, taking, reader, _turn: turn })
+        };
+        begin().map_err(|e| before.explain(e))
+    }
+}
+
+impl Sampling {
+    /// Whether the target has ended, or has executed another program: the next reading is the last.
+    pub fn has_ended(&self) -> bool {
+        self.taking.ended().is_some()
+    }
+
+    /// The samples since the last reading.
+    pub fn read(&self) -> Result<SamplingReading, Error> {
+        let mut reader = lock(&self.reader);
+        // The end is noted after the last samples.
+        let ended = self.taking.ended();
+        let taken = self.taking.take();
+        if ended.is_none() {
+            let failed = |e| Error::process(self.target.pid(), e);
+            self.target.check(self.caller.rights()).map_err(failed)?;
+        }
+        let tally = self.count(&mut reader.attribution, &taken);
+        let now = Instant::now();
+        // If the process has ended, its last known processor time counts.
+        let cpu = self.target.cpu_time().unwrap_or(taken.facts.cpu).max(reader.cpu);
+        let name = |tid: Tid| self.target.thread_name(tid).unwrap_or_default();
+        let facts = &taken.facts;
+        let span = now.duration_since(reader.last);
+        let rounds = facts.rounds.saturating_sub(reader.rounds);
+        // Rounds of looks come as they can; the kernel's samples come by the clock.
+        let period = u32::try_from(rounds).ok().and_then(|rounds| span.checked_div(rounds));
+        let reading = SamplingReading {
+            pid: self.target.pid(),
+            time_ns: now_ns(),
+            span,
+            cpu: cpu.saturating_sub(reader.cpu),
+            period: period.unwrap_or(self.taking.period()),
+            method: self.taking.method(),
+            note: self.taking.note().to_owned(),
+            with_kernel: facts.with_kernel,
+            looks: facts.looks.saturating_sub(reader.looks),
+            samples: tally.samples,
+            kernel: tally.kernel,
+            cut: tally.cut,
+            lost: facts.lost.saturating_sub(reader.lost),
+            throttled: facts.throttled.saturating_sub(reader.throttled),
+            unsampled_threads: facts.unsampled_threads,
+            functions: reader.attribution.functions(&tally),
+            threads: tally.threads(&name),
+            elsewhere: tally.elsewhere(),
+            ended,
+        };
+        let SampleReader { last, cpu: cpu_before, lost, throttled, looks, rounds, .. } = &mut *reader;
+        (*last, *cpu_before) = (now, cpu);
+        (*lost, *throttled, *looks, *rounds) = (facts.lost, facts.throttled, facts.looks, facts.rounds);
+        Ok(reading)
+    }
+
+    /// Counts samples by function. Looks at the mappings again if samples are in memory that no known file has.
+    fn count(&self, attribution: &mut Attribution, taken: &Taken) -> SampleTally {
+        let store = &self.engine.inner.context.images;
+        attribution.begin_reading();
+        if attribution.meets_unknown(&self.target, store, taken) {
+            if let Ok(generated) = self.engine.generated(&self.target) {
+                let generated = Arc::new(generated);
+                self.taking.set_generated(&generated);
+                attribution.set_generated(generated);
+            }
+            if attribution.refresh(&self.target) {
+                self.taking.set_walker(Walker::new(&self.target, attribution.modules()));
+            }
+        }
+        let mut tally = SampleTally::default();
+        for stack in &taken.stacks {
+            let frames = taken.frames(stack);
+            let places = frames.iter().enumerate().map(|(i, at)| attribution.place(&self.target, store, *at, i == 0));
+            tally.add(stack, places);
+        }
+        tally
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_has_a_bounded_number_of_samplings() {
+        let all = Arc::default();
+        let turns: Vec<_> = (0..SAMPLINGS_MAX).map(|_| SamplingTurn::take(&all).expect("a turn")).collect();
+        assert!(SamplingTurn::take(&all).is_err_and(|e| e.reason == Reason::QuotaExceeded));
+        drop(turns);
+        assert_eq!(all.load(Ordering::Relaxed), 0, "refused ones do not count");
+        assert!(SamplingTurn::take(&all).is_ok());
+    }
+}

@@ -1,0 +1,380 @@
+//! The thread that takes samples of a target and unwinds their stacks.
+
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use ingraft_analysis::Registers;
+use ingraft_model::{Avma, Tid};
+use ingraft_process::{SampledRegisters, Target, ThreadLooks, ThreadSample, ThreadSampler, ThreadState};
+use rustc_hash::FxHashMap;
+
+use crate::api::{CodePart, Ended, SampledState, SamplingMethod};
+use crate::error::{Error, Reason};
+use crate::requests::lock;
+use crate::session::event_refused;
+use crate::weaving::catch_up::{OriginalPositions, Walker};
+use crate::weaving::parts::Generated;
+
+/// Time between two looks at the rings of the kernel.
+const DRAIN: Duration = Duration::from_millis(20);
+/// Time between two looks for new threads, and for another program in the process.
+const FOLLOW: Duration = Duration::from_millis(100);
+/// Longest wait before the thread notices that it is to end.
+const SLICE: Duration = Duration::from_millis(20);
+/// Number of addresses that wait for a reading; further samples are lost.
+const WAITING_MAX: usize = 4 << 20;
+/// Shortest time between two rounds of looks for which threads are held.
+const HELD_PERIOD: Duration = Duration::from_millis(10);
+/// Number of times that the pause after a round of looks is longer than the round: looks take at most this fraction of a processor.
+const LOOKS_SHARE: u32 = 50;
+
+/// A sample with its stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SampledStack {
+    pub tid: Tid,
+    /// Whether the thread ran in the kernel.
+    pub kernel: bool,
+    /// Whether the stack was unwound to the end.
+    pub whole: bool,
+    /// System call in which the thread waits; `None` for a thread that runs.
+    pub call: Option<i64>,
+    /// Indices of its frames among the addresses of all samples.
+    pub begin: u32,
+    pub end: u32,
+}
+
+/// Facts about the samples since the beginning.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct TakingFacts {
+    pub with_kernel: bool,
+    pub lost: u64,
+    pub throttled: u64,
+    pub looks: u64,
+    /// Rounds of looks; 0 if the kernel samples.
+    pub rounds: u64,
+    pub unsampled_threads: usize,
+    /// Processor time of the process when the thread last looked.
+    pub cpu: Duration,
+}
+
+/// Samples that wait for a reading.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    pub stacks: Vec<SampledStack>,
+    addresses: Vec<Avma>,
+    pub facts: TakingFacts,
+    /// Samples for which there was no room here.
+    dropped: u64,
+}
+
+impl Taken {
+    /// The frames of a sample, innermost first.
+    pub fn frames(&self, stack: &SampledStack) -> &[Avma] {
+        self.addresses.get(stack.begin as usize..stack.end as usize).unwrap_or_default()
+    }
+
+    fn push(&mut self, stack: SampledStack, frames: impl Iterator<Item = Avma>) {
+        let begin = self.addresses.len();
+        if begin >= WAITING_MAX {
+            self.dropped += 1;
+            return;
+        }
+        self.addresses.extend(frames.take(WAITING_MAX));
+        let index = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        self.stacks.push(SampledStack { begin: index(begin), end: index(self.addresses.len()), ..stack });
+    }
+}
+
+/// State that the thread shares with readers.
+struct TakingState {
+    target: Arc<Target>,
+    stop: AtomicBool,
+    taken: Mutex<Taken>,
+    ended: Mutex<Option<Ended>>,
+    /// Generated code that the thread is to use from now on.
+    generated: Mutex<Option<Arc<Vec<Generated>>>>,
+    /// Unwind tables that the thread is to use from now on.
+    walker: Mutex<Option<Walker>>,
+}
+
+/// The taking of samples. It ends when the value is dropped.
+pub(super) struct Taking {
+    state: Arc<TakingState>,
+    thread: Option<JoinHandle<()>>,
+    method: SamplingMethod,
+    period: Duration,
+    note: String,
+}
+
+impl std::fmt::Debug for Taking {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Taking").field("method", &self.method).finish_non_exhaustive()
+    }
+}
+
+/// Way in which samples come.
+enum SampleSource {
+    Perf(ThreadSampler),
+    Looks(ThreadLooks),
+}
+
+impl Taking {
+    /// Begins to take samples of the threads of a target, or only of `threads` if there are any.
+    pub fn begin(
+        target: Arc<Target>,
+        wanted: SampledState,
+        threads: &[Tid],
+        period: Duration,
+        walker: Walker,
+    ) -> Result<Self, Error> {
+        let pid = target.pid();
+        let period_ns = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX);
+        let mut note = String::new();
+        let looks =
+            |state| ThreadLooks::begin(&target, state, threads).map_err(|missing| event_refused(missing).about(pid));
+        let (source, method, period) = match wanted {
+            SampledState::Waiting => (SampleSource::Looks(looks(ThreadState::Waiting)?), SamplingMethod::Looks, period),
+            SampledState::Running => match ThreadSampler::begin(&target, period_ns, threads) {
+                Ok(sampler) => (SampleSource::Perf(sampler), SamplingMethod::Perf, period),
+                Err(e) => {
+                    let refused = event_refused(e);
+                    if refused.reason == Reason::NoSuchThread || refused.reason == Reason::Process {
+                        return Err(refused.about(pid));
+                    }
+                    note = format!("threads are held for a moment for each sample, because {}", refused.what);
+                    let looks = looks(ThreadState::Running)?;
+                    (SampleSource::Looks(looks), SamplingMethod::Held, period.max(HELD_PERIOD))
+                }
+            },
+        };
+        let state = Arc::new(TakingState {
+            target,
+            stop: AtomicBool::new(false),
+            taken: Mutex::default(),
+            ended: Mutex::default(),
+            generated: Mutex::default(),
+            walker: Mutex::default(),
+        });
+        let worker = SampleWorker {
+            state: Arc::clone(&state),
+            source,
+            period,
+            walker,
+            generated: Arc::default(),
+            original: FxHashMap::default(),
+            places: OriginalPositions::default(),
+            cpu: Duration::ZERO,
+        };
+        let spawned = std::thread::Builder::new().name("samples".into()).spawn(move || worker.run());
+        let failed = |e| Error::process(pid, ingraft_process::ProcessError::Own { what: "start a thread", source: e });
+        Ok(Taking { state, thread: Some(spawned.map_err(failed)?), method, period, note })
+    }
+
+    /// The samples since the last call.
+    pub fn take(&self) -> Taken {
+        let mut taken = lock(&self.state.taken);
+        let next = Taken { facts: taken.facts, dropped: taken.dropped, ..Taken::default() };
+        let mut taken = std::mem::replace(&mut *taken, next);
+        taken.facts.lost = taken.facts.lost.saturating_add(taken.dropped);
+        taken
+    }
+
+    /// The end of the target, if it has ended. All samples were taken before.
+    pub fn ended(&self) -> Option<Ended> {
+        *lock(&self.state.ended)
+    }
+
+    pub fn method(&self) -> SamplingMethod {
+        self.method
+    }
+
+    /// Time between two samples of a thread.
+    pub fn period(&self) -> Duration {
+        self.period
+    }
+
+    /// One sentence on why a better way was not taken.
+    pub fn note(&self) -> &str {
+        &self.note
+    }
+
+    /// Has stacks unwound from this generated code.
+    pub fn set_generated(&self, generated: &Arc<Vec<Generated>>) {
+        *lock(&self.state.generated) = Some(Arc::clone(generated));
+    }
+
+    /// Has stacks unwound by these tables.
+    pub fn set_walker(&self, walker: Walker) {
+        *lock(&self.state.walker) = Some(walker);
+    }
+}
+
+impl Drop for Taking {
+    fn drop(&mut self) {
+        self.state.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread has ended the samples, and nothing else.
+            drop(thread.join());
+        }
+    }
+}
+
+/// State of the thread that takes samples.
+struct SampleWorker {
+    state: Arc<TakingState>,
+    source: SampleSource,
+    period: Duration,
+    walker: Walker,
+    generated: Arc<Vec<Generated>>,
+    /// Equivalent original addresses of addresses in generated code, as far as they were met.
+    original: FxHashMap<Avma, Option<Avma>>,
+    places: OriginalPositions,
+    /// Processor time of the process at the last look for new threads.
+    cpu: Duration,
+}
+
+impl SampleWorker {
+    fn run(mut self) {
+        let state = Arc::clone(&self.state);
+        let mut due = Instant::now();
+        let mut followed = Instant::now();
+        while !state.stop.load(Ordering::Relaxed) {
+            let over = state.target.ends_within(due.saturating_duration_since(Instant::now()).min(SLICE));
+            if !over && Instant::now() < due {
+                continue;
+            }
+            self.hear();
+            let begin = Instant::now();
+            self.drain();
+            due = match self.source {
+                SampleSource::Perf(_) => begin + DRAIN,
+                SampleSource::Looks(_) => begin + self.period.max(begin.elapsed() * LOOKS_SHARE),
+            };
+            let mut replaced = false;
+            if !over && followed.elapsed() >= FOLLOW {
+                followed = Instant::now();
+                self.follow();
+                // A process that has ended maps no program either.
+                replaced = !state.target.is_same_program() && state.target.is_alive();
+            }
+            if over || replaced {
+                *lock(&state.ended) = Some(Ended { status: None, signal: None, exec: replaced });
+                return;
+            }
+        }
+    }
+
+    /// Takes over what a reader has found out.
+    fn hear(&mut self) {
+        if let Some(generated) = lock(&self.state.generated).take() {
+            self.generated = generated;
+            self.original.clear();
+        }
+        if let Some(walker) = lock(&self.state.walker).take() {
+            self.walker = walker;
+        }
+    }
+
+    fn follow(&mut self) {
+        self.cpu = self.state.target.cpu_time().unwrap_or(self.cpu);
+        match &mut self.source {
+            SampleSource::Perf(sampler) => sampler.follow(&self.state.target),
+            SampleSource::Looks(looks) => looks.follow(&self.state.target),
+        }
+    }
+
+    fn drain(&mut self) {
+        let SampleWorker { state, source, walker, generated, original, places, cpu, .. } = self;
+        let mut found: Vec<(SampledStack, Vec<Avma>)> = Vec::new();
+        let mut each = |sample: &ThreadSample<'_>| {
+            let stack = SampledStack {
+                tid: sample.tid,
+                kernel: sample.kernel,
+                whole: false,
+                call: sample.call,
+                begin: 0,
+                end: 0,
+            };
+            found.push(match sample.registers {
+                Some(registers) => {
+                    let (frames, whole) = walk(walker, places, generated, original, (&registers, sample.stack));
+                    (SampledStack { whole, ..stack }, frames)
+                }
+                None => (stack, Vec::new()),
+            });
+        };
+        let facts = match source {
+            SampleSource::Perf(sampler) => {
+                sampler.drain(&mut each);
+                TakingFacts {
+                    with_kernel: sampler.samples_kernel(),
+                    lost: sampler.lost(),
+                    throttled: sampler.throttled(),
+                    looks: 0,
+                    rounds: 0,
+                    unsampled_threads: sampler.unsampled_threads(),
+                    cpu: *cpu,
+                }
+            }
+            SampleSource::Looks(looks) => {
+                looks.look(&state.target, &mut each);
+                TakingFacts {
+                    with_kernel: true,
+                    lost: looks.missed(),
+                    throttled: 0,
+                    looks: looks.looks(),
+                    rounds: looks.rounds(),
+                    unsampled_threads: 0,
+                    cpu: *cpu,
+                }
+            }
+        };
+        let mut taken = lock(&state.taken);
+        taken.facts = facts;
+        found.into_iter().for_each(|(stack, frames)| taken.push(stack, frames.into_iter()));
+    }
+}
+
+/// The frames of a sample, innermost first, and whether they are complete. The first is the address of the thread itself, also if it could
+/// not be unwound from there.
+fn walk(
+    walker: &mut Walker,
+    places: &OriginalPositions,
+    generated: &[Generated],
+    original: &mut FxHashMap<Avma, Option<Avma>>,
+    (registers, stack): (&SampledRegisters, &[u8]),
+) -> (Vec<Avma>, bool) {
+    let pc = registers.pc;
+    let is_generated = generated.iter().any(|g| g.arenas.iter().any(|arena| arena.contains(&pc)));
+    let at = match is_generated {
+        true => *original.entry(pc).or_insert_with(|| equivalent(generated, pc)),
+        false => Some(pc),
+    };
+    let Some(at) = at else { return (vec![pc], false) };
+    let from = Registers { pc: at.0, general: registers.general };
+    let Some(sp) = from.sp() else { return (vec![at], false) };
+    let mut read = |at: u64| {
+        let begin = usize::try_from(at.checked_sub(sp)?).ok()?;
+        let word = stack.get(begin..begin.checked_add(8)?)?;
+        word.try_into().ok().map(u64::from_le_bytes)
+    };
+    let walk = walker.walk_from(from, places, &mut read);
+    if walk.frames.is_empty() {
+        return (vec![at], walk.whole);
+    }
+    (walk.frames.iter().map(|frame| frame.at).collect(), walk.whole)
+}
+
+/// The original instruction that is equivalent to one in generated code; `None` if there is none, as in code that has changed the stack.
+fn equivalent(generated: &[Generated], pc: Avma) -> Option<Avma> {
+    let found = generated.iter().flat_map(|g| &g.points).try_for_each(|point| match point.part_at(pc) {
+        Some(part) => ControlFlow::Break((point, part.part)),
+        None => ControlFlow::Continue(()),
+    });
+    let ControlFlow::Break((point, part)) = found else { return None };
+    let exact = point.moves.binary_search_by_key(&pc, |m| m.from).ok().and_then(|i| point.moves.get(i));
+    exact.filter(|_| part == CodePart::Relocated).map(|m| m.to)
+}
