@@ -56,8 +56,8 @@ pub enum TypeError {
     /// The location of the argument is not known.
     #[error("where argument {argument} is cannot be told: {why}")]
     Misplaced {
-        /// Number of the argument, as the message names it.
-        argument: u8,
+        /// Number or name of the argument, as the message names it.
+        argument: String,
         /// The reason, as the message words it.
         why: &'static str,
     },

@@ -20,11 +20,32 @@ pub struct SourceRange {
     pub line: u64,
 }
 
+/// Ranges in order of address, those that overlap or touch joined.
+fn joined(ranges: &[SvmaRange]) -> Vec<SvmaRange> {
+    let mut sorted: Vec<SvmaRange> = ranges.iter().filter(|range| range.start < range.end).cloned().collect();
+    sorted.sort_by_key(|range| range.start);
+    let mut joined: Vec<SvmaRange> = Vec::with_capacity(sorted.len());
+    for range in sorted {
+        match joined.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
+/// Whether one of the ranges, which [`joined`] has returned, overlaps that from `start` to `end`.
+fn overlaps(ranges: &[SvmaRange], start: u64, end: u64) -> bool {
+    let first = ranges.partition_point(|range| range.end.0 <= start);
+    ranges.get(first).is_some_and(|range| range.start.0 < end)
+}
+
 impl DebugInfo<'_> {
     /// The source lines of the code in some ranges, sorted by address. Code without a line is left out.
     pub fn lines_in(&self, wanted: &[SvmaRange]) -> Vec<SourceRange> {
+        let wanted = joined(wanted);
         let numbers = 0..self.units.len();
-        let mut found: Vec<_> = numbers.flat_map(|unit| self.lines_of_unit(unit, wanted)).collect();
+        let mut found: Vec<_> = numbers.flat_map(|unit| self.lines_of_unit(unit, &wanted)).collect();
         found.sort_by_key(|line| (line.range.start, line.range.end));
         found
     }
@@ -36,7 +57,7 @@ impl DebugInfo<'_> {
         let mut any = false;
         while let (Some(()), Ok(Some(range))) = (self.spend(), ranges.next()) {
             any = true;
-            if wanted.iter().any(|wanted| range.begin < wanted.end.0 && wanted.start.0 < range.end) {
+            if overlaps(wanted, range.begin, range.end) {
                 return true;
             }
         }
@@ -56,7 +77,7 @@ impl DebugInfo<'_> {
         while let (Some(()), Ok(Some((header, row)))) = (self.spend(), rows.next_row()) {
             let end = row.address();
             if let Some((start, file, line)) = before.filter(|(start, ..)| *start < end)
-                && wanted.iter().any(|wanted| start < wanted.end.0 && wanted.start.0 < end)
+                && overlaps(wanted, start, end)
             {
                 let name = names.entry(file).or_insert_with(|| {
                     let path = header.file(file).and_then(|entry| self.path_of(unit, header, entry));

@@ -53,7 +53,7 @@ impl<'a> DebugInfo<'a> {
     /// The way from a pointer, which is argument `argument` of a function, to the integer that members lead to. Arguments are counted as
     /// the calling convention counts integers.
     pub fn reach_in_argument(&self, function: Svma, argument: u8, members: &[&str]) -> Result<MemberPath, TypeError> {
-        let found = self.each_argument(function, argument, |_, place, of| match place {
+        let found = self.each_argument(function, &argument.to_string(), |_, place, of| match place {
             ArgumentPlace::Integer(n, _) if n == argument => Some(of),
             _ => None,
         })?;
@@ -64,25 +64,25 @@ impl<'a> DebugInfo<'a> {
     /// The place of an argument of a function by its name.
     pub fn argument_named(&self, function: Svma, name: &str) -> Result<ArgumentPlace, TypeError> {
         let mut has = Vec::new();
-        let found = self.each_argument(function, 0, |known, place, _| {
+        let found = self.each_argument(function, &format!("`{name}`"), |known, place, _| {
             has.extend(known.map(str::to_owned));
             (known == Some(name)).then_some(place)
         })?;
         found.ok_or(TypeError::NoArgument { name: name.to_owned(), has })
     }
 
-    /// Visits the arguments of a function in order, with their names and places, until `visit` returns something. `wanted` is the number of
-    /// the argument in messages.
+    /// Visits the arguments of a function in order, with their names and places, until `visit` returns something. `wanted` is the
+    /// argument in messages.
     fn each_argument<T>(
         &self,
         function: Svma,
-        wanted: u8,
+        wanted: &str,
         mut visit: impl FnMut(Option<&str>, ArgumentPlace, DataType<'a>) -> Option<T>,
     ) -> Result<Option<T>, TypeError> {
         let missing = TypeError::NotDescribed { what: "this function" };
         let place = self.function_at(function).ok_or(missing.clone())?;
         let entry = self.entry(place).ok_or(missing)?;
-        let misplaced = |why| TypeError::Misplaced { argument: wanted, why };
+        let misplaced = |why| TypeError::Misplaced { argument: wanted.to_owned(), why };
         // only C, C++ and languages compatible with them follow the System V calling convention
         let foreign = [dw::DW_LANG_Go, dw::DW_LANG_Rust, dw::DW_LANG_Swift, dw::DW_LANG_Haskell, dw::DW_LANG_OCaml];
         if self.language(place).is_none_or(|language| foreign.contains(&language)) {
@@ -107,9 +107,14 @@ impl<'a> DebugInfo<'a> {
             let of = self.type_of(place, &parameter).and_then(|t| self.plain(t));
             let of = of.ok_or(TypeError::NotDescribed { what: "this argument" })?;
             let at = if self.is_float(&of) {
-                let double = self.bytes(&of) == Some(FLOAT_MAX);
+                let number = floats;
                 floats = floats.saturating_add(1);
-                ArgumentPlace::Float(floats - 1, if double { FloatFormat::Double } else { FloatFormat::Single })
+                match self.bytes(&of) {
+                    Some(8) => ArgumentPlace::Float(number, FloatFormat::Double),
+                    Some(4) => ArgumentPlace::Float(number, FloatFormat::Single),
+                    // It takes a register, and has a format that code cannot read.
+                    _ => continue,
+                }
             } else if let Ok(scalar) = self.scalar(&of) {
                 integers = integers.saturating_add(1);
                 ArgumentPlace::Integer(integers - 1, scalar)

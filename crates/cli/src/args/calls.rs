@@ -7,7 +7,7 @@ use super::{Measure, TargetArgs};
 /// Selection of calls by a condition, and their groups.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct CallSelection {
-    /// Measure only calls for which this is not 0: an MDL expression such as '$arg[2] > 64 && $return < 0', or 'size > 64' with debugging information
+    /// Measure only calls for which this is not 0 (`latency` times only these, and counts all): an MDL expression such as '$arg[2] > 64 && $return < 0', or 'size > 64' with debugging information
     #[arg(long = "if", value_name = "COND", allow_hyphen_values = true)]
     pub(crate) condition: Option<String>,
 

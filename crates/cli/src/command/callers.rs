@@ -27,12 +27,15 @@ pub(crate) async fn run(args: CallersArgs, context: CommandContext<'_>, out: &mu
         return ExpressionMetric::show(&[definition], out);
     }
     let samples = args.measure.interval.is_some();
-    let mut view = CallersView { metric: definition.metric.clone(), top: args.top, samples };
+    let mut view =
+        CallersView { condition: calls.condition, metric: definition.metric.clone(), top: args.top, samples };
     let measured = (&args.measure, &args.target);
     keyed::measure(measured, args.functions, &[definition], &mut view, context, out).await
 }
 
 struct CallersView {
+    /// Condition of the calls; `None` if all are counted.
+    condition: Option<String>,
     metric: String,
     /// Largest number of call sites of a function; `None` for that of a table, or for all.
     top: Option<usize>,
@@ -56,7 +59,7 @@ impl MeasurementView for CallersView {
     fn last(&mut self, sites: &[TargetMeasurement], out: &mut Output) -> Result<(), Stop> {
         if out.json() {
             let rows = KeyRow::all(sites, &self.metric, self.top.unwrap_or(Keys::MAX));
-            return rows.iter().try_for_each(|row| out.object(&Object::Caller(record(row))));
+            return rows.iter().try_for_each(|row| out.object(&Object::Caller(record(row, self.condition.as_deref()))));
         }
         let text = self.text(sites, None, out.width());
         out.text(&text)
@@ -67,19 +70,24 @@ impl CallersView {
     /// A table for each function, with at most so many lines in all.
     fn text(&self, sites: &[TargetMeasurement], height: Option<usize>, width: Option<usize>) -> String {
         let mut rows = KeyRow::all(sites, &self.metric, self.top.unwrap_or(keyed::ROWS));
-        let functions: usize = sites.iter().map(|site| site.enabled.pairs.len()).sum();
-        let room = height.map_or(usize::MAX, |lines| lines.saturating_sub(3 * functions + 1).max(1));
+        let measured =
+            |site: &TargetMeasurement| site.enabled.pairs.iter().filter(|pair| pair.refused.is_empty()).count();
+        let functions: usize = sites.iter().map(measured).sum();
+        let together = |a: &KeyRow<'_>, b: &KeyRow<'_>| std::ptr::eq(a.site, b.site) && a.pair == b.pair;
+        let called = rows.chunk_by(together).count();
+        let room = height.map_or(usize::MAX, |lines| lines.saturating_sub(2 * called + 1).max(1));
         let hidden = rows.len().saturating_sub(room) as u64;
         rows.truncate(room);
         let mut text = String::new();
-        for rows in rows.chunk_by(|a, b| (a.site.pid(), a.pair) == (b.site.pid(), b.pair)) {
+        for rows in rows.chunk_by(together) {
             let Some(first) = rows.first() else { continue };
-            let RecordedFunction { function, pid, .. } = first.id();
+            let RecordedFunction { function, pid, host, .. } = first.id();
+            let host = host.map_or_else(String::new, |host| format!(" at {host}"));
             let process = if sites.len() > 1 { format!(" of process {pid}") } else { String::new() };
             let calls = plural(u64::try_from(first.whole()).unwrap_or(0), "call", "calls");
-            text += &format!("{HEADING}{function}{HEADING:#}{process}: {calls}\n{}", table(rows, width));
+            text += &format!("{HEADING}{function}{HEADING:#}{process}{host}: {calls}\n{}", table(rows, width));
         }
-        let uncalled = functions - rows.chunk_by(|a, b| (a.site.pid(), a.pair) == (b.site.pid(), b.pair)).count();
+        let uncalled = functions.saturating_sub(called);
         if uncalled > 0 && hidden == 0 {
             text += &format!("{DIM}{} without a call{DIM:#}\n", plural(uncalled as u64, "function", "functions"));
         }
@@ -95,7 +103,7 @@ fn table(rows: &[KeyRow<'_>], width: Option<usize>) -> String {
     let columns = TextTable::new().right("CALLS").right("SHARE").right("PER SECOND").shrinking("CALLER");
     let mut table = columns.left("AT").left("SOURCE").left("MODULE").optional(&["MODULE", "SOURCE", "PER SECOND"]);
     for row in rows {
-        let CallerObject { caller, call_site, caller_module, return_address, .. } = record(row);
+        let CallerObject { caller, call_site, caller_module, return_address, .. } = record(row, None);
         let source = row.key.and_then(|key| key.place.as_ref()).and_then(|place| source(place, true));
         let name = if row.key.is_none() { Some("others".to_owned()) } else { caller.or(return_address) };
         let rate = row.rate().map(short).unwrap_or_default();
@@ -115,7 +123,7 @@ fn source(place: &ModulePlace, short: bool) -> Option<String> {
     Some(format!("{}:{line}", name.map_or_else(|| file.as_ref().into(), |name| name.to_string_lossy())))
 }
 
-fn record(row: &KeyRow<'_>) -> CallerObject {
+fn record(row: &KeyRow<'_>, condition: Option<&str>) -> CallerObject {
     let place = row.key.and_then(|key| key.place.as_deref());
     let call_site = |place: &ModulePlace| {
         let from = place.function.as_ref().map_or(0, |function| function.offset.0);
@@ -124,6 +132,7 @@ fn record(row: &KeyRow<'_>) -> CallerObject {
     };
     CallerObject {
         id: row.id(),
+        condition: condition.map(str::to_owned),
         caller_module: place.map(|place| place.module.clone()),
         caller: place.and_then(|place| place.function.as_ref()).map(|function| function.function.clone()),
         call_site: place.map(call_site),

@@ -41,6 +41,7 @@ pub(crate) async fn run(args: CountArgs, context: CommandContext<'_>, out: &mut 
             metric: definition.metric.clone(),
             counting: None,
             expr: calls.by.unwrap_or_default(),
+            condition: calls.condition,
             title: if sum.is_some() { "SUM" } else { "CALLS" },
             top: calls.top,
             samples: measure.interval.is_some(),

@@ -105,7 +105,7 @@ fn with_names(expr: &str) -> String {
     let (mut out, mut rest) = (String::new(), expr);
     while let Some(first) = rest.chars().next() {
         let len = match first {
-            '"' => 1 + rest[1..].find('"').map_or(rest.len() - 1, |end| end + 1),
+            '"' => string_length(rest),
             c if is_word(c) => rest.find(|c| !is_word(c)).unwrap_or(rest.len()),
             c => c.len_utf8(),
         };
@@ -123,6 +123,17 @@ fn with_names(expr: &str) -> String {
         rest = after;
     }
     out
+}
+
+/// Length in bytes of the string in quotation marks at the beginning of a text; of the whole text if the string has no end.
+fn string_length(text: &str) -> usize {
+    let mut escaped = false;
+    let end = text.char_indices().skip(1).find(|(_, c)| {
+        let is_end = *c == '"' && !escaped;
+        escaped = *c == '\\' && !escaped;
+        is_end
+    });
+    end.map_or(text.len(), |(at, _)| at + 1)
 }
 
 /// Whether a text has a name of MDL that begins with `$`, and not only as a part of a longer one.
@@ -172,6 +183,7 @@ mod tests {
             ("req->method & 0xff", "$arg.req->method & 0xff"),
             ("$arg[0].size + n", "$arg[0].size + $arg.n"),
             ("readSymbol(\"a b\") == size || TRUE", "readSymbol(\"a b\") == $arg.size || TRUE"),
+            ("f(\"a\\\"b\", c)", "f(\"a\\\"b\", $arg.c)"),
             ("$return", "$return"),
             ("\"open", "\"open"),
             ("(x)", "($arg.x)"),

@@ -31,12 +31,15 @@ pub(super) async fn measure(
     if calls.show_mdl {
         return ExpressionMetric::show(&[definition], out);
     }
-    let mut view = HistView { expr: expr.to_owned(), samples: measured.0.interval.is_some() };
+    let condition = calls.condition.clone();
+    let mut view = HistView { expr: expr.to_owned(), condition, samples: measured.0.interval.is_some() };
     keyed::measure(measured, functions, &[definition], &mut view, context, out).await
 }
 
 struct HistView {
     expr: String,
+    /// Condition of the calls; `None` if all are measured.
+    condition: Option<String>,
     /// Whether scripts asked for intermediate values by giving an interval.
     samples: bool,
 }
@@ -50,7 +53,7 @@ impl MeasurementView for HistView {
         if out.live() {
             let mut text = String::new();
             for bars in self.bars(sites, out.width()) {
-                if text.lines().count() + bars.lines().count() > out.height() {
+                if !text.is_empty() && text.lines().count() + bars.lines().count() > out.height() {
                     break;
                 }
                 text += &bars;
@@ -63,8 +66,8 @@ impl MeasurementView for HistView {
     fn last(&mut self, sites: &[TargetMeasurement], out: &mut Output) -> Result<(), Stop> {
         if out.json() {
             return distributions(sites).try_for_each(|(id, d)| {
-                let expr = self.expr.clone();
-                out.object(&Object::Hist(HistObject { id, expr, calls: d.count, quantiles: d.into() }))
+                let (expr, condition) = (self.expr.clone(), self.condition.clone());
+                out.object(&Object::Hist(HistObject { id, condition, expr, calls: d.count, quantiles: d.into() }))
             });
         }
         let text = table(sites, out.width()) + &self.bars(sites, out.width()).concat();

@@ -107,6 +107,8 @@ pub(super) struct KeyedView {
     pub(super) counting: Option<String>,
     /// The expression whose value is the key; empty if there are no keys.
     pub(super) expr: String,
+    /// Condition of the calls; `None` if all are measured.
+    pub(super) condition: Option<String>,
     /// Title of the values.
     pub(super) title: &'static str,
     /// Largest number of keys of a function; `None` for that of a table, or for all.
@@ -147,6 +149,7 @@ impl KeyedView {
             let calls = self.calls(&row);
             objects.push(Object::Keyed(KeyedObject {
                 id: row.id(),
+                condition: self.condition.clone(),
                 keys: keys.collect(),
                 value: row.value,
                 others: row.key.is_none() && !self.expr.is_empty(),

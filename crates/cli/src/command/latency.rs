@@ -23,7 +23,8 @@ use crate::output::{DIM, HEADING, Output, words};
 /// Runs the command.
 pub(crate) async fn run(args: LatencyArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
     let (clock, metric) = if args.cpu { ("cpu", "cpu_latency") } else { ("wall", "latency") };
-    let presentation = Latencies { histograms: args.histogram, clock, sort: args.sort };
+    let condition = args.calls.condition.clone();
+    let presentation = Latencies { histograms: args.histogram, clock, sort: args.sort, condition };
     let LatencyArgs { measure, target, functions, calls, cpu, .. } = args;
     if calls.by.is_some() {
         return by_key((&measure, &target), functions, (&calls, cpu), context, out).await;
@@ -54,6 +55,7 @@ async fn by_key(
         metric: timing.metric.clone(),
         counting: Some(counting.metric.clone()),
         expr: calls.by.clone().unwrap_or_default(),
+        condition: calls.condition.clone(),
         title: "TOTAL",
         top: calls.top,
         samples: measured.0.interval.is_some(),
@@ -67,7 +69,7 @@ async fn by_key(
 
 /// Presents times of measurements that were inserted earlier; `clock` is `wall` or `cpu`.
 pub(super) fn view(clock: &'static str) -> Box<dyn MeasurementView + Send> {
-    rows::view(Latencies { histograms: false, clock, sort: None })
+    rows::view(Latencies { histograms: false, clock, sort: None, condition: None })
 }
 
 struct Latencies {
@@ -76,6 +78,8 @@ struct Latencies {
     /// Clock of the times: `wall` or `cpu`.
     clock: &'static str,
     sort: Option<LatencySort>,
+    /// Condition of the calls that are timed; `None` if all may be timed.
+    condition: Option<String>,
 }
 
 /// The metric that counts the calls.
@@ -203,6 +207,7 @@ impl Presentation for Latencies {
         };
         Object::Latency(LatencyObject {
             id: row.id(),
+            condition: self.condition.clone(),
             clock: self.clock,
             times: Times::of(row.calls(), distribution(&row)),
             mean_ns: distribution(&row).and_then(Distribution::mean),

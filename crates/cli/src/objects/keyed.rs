@@ -41,6 +41,9 @@ impl fmt::Display for KeyText {
 pub(crate) struct KeyedObject {
     #[serde(flatten)]
     pub(crate) id: RecordedFunction,
+    /// Condition of the calls; left out if all are measured.
+    #[serde(rename = "if", skip_serializing_if = "Option::is_none")]
+    pub(crate) condition: Option<String>,
     /// The key by its expression; empty if there are no keys, and for the others.
     pub(crate) keys: BTreeMap<String, KeyText>,
     /// The number of calls, or the sum.
@@ -57,6 +60,9 @@ pub(crate) struct KeyedObject {
 pub(crate) struct CallerObject {
     #[serde(flatten)]
     pub(crate) id: RecordedFunction,
+    /// Condition of the calls; left out if all are measured.
+    #[serde(rename = "if", skip_serializing_if = "Option::is_none")]
+    pub(crate) condition: Option<String>,
     /// Module of the caller; null if it is not known.
     pub(crate) caller_module: Option<String>,
     /// Name of the calling function; null if it is not known, and for all callers without a record.
@@ -80,6 +86,9 @@ pub(crate) struct CallerObject {
 pub(crate) struct HistObject {
     #[serde(flatten)]
     pub(crate) id: RecordedFunction,
+    /// Condition of the calls; left out if all are measured.
+    #[serde(rename = "if", skip_serializing_if = "Option::is_none")]
+    pub(crate) condition: Option<String>,
     /// The expression.
     pub(crate) expr: String,
     /// Number of the calls whose values are in the distribution.

@@ -694,6 +694,9 @@ pub(crate) struct ThreadCount {
 pub(crate) struct LatencyObject {
     #[serde(flatten)]
     pub(crate) id: RecordedFunction,
+    /// Condition of the calls that are timed; left out if all may be timed.
+    #[serde(rename = "if", skip_serializing_if = "Option::is_none")]
+    pub(crate) condition: Option<String>,
     /// Clock of the times: `wall` for elapsed time, `cpu` for processor time.
     pub(crate) clock: &'static str,
     #[serde(flatten)]

@@ -157,7 +157,12 @@ ingraft_m_count{pid="1"} 7
 
     #[test]
     fn keys_are_labels() {
-        let key = |key, name: Option<&str>, value| KeyValue { key, name: name.map(str::to_owned), value, object: None };
+        let key = |key, name: Option<&str>, value| KeyValue {
+            key,
+            name: name.map(str::to_owned),
+            value,
+            ..KeyValue::default()
+        };
         let values = vec![key(0x10, None, 3), key(0x20, Some("lock"), 2), key(1, Some("a"), 1), key(2, Some("a"), 0)];
         let keys = Keys { values, others: 9, unlisted: 0 };
         let value = Value::new(15, Details { keys: Some(keys), ..Details::default() });

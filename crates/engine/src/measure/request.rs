@@ -6,7 +6,7 @@ use rustc_hash::FxHashSet;
 
 use ingraft_analysis::FunctionKind;
 use ingraft_mdl::{Diagnostic, Evaluated, Evaluator, Library, ProgramFacts, codes};
-use ingraft_model::{Focus, FunctionId, Instrumentation, PartName, ResourcePath, Shape, Snippet, Tid};
+use ingraft_model::{Expr, Focus, FunctionId, Instrumentation, PartName, ResourcePath, Shape, Snippet, Tid};
 use ingraft_process::Target;
 
 use crate::api::{EnableRequest, MeasurementId, MetricFocus};
@@ -231,6 +231,10 @@ pub fn evaluate(
     if evaluated.as_ref().is_ok_and(|wanted| wanted.iter().any(keyed)) {
         // keys may be addresses of the program's variables
         errors.extend(modules.load_files(target, store, &|file| file.is_program));
+    }
+    if evaluated.as_ref().is_ok_and(|wanted| wanted.iter().any(asks_callers)) {
+        // Callers may be in any module, also in those that are not there any more when the values are read.
+        errors.extend(modules.load_files(target, store, &|file| file.is_mapped));
     }
     let evaluated = evaluated.and_then(|mut wanted| {
         calls::place((target, store, modules), &mut wanted, request.allow_calls, progress)?;
@@ -474,6 +478,15 @@ fn modules_of(request: &EnableRequest, also: &[String]) -> Vec<Pattern> {
         }
     }
     out
+}
+
+/// Whether the code of a pair reads return addresses.
+fn asks_callers(wanted: &WantedPair) -> bool {
+    wanted.instrumentation.insertions.iter().any(|insertion| {
+        let mut found = false;
+        insertion.snippet.each_expr(&mut |e| found |= *e == Expr::ReturnAddress);
+        found
+    })
 }
 
 #[cfg(test)]

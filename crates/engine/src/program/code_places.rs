@@ -28,8 +28,11 @@ pub struct NamedPlace {
 }
 
 impl CodePlaces {
-    /// The addresses of `keys` about which nothing is known yet.
-    pub fn unknown(&self, keys: impl Iterator<Item = u64>) -> Vec<Avma> {
+    /// The addresses of `keys` about which nothing is known yet. Forgets all places if there are too many.
+    pub fn unknown(&mut self, keys: impl Iterator<Item = u64>) -> Vec<Avma> {
+        if self.0.len() > REMEMBERED_MAX {
+            self.forget();
+        }
         let mut unknown: Vec<Avma> = keys.filter(|key| !self.0.contains_key(key)).map(Avma).collect();
         unknown.sort_unstable();
         unknown.dedup();
@@ -38,11 +41,13 @@ impl CodePlaces {
 
     /// Looks addresses up in the modules of a target.
     pub fn learn(&mut self, target: &Target, modules: &Modules, images: &ImageStore, unknown: &[Avma]) {
-        if self.0.len() > REMEMBERED_MAX {
-            self.0.clear();
-        }
         let places = places(target, modules, images, unknown);
         self.0.extend(unknown.iter().map(|at| at.0).zip(places.into_iter().map(|place| place.map(Box::new))));
+    }
+
+    /// Forgets all places, because other code may be at their addresses now.
+    pub fn forget(&mut self) {
+        self.0.clear();
     }
 
     /// The place of an address; `None` if it is no address of code.
@@ -53,7 +58,8 @@ impl CodePlaces {
 
 /// The name of a place in a module.
 fn name(place: &ModulePlace, is_program: bool) -> String {
-    let module = if is_program { String::new() } else { format!("{}:", place.module) };
+    let is_clear = is_program && place.function.is_some();
+    let module = if is_clear { String::new() } else { format!("{}:", place.module) };
     let (base, from) = place.function.as_ref().map_or(("", Svma(0)), |f| (f.function.as_str(), f.offset));
     match Offset::between(from.0, place.at.0) {
         Offset(0) if !base.is_empty() => format!("{module}{base}"),
@@ -61,16 +67,20 @@ fn name(place: &ModulePlace, is_program: bool) -> String {
     }
 }
 
-/// The places of addresses that are keys: a function that begins at the address, or the call that returns to it, or the place itself.
-/// `None` for addresses that are in no module.
+/// The places of addresses that are keys: the call that returns to the address, or the place itself. `None` for addresses that are not in
+/// the code of a module.
 fn places(target: &Target, modules: &Modules, images: &ImageStore, wanted: &[Avma]) -> Vec<Option<NamedPlace>> {
     let mut found: Vec<Option<NamedPlace>> = wanted.iter().map(|_| None).collect();
-    let holds = |file: &ModuleFile| wanted.iter().any(|at| holds(file, *at));
+    let holds = |file: &ModuleFile| wanted.iter().any(|at| has_code(file, *at));
     modules.load_files(target, images, &holds);
     for (_, file, module) in modules.loaded().filter(|(_, file, _)| holds(file)) {
         let mut lines: BTreeMap<Svma, Vec<usize>> = BTreeMap::new();
-        for (number, at) in wanted.iter().enumerate().filter(|(_, at)| self::holds(file, **at)) {
-            let place = key_place(file, module, at.to_svma(module.bias));
+        for (number, at) in wanted.iter().enumerate().filter(|(_, at)| has_code(file, **at)) {
+            let svma = at.to_svma(module.bias);
+            if !module.image.is_text(svma) && !module.image.is_text(Svma(svma.0.wrapping_sub(1))) {
+                continue;
+            }
+            let place = key_place(file, module, svma);
             lines.entry(place.at).or_default().push(number);
             found[number] = Some(NamedPlace { name: name(&place, file.is_program), place });
         }
@@ -91,13 +101,16 @@ pub fn holds(file: &ModuleFile, at: Avma) -> bool {
     file.is_mapped && file.file.mappings.iter().chain(&file.file.moved).any(|m| m.range.contains(&at))
 }
 
-/// The place that a key means, without its source line.
+/// Whether an address lies in the executable mappings of a file.
+fn has_code(file: &ModuleFile, at: Avma) -> bool {
+    let mappings = file.file.mappings.iter().chain(&file.file.moved).filter(|m| m.exec);
+    file.is_mapped && mappings.into_iter().any(|m| m.range.contains(&at) || m.range.end == at)
+}
+
+/// The place that a key means, without its source line. A call comes before a function that begins right behind it: a call that never
+/// returns may be the last instruction of its function.
 fn key_place(file: &ModuleFile, module: &Module, svma: Svma) -> ModulePlace {
     let image = &module.image;
-    if image.function_at(svma).is_some() {
-        return place_at(file, module, svma);
-    }
-    // After a call that never returns, the return address may lie behind the end of the function.
     let before = Svma(svma.0.saturating_sub(1));
     let call = image.function_around_address(before).and_then(|function| image.call_before(function, svma));
     place_at(file, module, call.unwrap_or(svma))
@@ -143,7 +156,7 @@ mod tests {
         assert_eq!(name(&place(0x10, Some(function(0x10))), true), "f");
         assert_eq!(name(&place(0x1a, Some(function(0x10))), true), "f+0xa");
         assert_eq!(name(&place(0x1a, Some(function(0x10))), false), "m:f+0xa");
-        assert_eq!(name(&place(0x1a, None), false), "m:+0x1a");
+        assert_eq!(name(&place(0x1a, None), true), "m:+0x1a");
     }
 
     #[test]

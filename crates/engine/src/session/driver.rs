@@ -162,11 +162,12 @@ impl Session {
         self.rates.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Time until the next look for threads that have ended.
+    /// The places of keys that are addresses of code. Locked after the control.
     pub(super) fn code_places(&self) -> MutexGuard<'_, CodePlaces> {
         self.code_places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Time until the next look for threads that have ended.
     pub(super) fn look_pause(&self) -> MutexGuard<'_, Duration> {
         self.look_pause.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -45,6 +45,9 @@ impl Session {
                 }
             }
         }
+        if more || !gone.is_empty() {
+            self.code_places().forget();
+        }
         if !gone.is_empty() {
             self.retire(control, &gone)?;
             self.settle_accounts(control);

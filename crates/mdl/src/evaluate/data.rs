@@ -144,7 +144,7 @@ impl<'a> Evaluation<'a> {
         for function in self.getting(expr)? {
             self.looks += 1;
             if self.looks > LOOKS_MAX {
-                self.refuse(expr, &format!("a member or a named argument of more than {LOOKS_MAX} functions"));
+                self.refuse(expr, &format!("what takes more than {LOOKS_MAX} look-ups of members and named arguments"));
                 return None;
             }
             let told = match tell(self.beyond(), function) {
@@ -253,7 +253,18 @@ impl<'a> Evaluation<'a> {
     /// Returns an argument or a result, and the path by which the members lead from it to an integer. The path must be the same in all
     /// functions where the code runs. At a call, it must be the same in all functions that are called.
     fn accessed(&mut self, expr: &'a SyntaxExpr, base: &'a SyntaxExpr, members: &[&str]) -> Option<(Out, IntegerPath)> {
-        let value = self.value(base)?;
+        let value = match &base.kind {
+            ExprKind::NamedArg(name) => match self.agreed(base, name, |program, of| program.argument(of, name))? {
+                Some(NamedArgument::Integer { number, .. }) => Out::Arg(number),
+                Some(NamedArgument::Float(_)) => {
+                    self.refuse(expr, "a member of a floating-point number");
+                    return None;
+                }
+                // Without functions, the code runs nowhere.
+                None => Out::Arg(0),
+            },
+            _ => self.value(base)?,
+        };
         let of = if let Out::Arg(n) = value { Parameter::Argument(n) } else { Parameter::Result };
         let named = format!(".{}", members.join("."));
         let found = self.agreed(expr, &named, |program, function| program.member(function, of, members))?;

@@ -639,7 +639,10 @@ impl Snippet {
                 found |= record.kept.iter().any(|kept| matches!(kept, KeptValue::Argument(_) | KeptValue::Float(_)));
             }
         });
-        self.each_expr(&mut |e| found |= matches!(e, Expr::Arg(_) | Expr::Float(_) | Expr::Load(..) | Expr::Read(..)));
+        let is_input = |e: &Expr| {
+            matches!(e, Expr::Arg(_) | Expr::ReturnAddress | Expr::Float(_) | Expr::Load(..) | Expr::Read(..))
+        };
+        self.each_expr(&mut |e| found |= is_input(e));
         found || !self.calls().is_empty()
     }
 
