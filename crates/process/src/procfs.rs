@@ -385,6 +385,11 @@ pub(crate) fn in_kernel(tid: Tid) -> Option<KernelSleep> {
     KernelSleep::parse(&fs::read_to_string(format!("/proc/{tid}/task/{tid}/syscall")).ok()?)
 }
 
+/// As [`in_kernel`], for a thread of this process only.
+pub(crate) fn in_kernel_of(pid: Pid, tid: Tid) -> Option<KernelSleep> {
+    KernelSleep::parse(&fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")).ok()?)
+}
+
 pub(crate) fn maps(pid: Pid) -> Result<Vec<Mapping>, ProcessError> {
     Ok(parse_maps(&read(pid, "maps")?))
 }

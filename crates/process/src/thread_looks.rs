@@ -75,12 +75,12 @@ impl ThreadLooks {
         self.rounds += 1;
         for i in 0..self.threads.len() {
             let Some(&tid) = self.threads.get(i) else { break };
-            let Some(now) = procfs::in_kernel(tid) else { continue };
+            let Some(now) = procfs::in_kernel_of(target.pid(), tid) else { continue };
             self.looks += 1;
             match (self.state, now) {
                 (ThreadState::Waiting, KernelSleep::Asleep { nr, sp, pc }) => {
                     self.read_stack(target, sp);
-                    if procfs::in_kernel(tid) != Some(now) {
+                    if procfs::in_kernel_of(target.pid(), tid) != Some(now) {
                         self.missed += 1;
                         continue;
                     }
@@ -110,6 +110,10 @@ impl ThreadLooks {
 
     /// Holds a thread, and reads its registers and its stack. Also returns whether the thread was in a system call. `None` if it has ended.
     fn hold(&mut self, target: &Target, tid: Tid) -> Result<Option<(SampledRegisters, bool)>, ProcessError> {
+        // The kernel may have given the id of an ended thread to another process.
+        if !procfs::is_thread_of(target.pid(), tid) {
+            return Ok(None);
+        }
         target.trace(|tracer: &mut Tracer| {
             let Some(i) = tracer.seize(tid, false)? else { return Ok(None) };
             if !tracer.stop(i)? || !matches!(tracer.threads[i].state, TraceeState::Stopped(_)) {

@@ -127,7 +127,12 @@ impl Page {
             wanted.push((name.others(), help, others));
         }
         let long = wanted.iter().any(|(.., lines)| lines.is_too_long());
-        let bytes: usize = wanted.iter().map(|(_, help, lines)| help.len() + lines.text.len()).sum();
+        // The help of a family is on the page once.
+        let first = |name: &FamilyName| !self.families.contains_key(&name.name);
+        let size = |(name, help, lines): &(FamilyName, String, SeriesLines)| {
+            lines.text.len() + if first(name) { help.len() } else { 0 }
+        };
+        let bytes: usize = wanted.iter().map(size).sum();
         let why = match () {
             () if self.is_over => Some(OmissionReason::Ended),
             () if twice => Some(OmissionReason::Twice),

@@ -150,7 +150,7 @@ impl MetricsServer {
         let service = {
             let (due, seat) = (Arc::clone(&due), Arc::clone(&seat));
             service_fn(move |request| {
-                due.set(ANSWER_TIME);
+                due.begin_answer();
                 let (server, due, seat) = (Arc::clone(&self), Arc::clone(&due), Arc::clone(&seat));
                 async move { Ok::<_, Infallible>(server.answer(&request, &origin, &seat, due).await) }
             })
@@ -324,6 +324,11 @@ impl DueTime {
 
     fn set(&self, after: Duration) {
         *self.at.lock().unwrap_or_else(PoisonError::into_inner) = (Instant::now() + after).min(self.last);
+    }
+
+    /// Gives an answer its whole time, however old the connection is.
+    fn begin_answer(&self) {
+        *self.at.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now() + ANSWER_TIME;
     }
 
     fn get(&self) -> Instant {

@@ -74,6 +74,8 @@ fn escape(text: &str, quoted: bool, out: &mut String) {
         match c {
             '\\' => *out += "\\\\",
             '\n' => *out += "\\n",
+            // Readers of this format do not read on behind it.
+            '\0' => out.push(char::REPLACEMENT_CHARACTER),
             '"' if quoted => *out += "\\\"",
             c => out.push(c),
         }
@@ -159,7 +161,7 @@ mod tests {
                     (c, None) => plain.push(c),
                 }
             }
-            prop_assert_eq!(plain, text);
+            prop_assert_eq!(plain, text.replace('\0', "\u{fffd}"));
         }
     }
 }

@@ -122,28 +122,7 @@ impl DefinitionCheck<'_, '_> {
                 self.value(a);
                 self.value(b);
             }
-            ExprKind::Caller => {
-                let known = matches!(self.place, Some((Some(PointType::Entry | PointType::Return) | None, _)) | None);
-                if !known {
-                    let message = "`$caller` is only known at entries and returns";
-                    self.error(codes::PLACE, expr.span, message).help = Some("use it in code at `.entry`".to_owned());
-                }
-            }
-            ExprKind::Return => {
-                let known = matches!(
-                    self.place,
-                    Some((Some(PointType::Return), _) | (Some(PointType::Call), true) | (None, _))
-                );
-                if !known {
-                    let message = "`$return` is only known at returns and behind calls";
-                    self.error(codes::PLACE, expr.span, message).help = Some("use it in code at `.return`".to_owned());
-                }
-            }
-            ExprKind::Own => {
-                let message = "`$own` is only known as the last argument of `observe`";
-                self.error(codes::PLACE, expr.span, message).help =
-                    Some("write `observe(m, $elapsed, $own)`, or use `$self`".to_owned());
-            }
+            ExprKind::Caller | ExprKind::Return | ExprKind::Own => self.value_of_place(expr),
             ExprKind::Elapsed(clock) => self.time(expr, *clock),
             // It is measured by the wall clock.
             ExprKind::SelfTime => self.time(expr, Clock::Wall),
@@ -197,6 +176,30 @@ impl DefinitionCheck<'_, '_> {
                 }
             }
             ExprKind::Assign(..) | ExprKind::Step(..) => self.effect(expr),
+        }
+    }
+
+    /// Checks a value that exists only at some points.
+    fn value_of_place(&mut self, expr: &SyntaxExpr) {
+        let (known, message, help) = match &expr.kind {
+            ExprKind::Caller => (
+                matches!(self.place, Some((Some(PointType::Entry | PointType::Return) | None, _)) | None),
+                "`$caller` is only known at entries and returns",
+                "use it in code at `.entry`",
+            ),
+            ExprKind::Return => (
+                matches!(self.place, Some((Some(PointType::Return), _) | (Some(PointType::Call), true) | (None, _))),
+                "`$return` is only known at returns and behind calls",
+                "use it in code at `.return`",
+            ),
+            _ => (
+                false,
+                "`$own` is only known as the last argument of `observe`",
+                "write `observe(m, $elapsed, $own)`, or use `$self`",
+            ),
+        };
+        if !known {
+            self.error(codes::PLACE, expr.span, message).help = Some(help.to_owned());
         }
     }
 

@@ -56,8 +56,8 @@ const RING_MAX: usize = 512 << 10;
 const SAMPLES_MIN: usize = 16;
 /// Largest number of threads that are sampled; with the smallest rings, they take twice the memory for rings.
 const THREADS_MAX: usize = 1024;
-/// Divisor of the number of files that this process may open: at most this part is events.
-const FILES_SHARE: u64 = 4;
+/// Divisor of the number of files that this process may open: at most this part is events of one sampler. Several samplers run at a time.
+const FILES_SHARE: u64 = 32;
 /// Largest length in bytes of the stack in a sample.
 const STACK_MAX: usize = 16 << 10;
 

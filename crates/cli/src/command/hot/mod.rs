@@ -71,8 +71,11 @@ pub(crate) async fn run(args: HotArgs, context: CommandContext<'_>, out: &mut Ou
     for site in &mut run.sites {
         removed = removed.and(site.calls.remove(out).await);
     }
+    // The samples so far are printed also if the readings have failed.
+    if !matches!(followed, Err(Stop::ReaderGone)) {
+        run.print(&run.sites, out)?;
+    }
     followed?;
-    run.print(&run.sites, out)?;
     for ended in run.sites.iter_mut().filter_map(|site| site.ended.take()) {
         out.text(&words::ended(&ended))?;
         out.object(&Object::Ended(ended))?;
@@ -316,7 +319,9 @@ fn notes(samples: &SamplesObject) -> String {
         let what: String = what.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
         text += &format!("{DIM}{what}{DIM:#}\n");
     };
-    if samples.base == 0 {
+    if samples.base == 0 && samples.cpu_ns > 0 {
+        line("threads ran, but none was sampled: they may have ended too soon".to_owned());
+    } else if samples.base == 0 {
         line("no thread ran: nothing is known about any function".to_owned());
     }
     for place in samples.elsewhere.iter().filter(|place| place.share >= WORTH_TELLING) {

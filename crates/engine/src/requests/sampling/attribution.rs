@@ -60,6 +60,11 @@ impl Attribution {
         self.generated = generated;
     }
 
+    /// Makes the memory of the target unknown, because it may be that of another program now.
+    pub fn forget_target(&mut self) {
+        self.maps = Some(Vec::new());
+    }
+
     /// Updates the modules; returns whether any has come or gone.
     pub fn refresh(&mut self, target: &Target) -> bool {
         // A target that has ended keeps the modules that it had.

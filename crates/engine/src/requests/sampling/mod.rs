@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ingraft_model::Tid;
-use ingraft_process::Target;
+use ingraft_process::{ProcessError, Target};
 
 use self::attribution::Attribution;
 use self::taking::{Taken, Taking};
@@ -133,13 +133,12 @@ impl Sampling {
     pub fn read(&self) -> Result<SamplingReading, Error> {
         let mut reader = lock(&self.reader);
         // The end is noted after the last samples.
-        let ended = self.taking.ended();
+        let mut ended = self.taking.ended();
         let taken = self.taking.take();
         if ended.is_none() {
-            let failed = |e| Error::process(self.target.pid(), e);
-            self.target.check(self.caller.rights()).map_err(failed)?;
+            ended = self.checked()?;
         }
-        let tally = self.count(&mut reader.attribution, &taken);
+        let tally = self.count(&mut reader.attribution, &taken, ended.is_none());
         let now = Instant::now();
         // If the process has ended, its last known processor time counts.
         let cpu = self.target.cpu_time().unwrap_or(taken.facts.cpu).max(reader.cpu);
@@ -149,7 +148,7 @@ impl Sampling {
         let rounds = facts.rounds.saturating_sub(reader.rounds);
         // Rounds of looks come as they can; the kernel's samples come by the clock.
         let period = u32::try_from(rounds).ok().and_then(|rounds| span.checked_div(rounds));
-        let reading = SamplingReading {
+        let mut reading = SamplingReading {
             pid: self.target.pid(),
             time_ns: now_ns(),
             span,
@@ -170,25 +169,45 @@ impl Sampling {
             elsewhere: tally.elsewhere(),
             ended,
         };
+        // The answer may be about a program that the caller may not trace, if the process has executed one meanwhile.
+        if reading.ended.is_none() {
+            reading.ended = self.checked()?;
+            if reading.ended.is_some_and(|ended| ended.exec) {
+                return Err(Error::process(self.target.pid(), ProcessError::Replaced(self.target.pid())));
+            }
+        }
         let SampleReader { last, cpu: cpu_before, lost, throttled, looks, rounds, .. } = &mut *reader;
         (*last, *cpu_before) = (now, cpu);
         (*lost, *throttled, *looks, *rounds) = (facts.lost, facts.throttled, facts.looks, facts.rounds);
         Ok(reading)
     }
 
-    /// Counts samples by function. Looks at the mappings again if samples are in memory that no known file has.
-    fn count(&self, attribution: &mut Attribution, taken: &Taken) -> SampleTally {
+    /// Checks that the target is still the program that the caller may trace. Returns its end if it has ended.
+    fn checked(&self) -> Result<Option<Ended>, Error> {
+        match self.target.check(self.caller.rights()) {
+            Ok(()) => Ok(None),
+            Err(ProcessError::Gone(_)) => Ok(Some(Ended { status: None, signal: None, exec: false })),
+            Err(ProcessError::Replaced(_)) => Ok(Some(Ended { status: None, signal: None, exec: true })),
+            Err(e) => Err(Error::process(self.target.pid(), e)),
+        }
+    }
+
+    /// Counts samples by function. Looks at the target again only as long as it runs.
+    fn count(&self, attribution: &mut Attribution, taken: &Taken, runs: bool) -> SampleTally {
         let store = &self.engine.inner.context.images;
         attribution.begin_reading();
-        if attribution.meets_unknown(&self.target, store, taken) {
-            if let Ok(generated) = self.engine.generated(&self.target) {
-                let generated = Arc::new(generated);
-                self.taking.set_generated(&generated);
-                attribution.set_generated(generated);
-            }
-            if attribution.refresh(&self.target) {
-                self.taking.set_walker(Walker::new(&self.target, attribution.modules()));
-            }
+        if !runs {
+            attribution.forget_target();
+        } else if attribution.meets_unknown(&self.target, store, taken)
+            && let Ok(generated) = self.engine.generated(&self.target)
+        {
+            let generated = Arc::new(generated);
+            self.taking.set_generated(&generated);
+            attribution.set_generated(generated);
+        }
+        // Another library may be at the addresses of one that was unloaded.
+        if runs && attribution.refresh(&self.target) {
+            self.taking.set_walker(Walker::new(&self.target, attribution.modules()));
         }
         let mut tally = SampleTally::default();
         for stack in &taken.stacks {

@@ -26,6 +26,8 @@ const FOLLOW: Duration = Duration::from_millis(100);
 const SLICE: Duration = Duration::from_millis(20);
 /// Number of addresses that wait for a reading; further samples are lost.
 const WAITING_MAX: usize = 4 << 20;
+/// Largest number of frames of one sample, more than its part of the stack has room for.
+const SAMPLE_FRAMES_MAX: usize = 4096;
 /// Shortest time between two rounds of looks for which threads are held.
 const HELD_PERIOD: Duration = Duration::from_millis(10);
 /// Number of times that the pause after a round of looks is longer than the round: looks take at most this fraction of a processor.
@@ -78,7 +80,7 @@ impl Taken {
 
     fn push(&mut self, stack: SampledStack, frames: impl Iterator<Item = Avma>) {
         let begin = self.addresses.len();
-        if begin >= WAITING_MAX {
+        if begin >= WAITING_MAX || self.stacks.len() >= WAITING_MAX {
             self.dropped += 1;
             return;
         }
@@ -242,7 +244,13 @@ impl SampleWorker {
         let mut due = Instant::now();
         let mut followed = Instant::now();
         while !state.stop.load(Ordering::Relaxed) {
-            let over = state.target.ends_within(due.saturating_duration_since(Instant::now()).min(SLICE));
+            let rest = due.saturating_duration_since(Instant::now()).min(SLICE);
+            // The wait for the end of a process counts in milliseconds.
+            let wait = if rest < Duration::from_millis(1) { Duration::ZERO } else { rest };
+            if wait.is_zero() {
+                std::thread::sleep(rest);
+            }
+            let over = state.target.ends_within(wait);
             if !over && Instant::now() < due {
                 continue;
             }
@@ -365,7 +373,8 @@ fn walk(
     if walk.frames.is_empty() {
         return (vec![at], walk.whole);
     }
-    (walk.frames.iter().map(|frame| frame.at).collect(), walk.whole)
+    let frames = walk.frames.iter().take(SAMPLE_FRAMES_MAX).map(|frame| frame.at).collect();
+    (frames, walk.whole && walk.frames.len() <= SAMPLE_FRAMES_MAX)
 }
 
 /// The original instruction that is equivalent to one in generated code; `None` if there is none, as in code that has changed the stack.

@@ -167,7 +167,8 @@ impl Walker {
     ) -> Walk {
         let mut walk = Walk::default();
         let mut calls = false;
-        while walk.frames.len() < FRAMES_MAX {
+        // Frames of signal handlers count too, so that two that lead to each other end the walk.
+        for _ in 0..FRAMES_MAX {
             let place = if calls {
                 Some(OriginalPosition { at: Avma(registers.pc), past: None })
             } else {
