@@ -436,7 +436,7 @@ mod tests {
         };
         expect![[r#"
             process 7: 0 samples in 2 s; 1.10 processors busy, 0 % in the kernel
-            no thread ran: nothing is known about any function
+            threads ran, but none was sampled: they may have ended too soon
             1 sample was lost, because samples came too fast
             2 threads cannot be sampled
         "#]]
