@@ -382,7 +382,7 @@ pub(crate) fn thread_status(pid: Pid, tid: Tid) -> Result<ProcStatus, ProcessErr
 }
 
 pub(crate) fn in_kernel(tid: Tid) -> Option<KernelSleep> {
-    KernelSleep::parse(&fs::read_to_string(format!("/proc/{tid}/task/{tid}/syscall")).ok()?)
+    in_kernel_of(Pid(tid.0), tid)
 }
 
 /// As [`in_kernel`], for a thread of this process only.

@@ -46,8 +46,7 @@ struct CallersView {
 impl MeasurementView for CallersView {
     fn reading(&mut self, sites: &[TargetMeasurement], at: usize, out: &mut Output) -> Result<(), Stop> {
         if self.samples && out.json() {
-            let Some(site) = sites.get(at) else { return Ok(()) };
-            return (0..site.enabled.pairs.len()).try_for_each(|pair| out.object(&super::watch::sample(site, pair)));
+            return keyed::samples(sites.get(at), out);
         }
         if out.live() {
             let frame = self.text(sites, Some(out.height()), out.width());
@@ -127,8 +126,7 @@ fn record(row: &KeyRow<'_>, condition: Option<&str>) -> CallerObject {
     let place = row.key.and_then(|key| key.place.as_deref());
     let call_site = |place: &ModulePlace| {
         let from = place.function.as_ref().map_or(0, |function| function.offset.0);
-        let offset = Offset::between(from, place.at.0).0;
-        if offset < 0 { format!("-{:#x}", offset.unsigned_abs()) } else { format!("{offset:#x}") }
+        Offset::between(from, place.at.0).in_name()
     };
     CallerObject {
         id: row.id(),

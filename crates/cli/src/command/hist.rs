@@ -47,8 +47,7 @@ struct HistView {
 impl MeasurementView for HistView {
     fn reading(&mut self, sites: &[TargetMeasurement], at: usize, out: &mut Output) -> Result<(), Stop> {
         if self.samples && out.json() {
-            let Some(site) = sites.get(at) else { return Ok(()) };
-            return (0..site.enabled.pairs.len()).try_for_each(|pair| out.object(&super::watch::sample(site, pair)));
+            return keyed::samples(sites.get(at), out);
         }
         if out.live() {
             let mut text = String::new();

@@ -42,6 +42,12 @@ pub(super) async fn measure(
     measure::run(plan, context, view, out).await
 }
 
+/// Prints the latest values of a target for scripts.
+pub(super) fn samples(site: Option<&TargetMeasurement>, out: &mut Output) -> Result<(), Stop> {
+    let mut pairs = site.into_iter().flat_map(|site| (0..site.enabled.pairs.len()).map(move |pair| (site, pair)));
+    pairs.try_for_each(|(site, pair)| out.object(&super::watch::sample(site, pair)))
+}
+
 /// The value of a key of one function in one target.
 pub(super) struct KeyRow<'a> {
     pub(super) site: &'a TargetMeasurement,
@@ -120,8 +126,7 @@ pub(super) struct KeyedView {
 impl MeasurementView for KeyedView {
     fn reading(&mut self, sites: &[TargetMeasurement], at: usize, out: &mut Output) -> Result<(), Stop> {
         if self.samples && out.json() {
-            let Some(site) = sites.get(at) else { return Ok(()) };
-            return (0..site.enabled.pairs.len()).try_for_each(|pair| out.object(&super::watch::sample(site, pair)));
+            return samples(sites.get(at), out);
         }
         if out.live() {
             let room = out.height().saturating_sub(2).max(1);

@@ -1,8 +1,6 @@
 //! The series of one pair: a number, a number for each key, or the buckets of a distribution.
 
-use std::collections::HashMap;
-
-use ingraft_api::{Keys, Value};
+use ingraft_api::Value;
 use ingraft_model::{Bucket, Distribution};
 
 use super::names::{FamilyName, FamilyType};
@@ -33,9 +31,12 @@ pub fn series(family: &FamilyName, labels: Labels<'_>, value: &Value) -> PairSer
             histogram(family, labels, value.details().distribution.as_deref().unwrap_or(&none), &mut out.own);
         }
         (Some(keys), FamilyType::Counter | FamilyType::Gauge) => {
-            for (key, number) in named(keys) {
-                let labels = [labels, &[("key", &key)]].concat();
-                out.own.add(&family.name, &labels, &decimal(number.into(), family.digits));
+            for key in &keys.values {
+                // The number alone tells a key from the others; a name may become known later, and several keys may have one.
+                let number = format!("{:#x}", key.key);
+                let name = key.name.as_deref().filter(|name| !name.is_empty()).map(|name| ("name", name));
+                let labels = [labels, &[("key", number.as_str())], name.as_slice()].concat();
+                out.own.add(&family.name, &labels, &decimal(key.value.into(), family.digits));
             }
             let mut others = SeriesLines::default();
             others.add(&family.others().name, labels, &decimal(keys.others.into(), family.digits));
@@ -46,18 +47,6 @@ pub fn series(family: &FamilyName, labels: Labels<'_>, value: &Value) -> PairSer
         }
     }
     out
-}
-
-/// Returns the text of each key with its value: the name of its variable if no other key has it, or its number in hexadecimal. The target
-/// chooses the names, and no name makes two texts equal.
-fn named(keys: &Keys) -> Vec<(String, i64)> {
-    let mut uses: HashMap<&str, usize> = HashMap::new();
-    keys.values.iter().filter_map(|key| key.name.as_deref()).for_each(|name| *uses.entry(name).or_default() += 1);
-    let text = |key: &ingraft_api::KeyValue| match key.name.as_deref() {
-        Some(name) if uses.get(name) == Some(&1) && !name.is_empty() && !name.starts_with("0x") => name.to_owned(),
-        Some(_) | None => format!("{:#x}", key.key),
-    };
-    keys.values.iter().map(|key| (text(key), key.value)).collect()
 }
 
 fn histogram(family: &FamilyName, labels: Labels<'_>, values: &Distribution, out: &mut SeriesLines) {
@@ -109,7 +98,7 @@ fn bounds(values: &Distribution) -> Vec<(u64, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use ingraft_api::{Details, KeyValue};
+    use ingraft_api::{Details, KeyValue, Keys};
     use ingraft_model::{Resolution, Scale};
     use proptest::prelude::*;
 
@@ -168,9 +157,9 @@ ingraft_m_count{pid="1"} 7
         let value = Value::new(15, Details { keys: Some(keys), ..Details::default() });
         let lines = series(&family(FamilyType::Counter, 0), &[("pid", "1")], &value);
         let expected = r#"ingraft_m{pid="1",key="0x10"} 3
-ingraft_m{pid="1",key="lock"} 2
-ingraft_m{pid="1",key="0x1"} 1
-ingraft_m{pid="1",key="0x2"} 0
+ingraft_m{pid="1",key="0x20",name="lock"} 2
+ingraft_m{pid="1",key="0x1",name="a"} 1
+ingraft_m{pid="1",key="0x2",name="a"} 0
 "#;
         assert_eq!(lines.own.text, expected);
         assert_eq!(lines.others.map(|others| others.text).as_deref(), Some("ingraft_m_other_keys{pid=\"1\"} 9\n"));

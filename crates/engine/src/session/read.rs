@@ -1,15 +1,15 @@
 //! Values, read while the target runs, and the periodic work for them.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
-use ingraft_model::{Activations, Aggregate, Avma, FunctionId, Shape, ValueUnit};
+use ingraft_model::{Activations, Aggregate, FunctionId, Shape, ValueUnit};
 use rustc_hash::FxHashMap;
 
 use crate::api::{Details, KeyValue, MeasurementId, Reading, Value};
 use crate::error::{Error, Reason};
 use crate::pairs::PairKey;
 use crate::program::code_places::NamedPlace;
-use crate::program::modules::Modules;
 use crate::readings::values::{Raw, Slots};
 
 use super::clocks::now_ns;
@@ -89,11 +89,7 @@ impl Session {
         let views =
             self.control().measurements.get(&id).map(|m| Arc::clone(&m.views)).ok_or_else(|| no_measurement(id))?;
         let mut reading = self.reading(&views, threads);
-        let unknown = self.code_places().unknown(unnamed(&views, &mut reading).map(|key| key.key));
-        if !unknown.is_empty() {
-            self.learn_code(&self.control().modules, &unknown);
-        }
-        self.name_code(&views, &mut reading);
+        self.name_code(|| Some(self.control()), &views, &mut reading);
         if self.shared().area().is_some_and(|area| area.is_broken()) {
             let what = "memory that is shared with this process could not be read: its values are lost";
             let hint = "look for memory limits and hardware errors in the kernel's log, and begin another measurement";
@@ -102,13 +98,20 @@ impl Session {
         Ok(reading)
     }
 
-    /// Looks up the code at addresses.
-    fn learn_code(&self, modules: &Modules, unknown: &[Avma]) {
-        self.code_places().learn(&self.target, modules, &self.context.images, unknown);
-    }
-
-    /// Names the keys of tables that are addresses of known code and no variables.
-    fn name_code(&self, views: &Views, reading: &mut Reading) {
+    /// Names the keys of tables that are addresses of code and no variables. Code that is not known yet is looked up if `control` gives the
+    /// state of the driver.
+    pub(super) fn name_code<C: Deref<Target = Control>>(
+        &self,
+        control: impl FnOnce() -> Option<C>,
+        views: &Views,
+        reading: &mut Reading,
+    ) {
+        let unknown = self.code_places().unknown(unnamed(views, reading).map(|key| key.key));
+        if !unknown.is_empty()
+            && let Some(control) = control()
+        {
+            self.code_places().learn(&self.target, &control.modules, &self.context.images, &unknown);
+        }
         let places = self.code_places();
         for key in unnamed(views, reading) {
             if let Some(NamedPlace { name, place }) = places.get(key.key) {
@@ -116,15 +119,6 @@ impl Session {
                 key.place = Some(Box::new(place.clone()));
             }
         }
-    }
-
-    /// The last values of a measurement whose code was taken out.
-    pub(super) fn last_reading(&self, modules: &Modules, views: &Views) -> Reading {
-        let mut reading = self.reading(views, true);
-        let unknown = self.code_places().unknown(unnamed(views, &mut reading).map(|key| key.key));
-        self.learn_code(modules, &unknown);
-        self.name_code(views, &mut reading);
-        reading
     }
 
     pub(super) fn reading(&self, views: &Views, threads: bool) -> Reading {

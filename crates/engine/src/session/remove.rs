@@ -49,7 +49,10 @@ impl Session {
             // threads that ended with open calls have left these calls
             self.retire_ended_threads();
         }
-        let reading = taken.is_ok().then(|| self.last_reading(&control.modules, &views));
+        let mut reading = taken.is_ok().then(|| self.reading(&views, true));
+        if let Some(reading) = &mut reading {
+            self.name_code(|| Some(&*control), &views, reading);
+        }
         self.shared_mut().roster_mut().children_mut().set_leaving(false);
         let mut removed = taken?;
         if let Some(mut kind) = self.kinds().remove(&id) {

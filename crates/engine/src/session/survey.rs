@@ -33,7 +33,9 @@ impl Session {
         drop(control);
         visit(SurveyPart::Target(figures));
         for (id, pairs, views) in kept {
-            let reading = self.reading(&views, false);
+            let mut reading = self.reading(&views, false);
+            // Keys without a name get one on a later page if the target is being changed now.
+            self.name_code(|| self.try_control().ok(), &views, &mut reading);
             let is_broken = self.shared().area().is_some_and(|area| area.is_broken());
             visit(if is_broken { SurveyPart::Unread(id) } else { SurveyPart::Kept(KeptValues { id, pairs, reading }) });
         }

@@ -66,7 +66,7 @@ pub(crate) async fn run(args: HotArgs, context: CommandContext<'_>, out: &mut Ou
     drop(send);
     let mut run = HotRun { args, interval, context, sites };
     let followed = run.follow(arriving, &mut signals, out).await;
-    // Whatever has happened, the code is removed.
+    // The code is removed also if the readings have failed.
     let mut removed = Ok(());
     for site in &mut run.sites {
         removed = removed.and(site.calls.remove(out).await);
