@@ -29,6 +29,7 @@ pub mod part;
 pub mod patch;
 pub mod point;
 pub mod point_id;
+pub mod record;
 mod refusal;
 pub mod resource;
 pub mod snippet;
@@ -64,8 +65,8 @@ pub use point_id::{FunctionPoint, PointId};
 pub use refusal::Refusal;
 pub use resource::{Focus, FocusError, ResourcePath};
 pub use snippet::{
-    BinaryOp, CallRecord, Clock, Expr, Float, FloatFormat, IntegerWidth, KeptValue, Restore, Scalar, Shape, Snippet,
-    Stmt, TimeUnit, UnaryOp, Usage, VariableId, Whose,
+    BinaryOp, CallRecord, Clock, Expr, Field, Float, FloatFormat, IntegerWidth, KeptValue, Recorded, Restore, Scalar,
+    Shape, Snippet, Stmt, TimeUnit, UnaryOp, Usage, VariableId, Whose,
 };
 pub use table::{Fold, KeyTable};
 pub use vector::{IndexNames, Ranges};

@@ -25,6 +25,7 @@ impl Snippet {
                 | Stmt::AddListed(..)
                 | Stmt::Prune
                 | Stmt::Observe(..)
+                | Stmt::Record(..)
                 | Stmt::Call(_)
                 | Stmt::Await
                 | Stmt::Store(..)

@@ -115,6 +115,9 @@ pub enum CodegenError {
     /// A snippet appends nothing, too much at once, or a byte that is 0.
     #[error("a snippet appends from one to eight bytes that are not 0")]
     NoAppend,
+    /// A snippet makes a record of too many values, or none until the engine permits some.
+    #[error("a record is too long, or may never be made")]
+    NoRecord,
     /// A snippet waits at the loader's hook, but the address of the loader's state word (`r_state`) is not known.
     #[error("it is not known where the loader says what it does")]
     NoLoader,

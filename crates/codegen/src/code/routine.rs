@@ -28,6 +28,9 @@ pub(crate) enum Routine {
     /// Reads memory of the program by a system call: edx bytes from the address in rcx. Returns the bytes in rcx, zero-extended, or 0 if
     /// the memory cannot be read.
     Read,
+    /// Reads a text of the program by a system call: as many bytes from the address in rcx as can be read, but at most
+    /// [`ingraft_model::Field::TEXT_BYTES`], into the words that were pushed last. Returns the number of bytes in rcx.
+    Text,
     /// Writes memory of the program by a system call: the lowest edx bytes of the word that was pushed last, to the address in rcx.
     /// Overwrites rcx.
     Write,
@@ -47,7 +50,7 @@ pub(crate) enum Routine {
 }
 
 impl Routine {
-    pub const ALL: [Routine; 17] = [
+    pub const ALL: [Routine; 18] = [
         Routine::Prune,
         Routine::Find,
         Routine::GiveUp,
@@ -56,6 +59,7 @@ impl Routine {
         Routine::Fetch,
         Routine::CpuTime,
         Routine::Read,
+        Routine::Text,
         Routine::Write,
         Routine::Call,
         Routine::Await,

@@ -11,8 +11,8 @@ use iced_x86::code_asm::{
 use ingraft_model::layout::record;
 use ingraft_model::snippet::Appended;
 use ingraft_model::{
-    BinaryOp, Called, Expr, Float, Fold, KeptValue, ProgramCall, Restore, Shape, Snippet, Stmt, TimeUnit, UnaryOp,
-    VariableId,
+    BinaryOp, Called, Expr, Float, Fold, KeptValue, ProgramCall, Recorded, Restore, Shape, Snippet, Stmt, TimeUnit,
+    UnaryOp, VariableId,
 };
 
 use crate::code::cost::Cost;
@@ -87,6 +87,15 @@ fn check_stmts(stmts: &[Stmt], bound: &BindingCheck<'_>, depth: u32) -> Result<(
         Stmt::Append(v, capacity, appended) => {
             let fits = (1..=Appended::BYTES_MAX).contains(&appended.bytes.len()) && !appended.bytes.contains(&0);
             if fits { bound(*v, Shape::Buffer(*capacity)) } else { Err(CodegenError::NoAppend) }
+        }
+        Stmt::Record(v, capacity, recorded) => {
+            if recorded.words() > Recorded::WORDS_MAX || recorded.number == u16::MAX || recorded.limit == Some(0) {
+                return Err(CodegenError::NoRecord);
+            }
+            bound(*v, Shape::Buffer(*capacity))?;
+            // The check assumes that all words of the record are on the stack when a value is computed.
+            let depth = (0..recorded.words()).try_fold(depth, |depth, _| deeper(depth))?;
+            recorded.fields.iter().try_for_each(|field| check_expr(field.operand(), bound, depth))
         }
         Stmt::Mark(v, key, _) => bound(*v, Shape::Table(Fold::Last)).and_then(|()| check_expr(key, bound, depth)),
         Stmt::Call(call) => check_call(call, bound, depth),
@@ -457,6 +466,11 @@ impl Generator<'_> {
             Stmt::AddListed(v, listing, key, e) => self.add_listed(*v, *listing, &fold(key), &fold(e))?,
             Stmt::AddIn(v, ranges, number, e) => self.add_in(*v, *ranges, &fold(number), &fold(e))?,
             Stmt::Append(v, capacity, appended) => self.append(*v, *capacity, appended)?,
+            Stmt::Record(v, capacity, recorded) => {
+                let mut folded = recorded.clone();
+                folded.fields.iter_mut().for_each(|field| *field.operand_mut() = fold(field.operand()));
+                self.record(*v, *capacity, &folded)?;
+            }
             Stmt::Mark(v, key, state) => self.mark(*v, &fold(key), *state)?,
             Stmt::Call(call) => self.call_function(&fold_call(call))?,
             Stmt::Store(at, width, e) => self.store(*at, *width, &fold(e))?,

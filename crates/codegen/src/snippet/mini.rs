@@ -226,7 +226,7 @@ impl MiniParts {
         let calls = |routine: Routine| match (routine, env.cpu) {
             (Routine::CpuTime, CpuClock::SystemCall) => 1,
             (Routine::Time, _) if env.wall == WallClock::SystemCall => 1,
-            (Routine::Read | Routine::Write, _) => reading::SYSTEM_CALLS,
+            (Routine::Read | Routine::Text | Routine::Write, _) => reading::SYSTEM_CALLS,
             (Routine::Usage, _) => 1,
             _ => 0,
         };

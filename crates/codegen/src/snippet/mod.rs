@@ -14,6 +14,7 @@ pub(crate) mod listed;
 pub(crate) mod loader;
 pub(crate) mod mini;
 pub(crate) mod reading;
+pub(crate) mod record;
 pub(crate) mod room;
 pub(crate) mod routines;
 pub(crate) mod slot;

@@ -66,7 +66,7 @@ pub(crate) fn check(env: &Environment, snippet: &Snippet) -> Result<(), CodegenE
         Expr::Event(_) if !event::can_read(env) => result = Err(CodegenError::NoEvents),
         _ => {}
     });
-    if snippet.writes() && env.readable.process.is_none() {
+    if (snippet.writes() || snippet.reads_texts()) && env.readable.process.is_none() {
         return Err(CodegenError::NoReads);
     }
     for (at, width) in snippet.stores() {

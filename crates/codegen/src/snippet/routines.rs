@@ -47,6 +47,7 @@ pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, C
             Routine::Await => w.await_engine()?,
             Routine::Room => w.await_room()?,
             Routine::Read => w.memory(MemoryAccess::Read)?,
+            Routine::Text => w.text()?,
             Routine::Write => w.memory(MemoryAccess::Write)?,
             Routine::Usage => w.usage()?,
             Routine::Event => w.event()?,

@@ -40,7 +40,7 @@ pub(super) fn may_write(
         Mode::Point if is_own(env, memory, &[CPU_LAST]) => true,
         Mode::Twin(_) if is_note(env, i, memory, header::CALLS_MISSED) => true,
         Mode::Twin(_) if is_note(env, i, memory, header::EVENTS_UNREAD) => true,
-        Mode::Routine(Routine::Read) if is_note(env, i, memory, header::READS_FAILED) => true,
+        Mode::Routine(Routine::Read | Routine::Text) if is_note(env, i, memory, header::READS_FAILED) => true,
         Mode::Routine(Routine::Write) if is_note(env, i, memory, header::WRITES_FAILED) => true,
         Mode::Routine(Routine::Await) => writes_to_engine(env, i, memory),
         Mode::Routine(Routine::Room) => ends_waits(env, i, memory),
@@ -70,7 +70,7 @@ pub(super) fn may_read(
         Mode::Twin(_) => {
             is_note(env, i, memory, header::CALLS_MISSED) || is_note(env, i, memory, header::EVENTS_UNREAD)
         }
-        Mode::Routine(Routine::Read) => is_note(env, i, memory, header::READS_FAILED),
+        Mode::Routine(Routine::Read | Routine::Text) => is_note(env, i, memory, header::READS_FAILED),
         Mode::Routine(Routine::Write) => is_note(env, i, memory, header::WRITES_FAILED),
         Mode::Point | Mode::Routine(_) => false,
     };

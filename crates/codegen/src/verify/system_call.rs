@@ -1,19 +1,22 @@
 //! System calls of shared routines. The instructions right before a system call set its arguments, and are compared one by one.
 
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
-use ingraft_model::{CpuClock, ThreadIdentity, WallClock};
+use ingraft_model::{CpuClock, Field, ThreadIdentity, WallClock};
 
 use super::waiting;
 use crate::code::environment::Environment;
 use crate::code::routine::Routine;
 use crate::snippet::cpu::{CLOCK_GETTIME, THREAD_CPUTIME};
 use crate::snippet::reading::{LENGTHS, MemoryAccess, VALUE};
+use crate::snippet::record::{PLACES, TEXT};
 use crate::snippet::usage::{GETRUSAGE, THREAD};
 use crate::snippet::wall::CLOCK_MONOTONIC;
 
 /// Number of words that a system call writes: struct timespec, struct rusage.
 pub(super) const TIME_WORDS: usize = 2;
 const RUSAGE_WORDS: usize = 18;
+/// Number of words for a text.
+pub(super) const TEXT_WORDS: usize = Field::TEXT_BYTES as usize / 8;
 /// Length in bytes of `mov edi, imm32; mov rsi, rsp; mov eax, imm32`, which asks for data of the calling thread, written to the words that
 /// were pushed last.
 const CLOCK_CALL: u64 = 13;
@@ -32,6 +35,8 @@ pub(super) struct SystemCall {
     pub start: u64,
     /// Number of words, of those pushed last, that the kernel writes.
     pub writes: usize,
+    /// Number of words that the routine must have pushed; `None` if any number will do.
+    pub pushed: Option<usize>,
 }
 
 /// The system call at `at`, if the routine may make it. `before(n)` is the n-th instruction before `at`.
@@ -44,12 +49,15 @@ pub(super) fn call(
     if matches!(routine, Routine::Await | Routine::Room) {
         return waiting::call(env, routine, before);
     }
+    if routine == Routine::Text {
+        return is_text(env, before);
+    }
     let writes = match routine {
         Routine::Read | Routine::Write => 0,
         Routine::Usage => RUSAGE_WORDS,
         _ => TIME_WORDS,
     };
-    let call = SystemCall { start: at.wrapping_sub(bytes_before(env, routine)), writes };
+    let call = SystemCall { start: at.wrapping_sub(bytes_before(env, routine)), writes, pushed: None };
     permitted(env, routine, at, before).then_some(call)
 }
 
@@ -74,7 +82,8 @@ fn bytes_before(env: &Environment, routine: Routine) -> u64 {
             | Routine::Forked
             | Routine::PruneGoroutine
             | Routine::Park
-            | Routine::Fetch,
+            | Routine::Fetch
+            | Routine::Text,
             _,
         ) => 0,
         (Routine::Read, identity) => READ_CALL + named(identity),
@@ -106,7 +115,8 @@ fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize
         | Routine::Forked
         | Routine::PruneGoroutine
         | Routine::Park
-        | Routine::Fetch => false,
+        | Routine::Fetch
+        | Routine::Text => false,
         Routine::Read => is_memory(env, MemoryAccess::Read, at, before),
         Routine::Write => is_memory(env, MemoryAccess::Write, at, before),
     }
@@ -131,26 +141,6 @@ fn sets(i: &Instruction, r: Register, value: u32) -> bool {
 /// itself. The process is named by its id or by its thread's.
 fn is_memory(env: &Environment, access: MemoryAccess, at: u64, before: &dyn Fn(usize) -> Instruction) -> bool {
     use Register as R;
-    let Some(process) = env.readable.process else { return false };
-    let two = |i: Instruction, mnemonic: Mnemonic, a: Register, b: Register| {
-        i.mnemonic() == mnemonic
-            && i.op_kinds().all(|kind| kind == OpKind::Register)
-            && (i.op0_register(), i.op1_register()) == (a, b)
-    };
-    let copies = |i, to, from| two(i, Mnemonic::Mov, to, from);
-    let clears = |i, r| two(i, Mnemonic::Xor, r, r);
-    let pushes = |i: Instruction, r| i.code() == Code::Push_r64 && i.op0_register() == r;
-    let who = before(5);
-    let named = match env.identity {
-        ThreadIdentity::FsOffset(offset) => {
-            who.code() == Code::Mov_r32_rm32
-                && who.op0_register() == R::EDI
-                && who.memory_segment() == R::FS
-                && (who.memory_base(), who.memory_index()) == (R::None, R::None)
-                && who.memory_displacement64() == u64::from(offset)
-        }
-        ThreadIdentity::FsBase | ThreadIdentity::Locked => sets(&who, R::EDI, process),
-    };
     let words = before(15);
     let (filled, routine) = match access {
         MemoryAccess::Read => (clears(words, R::R8D), Routine::Read),
@@ -175,10 +165,73 @@ fn is_memory(env: &Environment, access: MemoryAccess, at: u64, before: &dyn Fn(u
         && pushes(before(8), R::RDX)
         && pushes(before(7), R::RCX)
         && copies(before(6), R::R10, R::RSP)
-        && named
+        && names_process(env, &before(5))
         && sets(&before(4), R::EDX, 1)
         && sets(&before(3), R::R8D, 1)
         && clears(before(2), R::R9D)
         && sets(&before(1), R::EAX, access.number().cast_unsigned())
         && bounded.ip() == at.wrapping_sub(bytes_before(env, routine))
+}
+
+/// Whether an instruction clears a register, or copies one to another, or pushes one.
+fn two(i: Instruction, mnemonic: Mnemonic, a: Register, b: Register) -> bool {
+    i.mnemonic() == mnemonic
+        && i.op_kinds().all(|kind| kind == OpKind::Register)
+        && (i.op0_register(), i.op1_register()) == (a, b)
+}
+
+fn copies(i: Instruction, to: Register, from: Register) -> bool {
+    two(i, Mnemonic::Mov, to, from)
+}
+
+fn clears(i: Instruction, r: Register) -> bool {
+    two(i, Mnemonic::Xor, r, r)
+}
+
+fn pushes(i: Instruction, r: Register) -> bool {
+    i.code() == Code::Push_r64 && i.op0_register() == r
+}
+
+/// Whether an instruction names the process itself as the first argument of a system call, by its id or by its thread's.
+fn names_process(env: &Environment, who: &Instruction) -> bool {
+    use Register as R;
+    match (env.identity, env.readable.process) {
+        (_, None) => false,
+        (ThreadIdentity::FsOffset(offset), _) => {
+            who.code() == Code::Mov_r32_rm32
+                && who.op0_register() == R::EDI
+                && who.memory_segment() == R::FS
+                && (who.memory_base(), who.memory_index()) == (R::None, R::None)
+                && who.memory_displacement64() == u64::from(offset)
+        }
+        (ThreadIdentity::FsBase | ThreadIdentity::Locked, Some(process)) => sets(who, R::EDI, process),
+    }
+}
+
+/// The system call of [`Routine::Text`], if it copies at most [`Field::TEXT_BYTES`] bytes of the process itself, from the two places that
+/// were pushed, to the words that lay on the stack before the routine.
+fn is_text(env: &Environment, before: &dyn Fn(usize) -> Instruction) -> Option<SystemCall> {
+    use Register as R;
+    let place = before(10);
+    let words = place.code() == Code::Lea_r64_m
+        && (place.op0_register(), place.memory_base(), place.memory_index()) == (R::R9, R::RSP, R::None)
+        && place.memory_displacement64() == TEXT as u64;
+    let right = pushes(before(15), R::R8)
+        && pushes(before(14), R::RDX)
+        && pushes(before(13), R::R9)
+        && pushes(before(12), R::RCX)
+        && copies(before(11), R::R10, R::RSP)
+        && words
+        && sets(&before(9), R::EDX, Field::TEXT_BYTES)
+        && pushes(before(8), R::RDX)
+        && pushes(before(7), R::R9)
+        && copies(before(6), R::RSI, R::RSP)
+        && names_process(env, &before(5))
+        && sets(&before(4), R::EDX, 1)
+        && sets(&before(3), R::R8D, PLACES.cast_unsigned())
+        && clears(before(2), R::R9D)
+        && sets(&before(1), R::EAX, MemoryAccess::Read.number().cast_unsigned());
+    // The place is right if the routine has pushed what lies between it and the stack pointer, and the two words of the place itself.
+    let pushed = Some(TEXT as usize / 8 + 2);
+    right.then(|| SystemCall { start: before(15).ip(), writes: 0, pushed })
 }

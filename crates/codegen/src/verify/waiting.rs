@@ -55,12 +55,12 @@ pub(super) fn call(env: &Environment, routine: Routine, before: &dyn Fn(usize) -
             number(Register::R9, ANY_BIT),
         ])
     };
-    let asks = time().map(|start| SystemCall { start, writes: TIME_WORDS });
+    let asks = time().map(|start| SystemCall { start, writes: TIME_WORDS, pushed: None });
     let other = || match routine {
         Routine::Room => wait(header::DRAINS),
         _ => wake().or_else(|| wait(header::ANSWERED)),
     };
-    asks.or_else(|| other().map(|start| SystemCall { start, writes: 0 }))
+    asks.or_else(|| other().map(|start| SystemCall { start, writes: 0, pushed: None }))
 }
 
 /// Register and value, if all that the instruction does is to set a register to a known value.

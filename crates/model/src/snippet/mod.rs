@@ -1,6 +1,8 @@
 //! Snippets: machine-independent descriptions of the code to run at a point. They have no loops, so every snippet has a worst-case cost
 //! (hollingsworth97, section 3).
 
+mod recorded;
+mod renumber;
 mod text;
 
 use std::sync::Arc;
@@ -13,6 +15,8 @@ use crate::listed::KeyListing;
 use crate::object::ObjectState;
 use crate::table::Fold;
 use crate::vector::Ranges;
+
+pub use self::recorded::{Field, Recorded};
 
 /// A variable of a metric-focus pair. In every shard it takes as many adjacent slots as its [`Shape`] says. The number is local to the
 /// snippets of the pair until the engine replaces it by the index of the variable's first counter.
@@ -464,6 +468,9 @@ pub enum Stmt {
     /// Append bytes to this thread's buffer of this capacity. If the buffer is full, or if the thread has no shard, count them as lost. If
     /// [`Appended::waits`] is set, a thread that has a shard waits for room first.
     Append(VariableId, Capacity, Appended),
+    /// Append values to this thread's buffer of this capacity, as one record (see [`crate::record`]). If there is no room, or if the thread
+    /// has no shard, count the record as lost.
+    Record(VariableId, Capacity, Recorded),
     /// Call a function of the program and ignore its result.
     Call(ProgramCall),
     /// Set an integer of the program at an address that is mapped and writable as long as the process lives. Fork children do not do this.
@@ -525,6 +532,7 @@ impl Snippet {
                 Stmt::If(_, body) => any(body, clock),
                 Stmt::Mark(..) => clock == Clock::Wall,
                 Stmt::Append(_, _, appended) => appended.time && clock == Clock::Wall,
+                Stmt::Record(_, _, recorded) => recorded.time && clock == Clock::Wall,
                 Stmt::Add(..)
                 | Stmt::Set(..)
                 | Stmt::AddAt(..)
@@ -569,6 +577,7 @@ impl Snippet {
                     | Stmt::AddListed(..)
                     | Stmt::Mark(..)
                     | Stmt::Append(..)
+                    | Stmt::Record(..)
                     | Stmt::Call(_)
                     | Stmt::Store(..)
                     | Stmt::Write(..) => {}
@@ -612,8 +621,19 @@ impl Snippet {
     /// Whether the snippet makes system calls to read or set memory of the program, to read counts of the kernel, or to open the counter of an
     /// event.
     pub fn asks_for_data(&self) -> bool {
-        let mut found = self.writes();
+        let mut found = self.writes() || self.reads_texts();
         self.each_expr(&mut |e| found |= matches!(e, Expr::Read(..) | Expr::Usage(_) | Expr::Event(_)));
+        found
+    }
+
+    /// Whether the snippet reads texts for a record.
+    pub fn reads_texts(&self) -> bool {
+        let mut found = false;
+        self.each_stmt(&mut |stmt| {
+            if let Stmt::Record(_, _, recorded) = stmt {
+                found |= recorded.fields.iter().any(|field| matches!(field, Field::Text(_)));
+            }
+        });
         found
     }
 
@@ -643,7 +663,7 @@ impl Snippet {
             matches!(e, Expr::Arg(_) | Expr::ReturnAddress | Expr::Float(_) | Expr::Load(..) | Expr::Read(..))
         };
         self.each_expr(&mut |e| found |= is_input(e));
-        found || !self.calls().is_empty()
+        found || self.reads_texts() || !self.calls().is_empty()
     }
 
     /// The integers of the program that the snippet sets at fixed addresses.
@@ -709,6 +729,7 @@ impl Snippet {
                     | Stmt::GiveUp(_, _, body)
                     | Stmt::CloseHanded(_, body) => all(body, visit),
                     Stmt::Call(call) => call.args.iter().for_each(|e| e.each(visit)),
+                    Stmt::Record(_, _, recorded) => recorded.fields.iter().for_each(|f| f.operand().each(visit)),
                     Stmt::Prune
                     | Stmt::Await
                     | Stmt::Fork
@@ -768,6 +789,7 @@ fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a ProgramCall>) {
                 calls.push(call);
                 call.args.iter().for_each(|e| e.calls_in(calls));
             }
+            Stmt::Record(_, _, recorded) => recorded.fields.iter().for_each(|f| f.operand().calls_in(calls)),
             Stmt::Prune
             | Stmt::Await
             | Stmt::Fork
@@ -804,6 +826,9 @@ fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Call
             | Stmt::GiveUp(_, _, body)
             | Stmt::CloseHanded(_, body) => place_in(body, place)?,
             Stmt::Call(call) => place_call(call, place)?,
+            Stmt::Record(_, _, recorded) => {
+                recorded.fields.iter_mut().try_for_each(|f| f.operand_mut().place_callees(place))?;
+            }
             Stmt::Prune
             | Stmt::Await
             | Stmt::Fork

@@ -167,6 +167,18 @@ impl fmt::Display for Stmt {
                 bytes.iter().try_for_each(|byte| write!(f, " {byte:02x}"))?;
                 f.write_str(";")
             }
+            Stmt::Record(v, _, Recorded { number, time, fields, limit }) => {
+                write!(f, "record v{} {number}", v.0)?;
+                f.write_str(if *time { " time" } else { "" })?;
+                for field in fields {
+                    match field {
+                        Field::Number(e) => write!(f, ", {e}")?,
+                        Field::Text(e) => write!(f, ", text at {e}")?,
+                    }
+                }
+                limit.map_or(Ok(()), |limit| write!(f, " limit {limit}"))?;
+                f.write_str(";")
+            }
             Stmt::Call(call) => write!(f, "{call};"),
             Stmt::Store(at, width, e) => write!(f, "u{} at {:#x} = {e};", 8 * width.bytes(), at.0),
             Stmt::Write(address, width, e) => write!(f, "write({address}, u{}, {e});", 8 * width.bytes()),

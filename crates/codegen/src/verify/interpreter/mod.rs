@@ -623,6 +623,9 @@ impl<'a> Interpreter<'a> {
     fn system_call(&mut self, i: &Instruction, state: &mut AbstractState, mode: Mode) -> Result<(), VerifyError> {
         let at = i.ip();
         let Some(call) = self.call(i, mode) else { return fail(at, Flaw::Forbidden) };
+        if call.pushed.is_some_and(|pushed| state.stack.len() != pushed) {
+            return fail(at, Flaw::Stack);
+        }
         // The kernel writes the answer over words that the routine has pushed.
         for _ in 0..call.writes {
             state.stack.pop().ok_or(VerifyError { at: Avma(at), flaw: Flaw::Stack })?;
@@ -756,6 +759,15 @@ impl<'a> Interpreter<'a> {
                 state.lose(1);
             }
             Routine::Write if !self.facts.writes => return fail(at, Flaw::ForeignWrite),
+            Routine::Text => {
+                // The kernel writes over words that the snippet has pushed, and that hold nothing it needs.
+                let words = state.stack.words().get(self.pushed..).unwrap_or_default();
+                let text = words.len().checked_sub(system_call::TEXT_WORDS).and_then(|from| words.get(from..));
+                if !text.is_some_and(|text| text.iter().all(|word| *word == OTHER)) {
+                    return fail(at, Flaw::Stack);
+                }
+                state.lose(1);
+            }
             Routine::Read | Routine::Write | Routine::Usage | Routine::Event => state.lose(1),
             Routine::Time => state.lose(2),
             Routine::CpuTime | Routine::Await | Routine::Room | Routine::Fork | Routine::Forked => {}

@@ -1,0 +1,242 @@
+//! Records of values in the buffers of threads: whole words, of which the header is written last.
+//!
+//! ```text
+//! 0         position: number of bytes for which a thread has reserved room
+//! 1         number of records that were lost, because the buffer was full
+//! 2         number of records that the thread has made, lost ones too
+//! 3         number of records that were skipped, because the thread had made as many as it may
+//! 8         number of bytes that the engine has taken
+//! 9         number of records at which the engine has last permitted more
+//! 16 ..     the words: the word at byte p is at p modulo the capacity. A header that is not written yet is 0
+//! ```
+//!
+//! A record is its header, and the words of its values. The header holds the number of the statement that made the record, plus 1, in its
+//! lowest 16 bits, and the number of words, header included, in the next 16 bits.
+//!
+//! A thread appends as to the buffers of bytes ([`crate::buffer`]): it compares the position with the bytes taken, reserves room by one
+//! instruction, stores the values, and stores the header last. A signal handler may run in between; its record then lies before or after
+//! that of the thread. A value may be 0, so the engine takes a record only if its header is there, and then all of its words are. It writes
+//! zeros over the words before it stores the new number of bytes taken.
+//!
+//! A full buffer is not closed: the thread appends again as soon as there is room.
+
+use crate::buffer::{Capacity, FIRST, LOST, POSITION, TAKEN, Words};
+use crate::snippet::Recorded;
+
+/// Index of the word with the number of records made.
+pub const MADE: u32 = 2;
+/// Index of the word with the number of records skipped.
+pub const SKIPPED: u32 = 3;
+/// Index of the word with the number of records at which the engine has last permitted more.
+pub const PERMITTED: u32 = 9;
+
+/// The header of a record of these words that the statement with this number makes.
+pub const fn header(number: u16, words: u32) -> u32 {
+    words << 16 | number.wrapping_add(1) as u32
+}
+
+/// The engine's side of a buffer of records. A new buffer is all 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordReader {
+    capacity: Capacity,
+    taken: u64,
+}
+
+/// A record that was taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TakenRecord {
+    /// Number of the statement that made it.
+    pub number: u16,
+    /// Its values.
+    pub words: Vec<u64>,
+}
+
+/// How many records a thread has made, skipped and lost, since its buffer was new.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecordCounts {
+    /// Records made, lost ones too.
+    pub made: u64,
+    /// Records skipped, because the thread had made as many as it may.
+    pub skipped: u64,
+    /// Records lost, because the buffer was full.
+    pub lost: u64,
+}
+
+impl RecordReader {
+    /// A reader of a new buffer.
+    pub const fn new(capacity: Capacity) -> Self {
+        RecordReader { capacity, taken: 0 }
+    }
+
+    /// Takes all records that are written, up to the first one that is not, and permits the thread to make more. The second value tells that
+    /// the buffer is not as threads leave it, because the program has written to it; then all that is in it is dropped.
+    pub fn take(&mut self, words: &impl Words) -> (Vec<TakenRecord>, bool) {
+        let position = words.load(POSITION);
+        let mut records = Vec::new();
+        let mut broken = position.wrapping_sub(self.taken) > u64::from(self.capacity.bytes()) || position % 8 != 0;
+        while !broken && self.taken < position {
+            let header = words.load(self.word(0));
+            let (number, length) = ((header & 0xffff) as u16, (header >> 16) as u32);
+            if header == 0 {
+                break;
+            }
+            broken = number == 0
+                || !(1..=Recorded::WORDS_MAX).contains(&length)
+                || u64::from(length) * 8 > position - self.taken;
+            if broken {
+                break;
+            }
+            let values = (1..length).map(|n| words.load(self.word(n))).collect();
+            (0..length).for_each(|n| words.store(self.word(n), 0));
+            self.taken += u64::from(length) * 8;
+            records.push(TakenRecord { number: number - 1, words: values });
+        }
+        if broken {
+            // What a thread is about to write here is lost too.
+            (0..self.capacity.bytes() / 8).for_each(|n| words.store(FIRST + n, 0));
+            self.taken = 0;
+            words.store(POSITION, 0);
+        }
+        words.store(TAKEN, self.taken);
+        words.store(PERMITTED, words.load(MADE));
+        (records, broken)
+    }
+
+    /// The counts of a thread.
+    pub fn counts(words: &impl Words) -> RecordCounts {
+        RecordCounts { made: words.load(MADE), skipped: words.load(SKIPPED), lost: words.load(LOST) }
+    }
+
+    /// Index of a word of the next record.
+    fn word(&self, n: u32) -> u32 {
+        FIRST + ((self.taken / 8 + u64::from(n)) % u64::from(self.capacity.bytes() / 8)) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::buffer::SLACK;
+
+    struct Buffer(RefCell<Vec<u64>>);
+
+    impl Words for Buffer {
+        fn load(&self, word: u32) -> u64 {
+            self.0.borrow()[word as usize]
+        }
+        fn store(&self, word: u32, value: u64) {
+            self.0.borrow_mut()[word as usize] = value;
+        }
+        fn and(&self, word: u32, mask: u64) {
+            self.0.borrow_mut()[word as usize] &= mask;
+        }
+        fn replace(&self, word: u32, old: u64, new: u64) -> bool {
+            let right = self.load(word) == old;
+            if right {
+                self.store(word, new);
+            }
+            right
+        }
+    }
+
+    /// The steps of generated code.
+    impl Buffer {
+        fn add(&self, word: u32, number: u64) -> u64 {
+            let was = self.load(word);
+            self.store(word, was + number);
+            was
+        }
+        fn reserve(&self, capacity: Capacity, values: usize) -> Option<u64> {
+            self.add(MADE, 1);
+            let room = self.load(POSITION) - self.load(TAKEN) < u64::from(capacity.bytes() - SLACK);
+            if !room {
+                self.add(LOST, 1);
+            }
+            room.then(|| self.add(POSITION, 8 * (1 + values as u64)))
+        }
+        fn write(&self, capacity: Capacity, at: u64, number: u16, values: &[u64]) {
+            let word = |n: usize| FIRST + ((at / 8 + n as u64) % u64::from(capacity.bytes() / 8)) as u32;
+            for (n, value) in (1..).zip(values) {
+                assert_eq!(self.load(word(n)), 0, "a word is overwritten");
+                self.store(word(n), *value);
+            }
+            self.store(word(0), header(number, 1 + values.len() as u32).into());
+        }
+        fn append(&self, capacity: Capacity, number: u16, values: &[u64]) -> bool {
+            let at = self.reserve(capacity, values.len());
+            at.map(|at| self.write(capacity, at, number, values)).is_some()
+        }
+    }
+
+    fn new() -> (Capacity, Buffer, RecordReader) {
+        let capacity = Capacity::of_bytes(0).expect("small");
+        (capacity, Buffer(RefCell::new(vec![0; capacity.slots() as usize])), RecordReader::new(capacity))
+    }
+
+    #[test]
+    fn records_are_taken_in_order_around_the_end() {
+        let (capacity, buffer, mut reader) = new();
+        let (mut written, mut taken) = (Vec::new(), Vec::new());
+        for n in 0..20_000_u64 {
+            let words: Vec<u64> = (0..n % 5).map(|word| if word == 1 { 0 } else { n << word }).collect();
+            assert!(buffer.append(capacity, (n % 7) as u16, &words));
+            written.push(TakenRecord { number: (n % 7) as u16, words });
+            if n % 37 == 0 {
+                let (some, broken) = reader.take(&buffer);
+                assert!(!broken);
+                taken.extend(some);
+            }
+        }
+        taken.extend(reader.take(&buffer).0);
+        assert_eq!(taken, written);
+        assert!(buffer.0.borrow()[FIRST as usize..].iter().all(|word| *word == 0));
+        assert_eq!(RecordReader::counts(&buffer), RecordCounts { made: 20_000, skipped: 0, lost: 0 });
+        assert_eq!(buffer.load(PERMITTED), 20_000);
+    }
+
+    #[test]
+    fn what_has_no_room_is_counted_and_later_records_are_taken() {
+        let (capacity, buffer, mut reader) = new();
+        for _ in 0..3 {
+            let made = (0..5000).filter(|_| buffer.append(capacity, 3, &[7, 0, 8])).count();
+            assert_eq!(reader.take(&buffer).0.len(), made);
+            assert!(made < 5000);
+        }
+        let counts = RecordReader::counts(&buffer);
+        assert_eq!(counts.made, 15_000);
+        assert!(counts.lost > 0);
+    }
+
+    #[test]
+    fn an_interrupted_record_is_taken_once_its_header_is_written() {
+        let (capacity, buffer, mut reader) = new();
+        let at = buffer.reserve(capacity, 2).expect("room");
+        assert!(buffer.append(capacity, 9, &[9]), "a signal handler");
+        assert_eq!(reader.take(&buffer), (vec![], false));
+        buffer.write(capacity, at, 1, &[0, 2]);
+        let [first, second] = reader.take(&buffer).0.try_into().expect("two records");
+        assert_eq!((first.number, first.words), (1, vec![0, 2]));
+        assert_eq!((second.number, second.words), (9, vec![9]));
+    }
+
+    #[test]
+    fn a_buffer_that_the_program_has_destroyed_is_emptied() {
+        for (word, value) in [
+            (POSITION, u64::MAX),
+            (POSITION, 13),
+            (FIRST, u64::MAX),
+            (FIRST, 5),
+            (FIRST, 1 << 16),
+            (FIRST, header(0, 40).into()),
+        ] {
+            let (capacity, buffer, mut reader) = new();
+            assert!(buffer.append(capacity, 1, &[1, 2]));
+            buffer.store(word, value);
+            assert_eq!(reader.take(&buffer), (vec![], true), "{word} {value:#x}");
+            assert!(buffer.append(capacity, 4, &[5]));
+            assert_eq!(reader.take(&buffer), (vec![TakenRecord { number: 4, words: vec![5] }], false));
+        }
+    }
+}
