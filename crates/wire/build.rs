@@ -7,7 +7,7 @@ use std::path::Path;
 use prost::Message;
 use prost_types::FileDescriptorProto;
 
-const FILES: [&str; 11] = [
+const FILES: [&str; 12] = [
     "target",
     "processes",
     "code",
@@ -15,6 +15,7 @@ const FILES: [&str; 11] = [
     "history",
     "metrics",
     "counts",
+    "printed",
     "instrumentation",
     "profiles",
     "traces",

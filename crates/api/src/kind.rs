@@ -17,12 +17,14 @@ pub enum Kind {
     Coverage(CoverageOptions),
     /// The sequence of all blocks that threads execute in `functions`.
     Trace(TraceOptions),
+    /// One record of values for each call of `functions`: what the `print` statements of the metric in `function_metrics` name.
+    Print(PrintOptions),
 }
 
 impl Kind {
     /// Whether the measurement is about whole functions alone: then a request has no `pairs`, and `function_metrics` is not used.
     pub fn is_of_whole_functions(&self) -> bool {
-        !matches!(self, Kind::Metrics)
+        !matches!(self, Kind::Metrics | Kind::Print(_))
     }
 
     /// Whether the measurement is a profile: its counts are read as a whole.
@@ -34,9 +36,18 @@ impl Kind {
     pub fn trace(&self) -> Option<&TraceOptions> {
         match self {
             Kind::Trace(options) => Some(options),
-            Kind::Metrics | Kind::Counts(_) | Kind::Coverage(_) => None,
+            Kind::Metrics | Kind::Counts(_) | Kind::Coverage(_) | Kind::Print(_) => None,
         }
     }
+}
+
+/// Options of printed calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrintOptions {
+    /// Largest number of calls that are printed in a second; `None` for all. Further calls are counted as skipped.
+    pub limit: Option<u32>,
+    /// Capacity of the buffer of each thread.
+    pub capacity: Capacity,
 }
 
 /// Options of exact counts.

@@ -175,6 +175,9 @@ reasons! {
     OneFunction => row("one_function", Usage),
     /// The measurement has values and is no trace.
     NoTrace => row("no_trace", Usage),
+    /// The measurement prints no calls, or the metric of a measurement that prints calls prints none or in several places, or a metric that
+    /// prints calls is asked for its values.
+    NoPrint => row("no_print", Usage),
     /// None of the functions of a trace is in a module that is loaded.
     NotLoadedYet => row("not_loaded_yet", NotFound),
     /// The metric measures nothing without a focus.

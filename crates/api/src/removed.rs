@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ingraft_model::{Avma, HoldTime, Pid, Tid};
 use ingraft_report::{SavedProfile, TraceChunk, TraceEnd};
 
-use crate::{PairInfo, Reading};
+use crate::{PairInfo, PrintedCalls, Reading};
 
 /// Answer to a removal.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -37,6 +37,8 @@ pub struct Removed {
     pub profile: Option<Box<SavedProfile>>,
     /// The end of a trace; `None` if the measurement is no trace.
     pub trace: Option<TraceRest>,
+    /// The last printed calls, and the final numbers; `None` if the measurement prints no calls.
+    pub printed: Option<PrintedCalls>,
     /// Changes that other programs have made to the code: the reason why the code differs from the original, or the places that were
     /// repaired.
     pub warnings: Vec<String>,

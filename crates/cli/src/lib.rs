@@ -106,6 +106,7 @@ async fn with_engines(
         Command::Latency(args) => command::latency::run(args, context, out).await,
         Command::Callers(args) => command::callers::run(args, context, out).await,
         Command::Hist(args) => command::hist::run(args, context, out).await,
+        Command::Print(args) => command::print::run(args, context, out).await,
         Command::Profile(args) => command::profile::run(args, context, out).await,
         Command::Trace(args) => command::trace::run(args, context, out).await,
         Command::Watch(args) => command::watch::run(args, context, out).await,
@@ -136,6 +137,7 @@ fn purpose(command: &Command) -> Use {
         | Command::Latency(_)
         | Command::Callers(_)
         | Command::Hist(_)
+        | Command::Print(_)
         | Command::Hot(HotArgs { calls: true, .. })
         | Command::Profile(_)
         | Command::Trace(_)

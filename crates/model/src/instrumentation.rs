@@ -34,6 +34,34 @@ pub struct Instrumentation {
     pub apart: bool,
     /// Whether an insertion without room in the text is refused. Otherwise its function is copied.
     pub in_place: bool,
+    /// Columns of the records that the code makes, by the number of the record ([`crate::snippet::Recorded::number`]).
+    pub records: Arc<[Vec<Column>]>,
+}
+
+/// A value of a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Column {
+    /// The expression, as the definition writes it.
+    pub name: String,
+    /// Meaning of the value.
+    pub content: ColumnContent,
+}
+
+/// Meaning of a value of a record, and the fields of the record that hold it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ColumnContent {
+    /// A number.
+    Number,
+    /// A text that ends with a zero byte, or at the end of what was read.
+    Text,
+    /// A text whose length in bytes is the next field.
+    BoundedText,
+    /// The address to which the call returns.
+    Caller,
+    /// The call's result.
+    Return,
+    /// The call's time in nanoseconds.
+    Elapsed,
 }
 
 impl Instrumentation {
@@ -49,6 +77,7 @@ impl Instrumentation {
             index_names: self.index_names.clone(),
             apart: self.apart,
             in_place: self.in_place,
+            records: [].into(),
         }
     }
 }

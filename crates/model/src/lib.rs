@@ -49,7 +49,9 @@ pub use histogram::{Bucket, Distribution, Resolution, Scale};
 pub use history::{Bin, Course, History};
 pub use hold::HoldTime;
 pub use index::{BlockId, EdgeId, FunctionId, IndexVec, Key, ModuleId};
-pub use instrumentation::{Insertion, Instrumentation, Order, Role, ValueUnit, Variable, VariableKind};
+pub use instrumentation::{
+    Column, ColumnContent, Insertion, Instrumentation, Order, Role, ValueUnit, Variable, VariableKind,
+};
 pub use layout::{CpuClock, DataArea, ThreadIdentity, WallClock};
 pub use listed::{KeyListing, ListedKeys};
 pub use loops::{Loop, Loops};

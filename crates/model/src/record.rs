@@ -62,6 +62,18 @@ pub struct RecordCounts {
     pub lost: u64,
 }
 
+impl RecordCounts {
+    /// The sums.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        RecordCounts {
+            made: self.made.wrapping_add(other.made),
+            skipped: self.skipped.wrapping_add(other.skipped),
+            lost: self.lost.wrapping_add(other.lost),
+        }
+    }
+}
+
 impl RecordReader {
     /// A reader of a new buffer.
     pub const fn new(capacity: Capacity) -> Self {

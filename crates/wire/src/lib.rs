@@ -19,6 +19,7 @@ mod lower;
 pub mod measure;
 pub mod metric;
 pub mod parts;
+pub mod printed;
 pub mod process;
 pub mod profile;
 mod removed;

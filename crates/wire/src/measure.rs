@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_api::{
-    CountsOptions, CoverageOptions, EnableRequest, Inclusive, Kind, LaunchRequest, TargetSpec, Terms, TraceCondition,
-    TraceOptions,
+    CountsOptions, CoverageOptions, EnableRequest, Inclusive, Kind, LaunchRequest, PrintOptions, TargetSpec, Terms,
+    TraceCondition, TraceOptions,
 };
 use ingraft_model::{Capacity, EVENT_NAMES, FLAVORS_MAX, Flavor};
 
@@ -162,6 +162,9 @@ fn kind_to_wire(kind: Kind) -> Option<Wire> {
             inclusive_calls: inclusive.is_some_and(|of| of.calls),
         })),
         Kind::Coverage(options) => Some(Wire::Coverage(options.into())),
+        Kind::Print(PrintOptions { limit, capacity }) => {
+            Some(Wire::Print(v1::PrintKind { limit: limit.unwrap_or(0), buffer: capacity.bytes() }))
+        }
         Kind::Trace(TraceOptions { capacity, times, lossless, when }) => {
             let buffer = capacity.bytes();
             Some(Wire::Trace(v1::TraceKind { buffer, times, lossless, when: when.to_wire() }))
@@ -176,6 +179,7 @@ fn kind(kind: Wire) -> Result<Kind, FieldError> {
             Err(FieldError::new("coverage.in_place", "is set with `branches`, which need copies of functions"))
         }
         Wire::Coverage(options) => Ok(Kind::Coverage(options.try_into()?)),
+        Wire::Print(options) => print(options).map(Kind::Print).map_err(|e| e.inside("print")),
         Wire::Trace(options) => trace(options).map(Kind::Trace).map_err(|e| e.inside("trace")),
     }
 }
@@ -200,12 +204,21 @@ fn trace(options: v1::TraceKind) -> Result<TraceOptions, FieldError> {
     if when.as_ref().is_some_and(|when| when.function.is_empty()) {
         return Err(FieldError::missing("when.function"));
     }
+    let capacity = capacity(buffer)?;
+    Ok(TraceOptions { capacity, times, lossless, when: read("when", when)? })
+}
+
+fn print(options: v1::PrintKind) -> Result<PrintOptions, FieldError> {
+    let v1::PrintKind { limit, buffer } = options;
+    Ok(PrintOptions { limit: Some(limit).filter(|limit| *limit != 0), capacity: capacity(buffer)? })
+}
+
+fn capacity(buffer: u32) -> Result<Capacity, FieldError> {
     if buffer == 0 {
         return Err(FieldError::missing("buffer"));
     }
     let too_large = || FieldError::new("buffer", format!("is above {}", Capacity::MOST));
-    let capacity = Capacity::of_bytes(buffer).ok_or_else(too_large)?;
-    Ok(TraceOptions { capacity, times, lossless, when: read("when", when)? })
+    Capacity::of_bytes(buffer).ok_or_else(too_large)
 }
 
 #[cfg(test)]
@@ -218,7 +231,7 @@ mod tests {
 
     impl Any for Kind {
         fn any(s: &mut Source<'_>) -> Self {
-            match s.one_of(&[0, 1, 2, 3]) {
+            match s.one_of(&[0, 1, 2, 3, 4]) {
                 0 => Kind::Metrics,
                 1 => {
                     let inclusive = s.next::<Option<bool>>().map(|calls| Inclusive { event: s.one_of(&[0, 4]), calls });
@@ -231,6 +244,10 @@ mod tests {
                     let earlier = s.next::<bool>().then(|| Arc::new(earlier));
                     Kind::Counts(CountsOptions { check: s.next(), inclusive, earlier })
                 }
+                3 => Kind::Print(PrintOptions {
+                    limit: s.next::<Option<u16>>().map(|limit| u32::from(limit) + 1),
+                    capacity: Capacity::of_bytes(s.one_of(&[1, 4096, 1 << 20])).expect("a capacity"),
+                }),
                 2 => Kind::Coverage(CoverageOptions { branches: s.next(), in_place: false }),
                 _ => Kind::Trace(TraceOptions {
                     capacity: Capacity::of_bytes(s.one_of(&[1, 4096, 1 << 20])).expect("a capacity"),

@@ -21,9 +21,9 @@ fn durations() {
         ("0.25", Ok(Duration::from_millis(250))),
         ("0", Err("must be longer than nothing")),
         ("99999999999999999999999", Err("longer than a year")),
-        ("soon", Err(NO_DURATION)),
-        ("1e3", Err(NO_DURATION)),
-        ("--format", Err(NO_DURATION)),
+        ("soon", Err(values::NO_DURATION)),
+        ("1e3", Err(values::NO_DURATION)),
+        ("--format", Err(values::NO_DURATION)),
         ("-1s", Err("a duration is not negative")),
         ("-1", Err("a duration is not negative")),
     ] {

@@ -100,7 +100,7 @@ impl ExpressionMetric {
 }
 
 /// An expression with `$arg.NAME` in the place of each bare `NAME`: an expression at a call has no variables but the call's arguments.
-fn with_names(expr: &str) -> String {
+pub(super) fn with_names(expr: &str) -> String {
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '$';
     let (mut out, mut rest) = (String::new(), expr);
     while let Some(first) = rest.chars().next() {

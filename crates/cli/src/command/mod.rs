@@ -15,6 +15,7 @@ pub(crate) mod lower;
 pub(crate) mod manual;
 pub(crate) mod mdl;
 pub(crate) mod metrics;
+pub(crate) mod print;
 pub(crate) mod profile;
 pub(crate) mod ps;
 pub(crate) mod read;

@@ -17,15 +17,16 @@ use std::time::Duration;
 
 use ingraft_api::{
     EnableRequest, Enabled, Ended, EventEntry, Inserted, LowerRequest, LoweredMetric, MeasurementId, PairInfo,
-    ProcessEntry, ProcessFilter, Reading, Removed,
+    PrintedCalls, ProcessEntry, ProcessFilter, Reading, Removed,
 };
 use ingraft_model::MetricInfo;
 use ingraft_wire::enabled::Collector;
-use ingraft_wire::{FieldError, Snapshot, known, profile, v1};
+use ingraft_wire::{FieldError, Snapshot, known, printed, profile, v1};
 use tokio::sync::mpsc;
 use tonic::Streaming;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
+use v1::calls_client::CallsClient;
 use v1::instrumentation_client::InstrumentationClient;
 use v1::metrics_client::MetricsClient;
 use v1::processes_client::ProcessesClient;
@@ -477,6 +478,22 @@ impl Client {
         Ok(bytes)
     }
 
+    /// Reads the calls that a measurement has printed; with `begin`, the functions too.
+    pub(crate) async fn read_calls(
+        &self,
+        MeasurementId(measurement): MeasurementId,
+        begin: bool,
+    ) -> Result<PrintedCalls, Failure> {
+        let mut client = CallsClient::new(self.service.clone());
+        let answer = client.read(v1::ReadCallsRequest { measurement, begin }).await;
+        let mut stream = answer.map_err(|s| self.failure(&s))?.into_inner();
+        let mut calls = PrintedCalls::default();
+        while let Some(part) = stream.message().await.map_err(|s| self.failure(&s))? {
+            printed::add(&mut calls, part).map_err(|e| self.garbled(&e))?;
+        }
+        Ok(calls)
+    }
+
     /// Removes a measurement, which has `pairs` pairs unless it has grown since. Returns the rest of the file of a trace as bytes.
     pub(crate) async fn remove(
         &self,
@@ -490,7 +507,7 @@ impl Client {
         let mut snapshot = Snapshot::new(pairs);
         let (mut removed, mut complete, mut ended): (Option<Removed>, bool, Option<Ended>) = (None, false, None);
         let (mut parts, mut trace): (Vec<v1::Profile>, Vec<u8>) = (Vec::new(), Vec::new());
-        let mut grown = Collector::default();
+        let (mut grown, mut calls): (_, Option<PrintedCalls>) = (Collector::default(), None);
         while let Some(part) = stream.message().await.map_err(|s| self.failure(&s))? {
             match part.event {
                 Some(Wire::Removed(r)) => removed = Some(r.try_into().map_err(|e| self.garbled(&e))?),
@@ -501,11 +518,15 @@ impl Client {
                 Some(Wire::Last(sample)) => complete = snapshot.apply(sample).map_err(|e| self.garbled(&e))?,
                 Some(Wire::Profile(part)) => parts.push(part),
                 Some(Wire::Trace(part)) => trace.extend(part.bytes),
+                Some(Wire::Printed(part)) => {
+                    printed::add(calls.get_or_insert_default(), part).map_err(|e| self.garbled(&e))?;
+                }
                 Some(Wire::Ended(e)) => ended = Some(e.try_into().map_err(|e| self.garbled(&e))?),
                 None => {}
             }
         }
         let mut removed = removed.ok_or_else(|| self.incomplete("the removal"))?;
+        removed.printed = calls;
         removed.last = complete.then(|| Reading { ended, ..reading(&snapshot) });
         if grown.has_begun() {
             removed.grown = Some(self.whole(grown)?.pairs);

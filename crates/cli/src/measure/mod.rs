@@ -20,7 +20,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_api::{
-    Enabled, Ended, MeasurementId, MetricFocus, PairFacts, PairInfo, Reading, Reason, TotalsReading, Value,
+    Enabled, Ended, MeasurementId, MetricFocus, PairFacts, PairInfo, PrintedCalls, Reading, Reason, TotalsReading,
+    Value,
 };
 use ingraft_model::{Pid, Svma};
 use ingraft_report::{NewestCause, SavedProfile};
@@ -76,6 +77,8 @@ pub(crate) enum Query {
     Counts,
     /// The event totals of each thread.
     Totals,
+    /// The calls that were printed.
+    Printed,
 }
 
 impl MeasurementPlan {
@@ -105,6 +108,11 @@ impl MeasurementPlan {
     /// Returns the plan with queries of a profile at each interval.
     pub(crate) fn queried(self, query: Option<Query>) -> Self {
         MeasurementPlan { query, ..self }
+    }
+
+    /// Returns the plan with another time between two readings.
+    pub(crate) fn each(self, interval: Duration) -> Self {
+        MeasurementPlan { interval, ..self }
     }
 
     /// Returns the plan with histories in phases of this length.
@@ -190,6 +198,8 @@ pub(crate) struct TargetMeasurement {
     unwritten: Option<Failure>,
     /// Latest event totals of a profile; `None` if they were not asked for.
     pub(crate) totals: Option<TotalsReading>,
+    /// The calls that were printed since they were presented; `None` if none are printed.
+    pub(crate) printed: Option<PrintedCalls>,
 }
 
 /// Presentation of a measurement by a command.
@@ -373,6 +383,7 @@ impl MeasurementRun<'_> {
             match self.plan.query {
                 Some(Query::Counts) => site.profile = Some(site.client.profile(site.enabled.id).await?),
                 Some(Query::Totals) => site.totals = Some(site.client.event_totals(site.enabled.id).await?),
+                Some(Query::Printed) => site.take_printed().await?,
                 None => continue,
             }
             view.queried(&self.sites, at, out)?;
@@ -690,6 +701,7 @@ impl TargetMeasurement {
             trace: None,
             unwritten: None,
             totals: None,
+            printed: None,
         }
     }
 
@@ -821,6 +833,17 @@ impl TargetMeasurement {
         }
     }
 
+    /// Takes the calls that were printed since the last time.
+    async fn take_printed(&mut self) -> Result<(), Failure> {
+        let known = self.printed.take().map(|before| before.sites);
+        let mut printed = self.client.read_calls(self.enabled.id, known.is_none()).await?;
+        if let Some(sites) = known {
+            printed.sites = sites;
+        }
+        self.printed = Some(printed);
+        Ok(())
+    }
+
     fn announcement(&self, attach_ms: f64) -> Object {
         announcement(&self.enabled, self.host(), attach_ms)
     }
@@ -897,6 +920,9 @@ impl TargetMeasurement {
         let ended = answer.last.as_ref().and_then(|last| last.ended);
         if let Some(reading) = answer.last {
             self.take(reading, 0);
+        }
+        if answer.printed.is_some() {
+            self.printed = answer.printed;
         }
         self.profile = answer.profile.map(|profile| *profile);
         if let Some(ended) = ended {

@@ -8,6 +8,7 @@ pub(crate) mod hot;
 pub(crate) mod inserted;
 pub(crate) mod keyed;
 pub(crate) mod lowered;
+pub(crate) mod printed;
 pub(crate) mod refused;
 pub(crate) mod times;
 pub(crate) mod totals;
@@ -32,6 +33,7 @@ use ingraft_api::{
 };
 use ingraft_model::{Activations, Bin, MetricInfo, ObjectState, Pid};
 use keyed::{CallerObject, HistObject, KeyedObject};
+use printed::{CallObject, CallsObject};
 use serde::Serialize;
 use times::{CauseObject, TimeObject};
 use totals::{EventTotalsObject, ProfileObject};
@@ -67,6 +69,8 @@ pub(crate) enum Object {
     Keyed(KeyedObject),
     Caller(CallerObject),
     Hist(HistObject),
+    Call(CallObject),
+    Calls(CallsObject),
     Edge(EdgeObject),
     Events(EventsObject),
     CallSite(CallSiteObject),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ingraft_api::{Enabled, MeasurementId, Removed, Terms};
 use ingraft_engine::{Caller, Engine, Error};
 use ingraft_wire::enabled::description;
-use ingraft_wire::{ProtocolFailure, profile, trace, v1};
+use ingraft_wire::{ProtocolFailure, printed, profile, trace, v1};
 use tonic::{Response, Status};
 
 use crate::audit::AuditedRequest;
@@ -245,7 +245,9 @@ pub fn removal(
     let profile = removed.profile.map(|profile| profile::parts(*profile)).into_iter().flatten();
     let events = std::iter::once(head).chain(measured.map(Event::Measured)).chain(last.map(Event::Last));
     let trace = removed.trace.map(|rest| trace::parts(trace::rest(rest.chunks, rest.end))).into_iter().flatten();
+    let printed = removed.printed.map(printed::messages).into_iter().flatten();
     let events = events.chain(profile.map(Event::Profile)).chain(trace.map(Event::Trace));
+    let events = events.chain(printed.map(Event::Printed));
     events.chain(ended.map(Event::Ended)).map(|event| v1::RemoveResponse { event: Some(event) })
 }
 

@@ -14,6 +14,7 @@ use crate::call::OPEN_MESSAGE_BYTES;
 use crate::core::{Core, ServingProgram, payer};
 use crate::waiting::{AnswerPart, PartSender, WaitingMessages};
 
+mod calls;
 mod code;
 mod daemon;
 mod enable;
@@ -61,6 +62,7 @@ impl<T> CallProgress<T> {
 /// a token. They show only the public protocol, and that the daemon runs.
 pub async fn routes(core: &Core) -> Result<(Routes, Health), tonic_reflection::server::Error> {
     use tonic_reflection::server::Builder;
+    use v1::calls_server::CallsServer;
     use v1::code_server::CodeServer;
     use v1::daemon_server::DaemonServer;
     use v1::instrumentation_server::InstrumentationServer;
@@ -81,6 +83,7 @@ pub async fn routes(core: &Core) -> Result<(Routes, Health), tonic_reflection::s
     health.set_serving::<InstrumentationServer<instrumentation::InstrumentationService>>().await;
     health.set_serving::<ProfilesServer<profiles::ProfilesService>>().await;
     health.set_serving::<TracesServer<traces::TracesService>>().await;
+    health.set_serving::<CallsServer<calls::CallsService>>().await;
     health.set_serving::<DaemonServer<daemon::DaemonService>>().await;
 
     let gate = || AuthInterceptor { embedded: core.host() == ServingProgram::CommandLine, any_version: false };
@@ -95,6 +98,7 @@ pub async fn routes(core: &Core) -> Result<(Routes, Health), tonic_reflection::s
         ))
         .add_service(InterceptedService::new(ProfilesServer::new(profiles::ProfilesService(core.clone())), gate()))
         .add_service(InterceptedService::new(TracesServer::new(traces::TracesService(core.clone())), gate()))
+        .add_service(InterceptedService::new(CallsServer::new(calls::CallsService(core.clone())), gate()))
         // This service answers clients of any version, because a client learns the daemon's version from it.
         .add_service(InterceptedService::new(
             DaemonServer::new(daemon::DaemonService(core.clone())),

@@ -48,6 +48,7 @@ pub fn empty(insertions: Vec<Insertion>, metric: Arc<MetricInfo>) -> Instrumenta
         index_names: None,
         apart: false,
         in_place: false,
+        records: [].into(),
     }
 }
 

@@ -6,6 +6,7 @@ mod counts;
 mod coverage;
 mod graph;
 mod metrics;
+pub mod prints;
 mod profile;
 pub mod trace;
 mod whole;
@@ -21,6 +22,7 @@ use crate::session::{Running, Session};
 use self::counts::CountsKind;
 use self::coverage::CoverageKind;
 use self::metrics::MetricsKind;
+use self::prints::PrintKind;
 use self::profile::functions::no_profile;
 use self::trace::TraceKind;
 
@@ -31,6 +33,7 @@ pub fn new(kind: &Kind) -> Box<dyn Running> {
         Kind::Counts(options) => Box::new(CountsKind::new(options)),
         Kind::Coverage(options) => Box::new(CoverageKind::new(*options)),
         Kind::Trace(options) => Box::new(TraceKind::new(options)),
+        Kind::Print(options) => Box::new(PrintKind::new(*options)),
     }
 }
 

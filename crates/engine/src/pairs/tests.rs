@@ -47,6 +47,7 @@ pub fn instrumentation(variables: Vec<Variable>) -> Instrumentation {
         index_names: None,
         apart: false,
         in_place: false,
+        records: [].into(),
     }
 }
 

@@ -98,6 +98,7 @@ pub fn untouched(pid: Pid) -> Removed {
         last: None,
         profile: None,
         trace: None,
+        printed: None,
         warnings: Vec::new(),
         awaited: Vec::new(),
     }

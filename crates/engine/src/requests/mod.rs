@@ -602,6 +602,11 @@ impl Engine {
         kinds::traced(&*self.of_measurement(id, caller)?, id)
     }
 
+    /// The calls that a measurement has printed since the last call. Does not stop the target.
+    pub fn take_printed(&self, id: MeasurementId, caller: Caller) -> Result<PrintedCalls, Error> {
+        kinds::prints::take(&*self.of_measurement(id, caller)?, id)
+    }
+
     /// The tokens that the threads of a trace have written since the last call. Does not stop the target.
     pub fn take_trace(&self, id: MeasurementId, caller: Caller) -> Result<Vec<TraceChunk>, Error> {
         kinds::trace::take(&*self.of_measurement(id, caller)?, id)

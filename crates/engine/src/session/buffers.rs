@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use ingraft_model::Capacity;
 use ingraft_model::buffer::{BufferReader, LOST, Words as _};
+use ingraft_model::record::{RecordCounts, RecordReader, TakenRecord};
 use ingraft_process::{SharedArea, TickClock};
 use rustc_hash::FxHashMap;
 
@@ -42,6 +43,8 @@ pub(crate) struct NewBuffers {
     pub times: bool,
     /// Whether threads wait for room in their buffers.
     pub waits: bool,
+    /// Whether threads append records of values ([`ingraft_model::record`]).
+    pub values: bool,
 }
 
 /// Records of one thread that were drained together.
@@ -72,6 +75,8 @@ pub(crate) struct LastRecords {
     pub unbuffered: u64,
     /// Whether the waits have ended before, because the program filters its system calls.
     pub filtered: bool,
+    /// Numbers of records of values; the lost ones contain those of threads without a buffer.
+    pub counts: RecordCounts,
 }
 
 /// The buffers of all measurements that have some.
@@ -97,6 +102,8 @@ struct Drain {
     next: u32,
     /// Last records of threads that have ended.
     ended: Vec<Drained>,
+    /// Numbers of records of values of threads that have ended.
+    ended_counts: RecordCounts,
 }
 
 /// Waits of threads for room in their buffers.
@@ -114,9 +121,42 @@ struct Stream {
     identity: u64,
     number: u32,
     sequence: u64,
-    reader: BufferReader,
+    reader: StreamReader,
     /// Beginning of a record whose end was not written yet.
     rest: Vec<u8>,
+}
+
+/// The reader of a thread's buffer.
+#[derive(Debug)]
+enum StreamReader {
+    /// Of bytes.
+    Bytes(BufferReader),
+    /// Of records of values.
+    Values(RecordReader),
+}
+
+/// Records of values as bytes: the number of the statement and the number of words, four bytes each, and the words.
+fn bytes_of(records: Vec<TakenRecord>) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(records.iter().map(|record| 8 + 8 * record.words.len()).sum());
+    for TakenRecord { number, words } in records {
+        bytes.extend(u32::from(number).to_le_bytes());
+        bytes.extend(u32::try_from(words.len()).unwrap_or_default().to_le_bytes());
+        words.iter().for_each(|word| bytes.extend(word.to_le_bytes()));
+    }
+    bytes
+}
+
+/// Reads records of values from the bytes of [`bytes_of`].
+pub(crate) fn values_in(bytes: &[u8]) -> Vec<TakenRecord> {
+    let word = |at: usize| bytes.get(8 * at..8 * at + 8).and_then(|word| word.try_into().ok()).map(u64::from_le_bytes);
+    let (mut records, mut at) = (Vec::new(), 0);
+    while let Some(head) = word(at) {
+        let length = (head >> 32) as usize;
+        let words: Vec<u64> = (1..=length).map_while(|n| word(at + n)).collect();
+        records.push(TakenRecord { number: head as u16, words });
+        at += 1 + length;
+    }
+    records
 }
 
 fn end_waits(area: &SharedArea) {
@@ -139,6 +179,7 @@ impl Buffers {
             streams: FxHashMap::default(),
             next: 0,
             ended: Vec::new(),
+            ended_counts: RecordCounts::default(),
         };
         self.drains.insert(id, drain);
     }
@@ -175,12 +216,18 @@ impl Buffers {
     ) -> Option<LastRecords> {
         let drain = self.drains.remove(&id)?;
         let NewBuffers { first, capacity, .. } = drain.new;
+        let counts = drain.counts(area);
         // Threads without a shard of their own count here what they would have appended.
         let unbuffered = area.and_then(|area| Some(area.buffer(0, first, capacity.slots())?.load(LOST)));
         if let Some(area) = area.filter(|_| drain.waits.is_some()) {
             end_waits(area);
         }
-        Some(LastRecords { drained, unbuffered: unbuffered.unwrap_or(0), filtered: drain.filtered })
+        Some(LastRecords { drained, unbuffered: unbuffered.unwrap_or(0), filtered: drain.filtered, counts })
+    }
+
+    /// Numbers of records of values of a measurement; `None` if it has no buffers.
+    pub(super) fn counts(&self, id: MeasurementId, area: Option<&SharedArea>) -> Option<RecordCounts> {
+        Some(self.drains.get(&id)?.counts(area))
     }
 
     /// Whether a check for filters of system calls is due, because threads of a measurement wait for room. The next check is due later.
@@ -231,6 +278,7 @@ impl Buffers {
             // Nobody may come for the records.
             drain.ended.extend(last.map(|last| last.bounded(ENDED_MAX.saturating_sub(held))));
             drain.streams.remove(&shard);
+            drain.ended_counts = drain.ended_counts.plus(drain.counts_of(area, shard));
         }
     }
 }
@@ -240,6 +288,23 @@ impl Drain {
     /// than the times in the records before.
     fn now(&self, clock: Option<&TickClock>) -> (u64, u64) {
         clock.filter(|_| self.new.times).map_or_else(|| (0, now_ns()), TickClock::with_unix_time)
+    }
+
+    /// Numbers of records of values of all threads.
+    fn counts(&self, area: Option<&SharedArea>) -> RecordCounts {
+        let Some(area) = area.filter(|_| self.new.values) else { return self.ended_counts };
+        let shards = Shards::claims(area).into_iter().map(|(shard, _)| shard);
+        let live = shards.map(|shard| self.counts_of(area, shard));
+        // Threads without a shard of their own only count what they lose.
+        let shared = RecordCounts { made: 0, skipped: 0, ..self.counts_of(area, 0) };
+        let unbuffered = RecordCounts { made: shared.lost, ..shared };
+        live.fold(self.ended_counts.plus(unbuffered), RecordCounts::plus)
+    }
+
+    fn counts_of(&self, area: &SharedArea, shard: u32) -> RecordCounts {
+        let NewBuffers { first, capacity, values, .. } = self.new;
+        let buffer = area.buffer(shard, first, capacity.slots()).filter(|_| values);
+        buffer.map_or_else(RecordCounts::default, |buffer| RecordReader::counts(&buffer))
     }
 
     /// Takes the records of the thread that holds a shard.
@@ -254,13 +319,25 @@ impl Drain {
         let buffer = area.buffer(shard, first, capacity.slots())?;
         let known = self.streams.get(&shard).is_some_and(|stream| stream.identity == identity);
         if !known {
-            let (number, reader) = (self.next, BufferReader::new(capacity));
+            let number = self.next;
+            let reader = match self.new.values {
+                true => StreamReader::Values(RecordReader::new(capacity)),
+                false => StreamReader::Bytes(BufferReader::new(capacity)),
+            };
             self.next += 1;
             self.streams.insert(shard, Stream { identity, number, sequence: 0, reader, rest: Vec::new() });
         }
         let stream = self.streams.get_mut(&shard)?;
-        let taken = stream.reader.take(&buffer);
-        let (bytes, gap) = stream.complete((taken.bytes, taken.gap), self.complete);
+        let (bytes, gap) = match &mut stream.reader {
+            StreamReader::Bytes(reader) => {
+                let taken = reader.take(&buffer);
+                stream.complete((taken.bytes, taken.gap), self.complete)
+            }
+            StreamReader::Values(reader) => {
+                let (records, broken) = reader.take(&buffer);
+                (bytes_of(records), broken)
+            }
+        };
         if bytes.is_empty() && !gap {
             return None;
         }
@@ -311,7 +388,7 @@ mod tests {
     }
 
     fn stream() -> Stream {
-        let reader = BufferReader::new(Capacity::of_bytes(0).expect("a capacity"));
+        let reader = StreamReader::Bytes(BufferReader::new(Capacity::of_bytes(0).expect("a capacity")));
         Stream { identity: 1, number: 0, sequence: 0, reader, rest: Vec::new() }
     }
 
@@ -329,6 +406,17 @@ mod tests {
         let mut stream = stream();
         assert_eq!(stream.complete((vec![1, 1, 2], true), pairs), (vec![1, 1], true));
         assert_eq!(stream.complete((vec![5, 5], false), pairs), (vec![5, 5], false));
+    }
+
+    #[test]
+    fn records_of_values_come_back_from_their_bytes() {
+        let record = |number, words: &[u64]| TakenRecord { number, words: words.to_vec() };
+        let records = vec![record(3, &[1, 0, u64::MAX]), record(0, &[]), record(65_534, &[7])];
+        let bytes = bytes_of(records.clone());
+        assert_eq!(values_in(&bytes), records);
+        for cut in 0..bytes.len() {
+            assert!(values_in(&bytes[..cut]).len() <= records.len());
+        }
     }
 
     #[test]
@@ -351,7 +439,7 @@ mod tests {
         let [waiting, other] = [MeasurementId(1), MeasurementId(2)];
         for (id, waits) in [(waiting, true), (other, false)] {
             let capacity = Capacity::of_bytes(0).expect("a capacity");
-            buffers.begin::<Bytes>(id, NewBuffers { first: 0, capacity, times: false, waits });
+            buffers.begin::<Bytes>(id, NewBuffers { first: 0, capacity, times: false, waits, values: false });
         }
         assert!(buffers.wait(Some(waiting)) && !buffers.wait(Some(other)) && buffers.wait(None));
         assert!(!buffers.is_check_due(waiting, begin), "the measurement has just begun");

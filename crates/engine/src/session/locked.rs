@@ -3,18 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ingraft_model::record::RecordCounts;
 use ingraft_model::token::Token;
 use ingraft_model::{FunctionId, Instrumentation, MetricInfo, PointKind, Variable};
 use ingraft_process::{Target, TickClock};
 use rustc_hash::FxHashSet;
 
-use crate::api::{MeasurementId, RefusedFunction};
+use crate::api::{MeasurementId, ModulePlace, RefusedFunction};
 use crate::error::Error;
 use crate::pairs::counters::too_many;
 use crate::pairs::{Pair, PairKey};
 use crate::program::modules::{ModuleFile, Modules};
 use crate::program::unwind_targets::marks;
-use crate::readings::values::Columns;
+use crate::readings::values::{Columns, Shards};
 use crate::weaving::plan::Woven;
 use crate::weaving::positions::ProgramCounters;
 
@@ -94,6 +95,26 @@ impl<'s> Locked<'s> {
         self.session.shared().columns().map(|columns| read(&columns))
     }
 
+    /// The sum of a counter over all threads, those without a shard of their own included.
+    pub fn sum(&self, counter: u32) -> i64 {
+        let shared = self.session.shared();
+        let common = shared.area().map_or(0, |area| Shards::load(&**area, 0, counter));
+        shared.columns().map_or(0, |columns| columns.sum(counter)).wrapping_add(common)
+    }
+
+    /// Sets the place of each address that is one of code: of the call that returns to it.
+    pub fn place_code<'a>(&self, wanted: impl Iterator<Item = (u64, &'a mut Option<Box<ModulePlace>>)>) {
+        let wanted: Vec<_> = wanted.collect();
+        let mut places = self.session.code_places();
+        let unknown = places.unknown(wanted.iter().map(|(at, _)| *at));
+        if !unknown.is_empty() {
+            places.learn(&self.session.target, &self.control.modules, &self.session.context.images, &unknown);
+        }
+        for (at, place) in wanted {
+            *place = places.get(at).map(|named| Box::new(named.place.clone()));
+        }
+    }
+
     /// Reads counters while all threads are held; see [`Session::observe`].
     pub fn observe(
         &self,
@@ -154,6 +175,12 @@ impl<'s> Locked<'s> {
     /// Ends the buffers of the measurement, whose code was taken out; `None` if it has none.
     pub fn end_buffers<R: Records>(&self) -> Option<LastRecords> {
         self.session.end_buffers::<R>(self.id)
+    }
+
+    /// Numbers of records of values that threads have made, skipped and lost.
+    pub fn record_counts(&self) -> RecordCounts {
+        let shared = self.session.shared();
+        shared.buffers().counts(self.id, shared.area().map(|area| &**area)).unwrap_or_default()
     }
 
     /// Whether threads wait for room in buffers of the measurement.

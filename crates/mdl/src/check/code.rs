@@ -4,7 +4,9 @@ use ingraft_model::ObjectKind;
 
 use super::meta::DefinitionCheck;
 use super::types::{MetaType, PointType};
-use crate::ast::{Accumulator, AssignOp, Clock, CodeKind, CodeStatement, ExprKind, SyntaxExpr, VectorIndex};
+use crate::ast::{
+    Accumulator, AssignOp, CalledName, Clock, CodeKind, CodeStatement, ExprKind, SyntaxExpr, VectorIndex,
+};
 use crate::diagnostic::{Severity, codes};
 use crate::source::SourceSpan;
 
@@ -23,6 +25,11 @@ const REQUESTS: [(&str, Accumulator, usize); 9] = [
 
 /// Calls that act on a list of objects. Their arguments are the metric, an address and a kind of object.
 const MARKS: [&str; 2] = ["discover", "retire"];
+
+/// Whether a call is the statement `print`.
+fn is_print(callee: &CalledName) -> bool {
+    callee.name == "print" && !callee.quoted
+}
 
 impl DefinitionCheck<'_, '_> {
     pub(super) fn code(&mut self, code: &CodeStatement) {
@@ -55,10 +62,27 @@ impl DefinitionCheck<'_, '_> {
                 self.value(value);
             }
             ExprKind::Step(target, _) => self.target(target),
+            ExprKind::Call(callee, args) if is_print(callee) => self.printed(args),
             ExprKind::Call(..) => self.value(expr),
             _ => {
                 self.value(expr);
                 self.report(codes::IGNORED, Severity::Warning, expr.span, "this value is not used");
+            }
+        }
+    }
+
+    /// Checks the values that `print` records. `str` reads a text there.
+    fn printed(&mut self, args: &[SyntaxExpr]) {
+        for arg in args {
+            match &arg.bare().kind {
+                ExprKind::Call(callee, parts) if callee.name == "str" && !callee.quoted => {
+                    parts.iter().for_each(|part| self.value(part));
+                    if !(1..=2).contains(&parts.len()) {
+                        self.error(codes::TYPE, arg.span, "`str` takes an address, and perhaps a length").help =
+                            Some("write `str($arg[1])` or `str($arg[1], $arg[2])`".to_owned());
+                    }
+                }
+                _ => self.value(arg),
             }
         }
     }
@@ -142,6 +166,10 @@ impl DefinitionCheck<'_, '_> {
                 self.value(index);
                 let found = self.indexed(name, index);
                 self.number(expr.span, &found);
+            }
+            ExprKind::Call(callee, _) if is_print(callee) => {
+                self.error(codes::PLACE, expr.span, "`print` has no value").help =
+                    Some("write it as a statement: `print($arg[0]);`".to_owned());
             }
             ExprKind::Call(callee, args) => {
                 let request = REQUESTS.iter().find(|r| r.0 == callee.name && !callee.quoted);

@@ -82,7 +82,7 @@ impl<'a> Evaluator<'a> {
     fn known(&self, metric: &str, focus: &Focus, function: FunctionId) -> Option<Instrumentation> {
         let all = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let known = all.iter().find(|known| known.is_like(metric, focus))?;
-        let Instrumentation { metric, variables, event, thread, object, index_names, apart, in_place, .. } =
+        let Instrumentation { metric, variables, event, thread, object, index_names, apart, in_place, records, .. } =
             &known.instrumentation;
         let insertions = known.instrumentation.insertions.iter().cloned();
         Some(Instrumentation {
@@ -95,6 +95,7 @@ impl<'a> Evaluator<'a> {
             index_names: index_names.clone(),
             apart: *apart,
             in_place: *in_place,
+            records: Arc::clone(records),
         })
     }
 }

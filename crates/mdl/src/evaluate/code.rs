@@ -129,6 +129,7 @@ impl<'a> Evaluation<'a> {
                         out.push(Stmt::Observe(histogram, Resolution::Fine, value, clock));
                     }
                 }
+                ("print", args) => self.printed(expr, args, out),
                 ("discover" | "retire", [list, address, kind]) if self.object_list(list).is_some() => {
                     let (list, address) = (self.object_list(list), self.value(address));
                     let kind =

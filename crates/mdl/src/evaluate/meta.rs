@@ -6,8 +6,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use ingraft_model::{
-    Clock, Flavor, Focus, FunctionId, IndexNames, Insertion, LoopEdges, ModuleId, Parts, PointId, PointKind, Refusal,
-    Resolution, ResourcePath, Shape, Snippet, Stmt, ValueUnit, Variable, VariableId, VariableKind,
+    Clock, Column, Flavor, Focus, FunctionId, IndexNames, Insertion, LoopEdges, ModuleId, Parts, PointId, PointKind,
+    Refusal, Resolution, ResourcePath, Shape, Snippet, Stmt, ValueUnit, Variable, VariableId, VariableKind,
 };
 
 use super::events::{EventReadMethod, EventTimer};
@@ -172,6 +172,8 @@ pub(super) struct Evaluation<'a> {
     /// Assignments inside expressions of the current statement, which run before it.
     pub(super) before: Vec<Stmt>,
     pub(super) event_timer: Option<EventTimer>,
+    /// The `print` statements, by source and position, with the columns of their records.
+    pub(super) recorded: Vec<((usize, SourceSpan), Vec<Column>)>,
 }
 
 impl<'a> Evaluation<'a> {
@@ -219,6 +221,7 @@ impl<'a> Evaluation<'a> {
             before: Vec::new(),
             event: None,
             event_timer: None,
+            recorded: Vec::new(),
         }
     }
 

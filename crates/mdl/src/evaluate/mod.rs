@@ -8,6 +8,7 @@ mod flavor;
 mod frame;
 mod insert;
 mod meta;
+mod printed;
 mod select;
 mod text;
 mod vector;
@@ -74,6 +75,7 @@ fn evaluate_and_tell(
         index_names: evaluation.index_names,
         apart: false,
         in_place: false,
+        records: evaluation.recorded.into_iter().map(|(_, columns)| columns).collect(),
     };
     Ok((Evaluated { instrumentation, warnings }, beyond))
 }

@@ -40,6 +40,7 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
             | Stmt::GiveUp(_, _, inner)
             | Stmt::CloseHanded(_, inner) => each_expr(inner, visit),
             Stmt::Call(call) => call.args.iter_mut().for_each(|e| parts(e, visit)),
+            Stmt::Record(_, _, recorded) => recorded.fields.iter_mut().for_each(|f| parts(f.operand_mut(), visit)),
             Stmt::Start(..)
             | Stmt::Stop(..)
             | Stmt::Prune

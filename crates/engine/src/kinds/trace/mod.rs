@@ -151,7 +151,7 @@ impl Running for TraceKind {
             began_ns: now_ns(),
             clock: times.then(|| at.wall_clock().map(TickClock::scale)).flatten(),
         };
-        at.begin_buffers::<TraceKind>(NewBuffers { first, capacity, times, waits: lossless });
+        at.begin_buffers::<TraceKind>(NewBuffers { first, capacity, times, waits: lossless, values: false });
         self.begun = Some((program, code));
     }
 
@@ -171,7 +171,7 @@ impl Running for TraceKind {
     }
 
     fn ended(&mut self, at: &mut Locked<'_>, removed: &mut Removed) {
-        let Some(LastRecords { drained, unbuffered, filtered }) = at.end_buffers::<TraceKind>() else { return };
+        let Some(LastRecords { drained, unbuffered, filtered, .. }) = at.end_buffers::<TraceKind>() else { return };
         let end = TraceEnd { ended_ns: now_ns(), unbuffered };
         removed.trace = Some(TraceRest { chunks: chunks(drained), end });
         let what = "the program began to filter its system calls, so that its threads did not wait for room any more";

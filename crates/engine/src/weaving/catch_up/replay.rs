@@ -79,6 +79,7 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
             | Stmt::AddListed(..)
             | Stmt::Mark(..)
             | Stmt::Append(..)
+            | Stmt::Record(..)
             | Stmt::Call(_)
             | Stmt::Store(..)
             | Stmt::Write(..) => {}
@@ -203,6 +204,7 @@ impl<'a> Shard<'a> {
                 | Stmt::AddListed(..)
                 | Stmt::Mark(..)
                 | Stmt::Append(..)
+                | Stmt::Record(..)
                 | Stmt::Call(_)
                 | Stmt::Store(..)
                 | Stmt::Write(..) => {}

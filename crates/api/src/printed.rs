@@ -1,0 +1,74 @@
+//! Printed calls: one record of values for each call.
+
+use ingraft_model::Column;
+
+use crate::{ModulePlace, NamedFunction};
+
+/// Calls that were printed since the last reading.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PrintedCalls {
+    /// The functions, with the columns of their calls. [`PrintedCall::site`] is an index into them.
+    pub sites: Vec<PrintedSite>,
+    /// The calls, in the order of their times.
+    pub calls: Vec<PrintedCall>,
+    /// Numbers of calls since the measurement began. In the answer to the removal they are final; before, calls may be on their way.
+    pub counts: CallNumbers,
+}
+
+/// A function whose calls are printed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PrintedSite {
+    /// The function.
+    pub function: NamedFunction,
+    /// Columns of its calls.
+    pub columns: Vec<Column>,
+}
+
+/// A call that was printed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PrintedCall {
+    /// Index of the function.
+    pub site: usize,
+    /// Thread that made the call.
+    pub tid: u32,
+    /// Unix time in nanoseconds at which the record was made.
+    pub time_ns: u64,
+    /// A value for each column.
+    pub values: Vec<PrintedValue>,
+}
+
+/// A value of a printed call.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PrintedValue {
+    /// A number.
+    Number(i64),
+    /// Bytes of a text, without its end.
+    Text {
+        /// The bytes.
+        bytes: Vec<u8>,
+        /// Whether the text goes on behind these bytes.
+        cut: bool,
+    },
+    /// A text that could not be read.
+    Unreadable,
+    /// The address to which the call returns, and the place of the call if it is known.
+    Caller(u64, Option<Box<ModulePlace>>),
+}
+
+/// Numbers of calls. `calls` is the sum of the others once the measurement has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallNumbers {
+    /// Calls that began.
+    pub calls: u64,
+    /// Calls that were printed.
+    pub printed: u64,
+    /// Calls for which the condition did not hold.
+    pub unmet: u64,
+    /// Calls that were not printed because of the limit.
+    pub skipped: u64,
+    /// Calls that were not printed because a buffer was full, or because their thread had none.
+    pub lost: u64,
+    /// Calls that are printed at their end, and that ended otherwise (by an exception, longjmp, or with their thread) or had not ended when
+    /// the measurement did.
+    pub left: u64,
+}

@@ -1,0 +1,355 @@
+//! `ingraft print`: one line for each call of a function.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use ingraft_api::{
+    CallNumbers, EnableRequest, Kind, ModulePlace, PrintOptions, PrintedCall, PrintedSite, PrintedValue,
+};
+use ingraft_model::{Capacity, ColumnContent, Offset};
+
+use super::expression::{ExpressionMetric, with_names};
+use crate::args::PrintArgs;
+use crate::conn::RequestTarget;
+use crate::exit::{Failure, Stop};
+use crate::measure::{self, CommandContext, MeasurementPlan, MeasurementView, Query, TargetMeasurement};
+use crate::objects::Object;
+use crate::objects::printed::{CallObject, CallValue, CallsObject};
+use crate::output::number::{grouped_u64, plural, time};
+use crate::output::{self, DIM, HEADING, Output};
+
+/// Time between two readings.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// Time after which a measurement by a daemon ends if no other is given.
+const EXPIRY: Duration = Duration::from_secs(3600);
+/// Name of the metric that the command defines.
+const METRIC: &str = "calls printed";
+
+/// Runs the command.
+pub(crate) async fn run(mut args: PrintArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
+    let definition = definition(&args);
+    if args.show_mdl {
+        return ExpressionMetric::show(&[definition], out);
+    }
+    ExpressionMetric::accept(std::slice::from_ref(&definition), context.common.format)?;
+    let too_large = || Failure::usage("the buffers are too large", "give --buffer fewer KiB");
+    let capacity = Capacity::of_bytes(args.buffer << 10).ok_or_else(too_large)?;
+    let own = EnableRequest {
+        functions: vec![args.function.clone()],
+        function_metrics: vec![definition.metric.clone()],
+        definitions: ExpressionMetric::sources(&[definition]),
+        allow_calls: args.measure.allow_calls,
+        kind: Kind::Print(PrintOptions { limit: args.limit.0, capacity }),
+        ..EnableRequest::default()
+    };
+    let expiry = args.expire.or_else(|| (!context.engines.is_embedded()).then_some(EXPIRY));
+    let ends_early = expiry.filter(|expiry| args.measure.duration.is_none_or(|duration| duration > *expiry));
+    args.measure.duration = ends_early.or(args.measure.duration);
+    let request = |target: RequestTarget| {
+        let mut request = measure::request(target, &args.measure, own.clone());
+        (request.measure.keep, request.measure.family) = (false, false);
+        request
+    };
+    let plan = MeasurementPlan::new(&args.measure, &args.target, request, out);
+    let plan = plan.queried(Some(Query::Printed)).each(INTERVAL);
+    let (started, format) = (Instant::now(), context.common.format);
+    measure::run(plan, context, &mut PrintView { exprs: &args.exprs }, out).await?;
+    if let Some(expiry) = ends_early.filter(|expiry| started.elapsed() >= *expiry) {
+        let after = humantime::format_duration(expiry);
+        output::warn(&format!("printing ended after {after}; --expire gives it another time"), format);
+    }
+    Ok(())
+}
+
+/// The definition of what is printed: the values, and the caller, the result and the time of the call.
+fn definition(args: &PrintArgs) -> ExpressionMetric {
+    let mut values: Vec<String> = args.exprs.iter().map(|expr| with_names(expr)).collect();
+    values.push("$caller".to_owned());
+    if !args.entry {
+        values.extend(["$return", "$elapsed"].map(str::to_owned));
+    }
+    let slower = args.slower.map(|slower| format!("$elapsed > {}", slower.as_nanos()));
+    let conditions: Vec<String> = args.condition.iter().map(|condition| with_names(condition)).chain(slower).collect();
+    let act = format!("printed++; print({});", values.join(", "));
+    let code = match conditions.as_slice() {
+        [] => act,
+        [one] => format!("if ({one}) {{ {act} }}"),
+        all => format!("if (({})) {{ {act} }}", all.join(") && (")),
+    };
+    let point = match args.entry {
+        true => "append preInsn $constraint[0].entry",
+        false => "prepend preInsn $constraint[0].return",
+    };
+    let text = format!(
+        "metric printed {{\n    name \"{METRIC}\";\n    units calls;\n    aggregateOperator sum;\n    style EventCounter;\n    \
+         constraint ofFunction /Code/* is replace counter {{\n        {point} (* {code} *)\n    }}\n    base is counter \
+         {{\n    }}\n}}\n"
+    );
+    ExpressionMetric { metric: METRIC.to_owned(), text }
+}
+
+struct PrintView<'a> {
+    /// The expressions that were asked for.
+    exprs: &'a [String],
+}
+
+impl MeasurementView for PrintView<'_> {
+    fn reading(&mut self, _: &[TargetMeasurement], _: usize, _: &mut Output) -> Result<(), Stop> {
+        Ok(())
+    }
+
+    fn queried(&mut self, sites: &[TargetMeasurement], at: usize, out: &mut Output) -> Result<(), Stop> {
+        let Some(site) = sites.get(at) else { return Ok(()) };
+        self.calls(site, sites.len() > 1, out)
+    }
+
+    fn last(&mut self, sites: &[TargetMeasurement], out: &mut Output) -> Result<(), Stop> {
+        for site in sites {
+            self.calls(site, sites.len() > 1, out)?;
+            let Some(printed) = &site.printed else { continue };
+            let CallNumbers { calls, printed, unmet, skipped, lost, left } = printed.counts;
+            out.text(&summary(printed_numbers(site)))?;
+            out.object(&Object::Calls(CallsObject {
+                host: site.host(),
+                pid: site.pid(),
+                calls,
+                printed,
+                unmet,
+                skipped,
+                lost,
+                left,
+            }))?;
+        }
+        Ok(())
+    }
+}
+
+fn printed_numbers(site: &TargetMeasurement) -> CallNumbers {
+    site.printed.as_ref().map(|printed| printed.counts).unwrap_or_default()
+}
+
+/// A line with the numbers of calls.
+fn summary(numbers: CallNumbers) -> String {
+    let CallNumbers { calls, printed, unmet, skipped, lost, left } = numbers;
+    let parts = [
+        (printed, "printed"),
+        (unmet, "did not meet the condition"),
+        (skipped, "skipped by the limit (--limit)"),
+        (lost, "lost (--buffer)"),
+        (left, "did not return"),
+    ];
+    let parts = parts.iter().filter(|(number, what)| *number > 0 || *what == "printed");
+    let parts: Vec<String> = parts.map(|(number, what)| format!("{} {what}", grouped_u64(*number))).collect();
+    format!("{}: {}\n", plural(calls, "call", "calls"), parts.join(", "))
+}
+
+impl PrintView<'_> {
+    /// Prints what has come of a target.
+    fn calls(&self, site: &TargetMeasurement, several: bool, out: &mut Output) -> Result<(), Stop> {
+        let Some(printed) = site.printed.as_ref().filter(|printed| !printed.calls.is_empty()) else { return Ok(()) };
+        out.begin_batch();
+        for call in &printed.calls {
+            let Some(of) = printed.sites.get(call.site) else { continue };
+            let call = NamedCall::new(self.exprs, of, call);
+            if out.json() {
+                out.object(&Object::Call(call.object(site)))?;
+            } else {
+                out.text(&call.line(several.then_some(site.pid())))?;
+            }
+        }
+        out.end_batch()
+    }
+}
+
+/// A call with what its values mean.
+struct NamedCall<'a> {
+    of: &'a PrintedSite,
+    call: &'a PrintedCall,
+    /// The values that were asked for, by their expressions.
+    values: Vec<(&'a str, &'a PrintedValue)>,
+    caller: Option<String>,
+    result: Option<i64>,
+    elapsed_ns: Option<i64>,
+}
+
+impl<'a> NamedCall<'a> {
+    fn new(exprs: &'a [String], of: &'a PrintedSite, call: &'a PrintedCall) -> Self {
+        let values = exprs.iter().map(String::as_str).zip(&call.values).collect();
+        // What was not asked for is behind what was.
+        let own = || of.columns.iter().zip(&call.values).skip(exprs.len());
+        let number = |content| {
+            own().find_map(|(column, value)| match value {
+                PrintedValue::Number(number) if column.content == content => Some(*number),
+                _ => None,
+            })
+        };
+        let caller = own().find_map(|(_, value)| match value {
+            PrintedValue::Caller(address, place) => Some(place_name(*address, place.as_deref())),
+            _ => None,
+        });
+        let (result, elapsed_ns) = (number(ColumnContent::Return), number(ColumnContent::Elapsed));
+        NamedCall { of, call, values, caller, result, elapsed_ns }
+    }
+
+    fn object(self, site: &TargetMeasurement) -> CallObject {
+        let is_cut = |value: &PrintedValue| matches!(value, PrintedValue::Text { cut: true, .. });
+        let cut = self.values.iter().filter(|(_, value)| is_cut(value)).map(|(expr, _)| (*expr).to_owned()).collect();
+        let values: BTreeMap<String, CallValue> =
+            self.values.into_iter().map(|(expr, value)| (expr.to_owned(), recorded(value))).collect();
+        CallObject {
+            host: site.host(),
+            pid: site.pid(),
+            tid: self.call.tid,
+            time_ns: self.call.time_ns,
+            module: self.of.function.module.clone(),
+            function: self.of.function.function.clone(),
+            values,
+            result: self.result,
+            elapsed_ns: self.elapsed_ns,
+            caller: self.caller,
+            cut,
+        }
+    }
+
+    fn line(self, pid: Option<i32>) -> String {
+        let moment = UNIX_EPOCH + Duration::from_nanos(self.call.time_ns);
+        let moment = humantime::format_rfc3339_micros(moment).to_string();
+        let moment = moment.split_once('T').map_or("", |(_, time)| time.trim_end_matches('Z'));
+        let pid = pid.map_or_else(String::new, |pid| format!("{pid}/"));
+        let mut line =
+            format!("{DIM}{moment} {pid}{}{DIM:#} {HEADING}{}{HEADING:#}", self.call.tid, self.of.function.function);
+        for (expr, value) in &self.values {
+            line += &format!(" {expr}={}", shown(value));
+        }
+        if let Some(result) = self.result {
+            line += &format!(" = {}", number(result));
+        }
+        if let Some(elapsed) = self.elapsed_ns {
+            line += &format!(" {}", time(elapsed as f64));
+        }
+        if let Some(caller) = &self.caller {
+            line += &format!(" {DIM}from {caller}{DIM:#}");
+        }
+        line + "\n"
+    }
+}
+
+/// The place of a call as `FUNCTION+0xOFFSET`, or its return address.
+fn place_name(address: u64, place: Option<&ModulePlace>) -> String {
+    let Some(ModulePlace { module, at, function, .. }) = place else { return format!("{address:#x}") };
+    match function {
+        Some(function) => format!("{}{}", function.function, Offset::between(function.offset.0, at.0)),
+        None => format!("{module}{}", Offset::between(0, at.0)),
+    }
+}
+
+fn recorded(value: &PrintedValue) -> CallValue {
+    match value {
+        PrintedValue::Number(number) => CallValue::Number(*number),
+        PrintedValue::Text { bytes, .. } => CallValue::Text(String::from_utf8_lossy(bytes).into_owned()),
+        PrintedValue::Unreadable => CallValue::Unreadable,
+        PrintedValue::Caller(address, place) => CallValue::Text(place_name(*address, place.as_deref())),
+    }
+}
+
+/// A value for people.
+fn shown(value: &PrintedValue) -> String {
+    match value {
+        PrintedValue::Number(value) => number(*value),
+        PrintedValue::Text { bytes, cut } => {
+            let more = if *cut { "…" } else { "" };
+            format!("\"{}\"{more}", String::from_utf8_lossy(bytes).escape_debug())
+        }
+        PrintedValue::Unreadable => "unreadable".to_owned(),
+        PrintedValue::Caller(address, place) => place_name(*address, place.as_deref()),
+    }
+}
+
+/// A number for people: large ones are rather addresses or sets of bits.
+fn number(value: i64) -> String {
+    const LARGE: u64 = 1 << 32;
+    if value.unsigned_abs() < LARGE { value.to_string() } else { format!("{value:#x}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+    use ingraft_api::NamedFunction;
+    use ingraft_mdl::{ParseOptions, shipped};
+    use ingraft_model::{Column, Svma};
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn args(line: &[&str]) -> PrintArgs {
+        use clap::Parser as _;
+        let all = ["ingraft", "print", "-p", "1"].into_iter().chain(line.iter().copied());
+        match Cli::try_parse_from(all).expect("right").command {
+            Command::Print(args) => args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn definitions_have_no_errors() {
+        for line in [
+            &["f"] as &[&str],
+            &["f", "$arg[0]", "str($arg[1])", "--if", "$arg[0] > 3 && $return < 0", "--slower", "10ms"],
+            &["f", "str(request->path, request->length)", "size", "--entry", "--if", "size > 1"],
+        ] {
+            let args = args(line);
+            let ExpressionMetric { metric, text } = definition(&args);
+            let mut library = shipped::library(ParseOptions::default());
+            let found: Vec<_> = library.load("x", &text).into_iter().filter(|d| d.is_error()).collect();
+            assert!(found.is_empty(), "{found:?}\n{text}");
+            assert!(library.metrics().iter().any(|known| known.name == metric), "{text}");
+            assert_eq!(text.contains(".entry"), args.entry);
+        }
+    }
+
+    #[test]
+    fn lines_tell_values_and_results() {
+        let exprs = ["$arg[0]".to_owned(), "str($arg[1])".to_owned(), "str($arg[2])".to_owned()];
+        let column = |content| Column { name: String::new(), content };
+        let contents = [
+            ColumnContent::Number,
+            ColumnContent::Text,
+            ColumnContent::Text,
+            ColumnContent::Caller,
+            ColumnContent::Return,
+            ColumnContent::Elapsed,
+        ];
+        let function = |name: &str, offset| NamedFunction {
+            module: "shop".to_owned(),
+            function: name.to_owned(),
+            offset: Svma(offset),
+        };
+        let of = PrintedSite { function: function("price", 0x10), columns: contents.map(column).to_vec() };
+        let place = ModulePlace { function: Some(function("serve", 0x100)), at: Svma(0x11f), ..ModulePlace::default() };
+        let values = vec![
+            PrintedValue::Number(-3),
+            PrintedValue::Text { bytes: b"a\n\xff".to_vec(), cut: true },
+            PrintedValue::Unreadable,
+            PrintedValue::Caller(0x7f00, Some(place.into())),
+            PrintedValue::Number(1 << 40),
+            PrintedValue::Number(81_234),
+        ];
+        let call = PrintedCall { site: 0, tid: 7, time_ns: 1_700_000_000_123_456_789, values };
+        let line = NamedCall::new(&exprs, &of, &call).line(None);
+        expect![[r#"
+            22:13:20.123456 7 price $arg[0]=-3 str($arg[1])="a\n�"… str($arg[2])=unreadable = 0x10000000000 81.2 µs from serve+0x1f
+        "#]]
+        .assert_eq(&anstream::adapter::strip_str(&line).to_string());
+        assert_eq!(place_name(0x7f00, None), "0x7f00");
+    }
+
+    #[test]
+    fn the_summary_adds_up() {
+        let numbers = CallNumbers { calls: 1234, printed: 1000, unmet: 200, skipped: 30, lost: 3, left: 1 };
+        expect![[r#"
+            1,234 calls: 1,000 printed, 200 did not meet the condition, 30 skipped by the limit (--limit), 3 lost (--buffer), 1 did not return
+        "#]]
+        .assert_eq(&summary(numbers));
+        assert_eq!(summary(CallNumbers::default()), "0 calls: 0 printed\n");
+    }
+}

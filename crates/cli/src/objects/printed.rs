@@ -1,0 +1,65 @@
+//! Records of printed calls.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::Host;
+
+/// A value of a printed call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub(crate) enum CallValue {
+    /// A number.
+    Number(i64),
+    /// A text. Bytes that are no UTF-8 are replaced.
+    Text(String),
+    /// A text that could not be read.
+    Unreadable,
+}
+
+/// A printed call.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct CallObject {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) pid: i32,
+    /// Thread that made the call.
+    pub(crate) tid: u32,
+    /// Unix time at which the call ended, or with `--entry` began.
+    pub(crate) time_ns: u64,
+    pub(crate) module: String,
+    pub(crate) function: String,
+    /// The values by their expressions.
+    pub(crate) values: BTreeMap<String, CallValue>,
+    /// Result of the call; null with `--entry`.
+    #[serde(rename = "return")]
+    pub(crate) result: Option<i64>,
+    /// Time of the call; null with `--entry`.
+    pub(crate) elapsed_ns: Option<i64>,
+    /// Place of the call as `FUNCTION+0xOFFSET`, or the return address if the place is not known.
+    pub(crate) caller: Option<String>,
+    /// Expressions whose texts go on behind what was read; left out if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) cut: Vec<String>,
+}
+
+/// Numbers of calls of a measurement that prints calls.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct CallsObject {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) pid: i32,
+    /// Calls that began; the sum of the other numbers.
+    pub(crate) calls: u64,
+    /// Calls that were printed.
+    pub(crate) printed: u64,
+    /// Calls for which the condition did not hold.
+    pub(crate) unmet: u64,
+    /// Calls that the limit skipped.
+    pub(crate) skipped: u64,
+    /// Calls whose lines came faster than they were read.
+    pub(crate) lost: u64,
+    /// Calls that did not return, or had not returned at the end.
+    pub(crate) left: u64,
+}

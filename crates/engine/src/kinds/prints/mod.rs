@@ -1,0 +1,191 @@
+//! Printed calls: a record of values for each call, in the buffers of threads.
+//!
+//! What is printed is what the `print` statement of a metric says. `code.rs` joins the code of the metric in all functions; `answer.rs` makes
+//! calls of the records that threads have made, and applies the limit.
+
+mod answer;
+mod code;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ingraft_model::record::RecordCounts;
+use ingraft_model::{Column, Focus, FunctionId};
+
+use crate::api::{
+    CallNumbers, MeasurementId, MetricFocus, NamedFunction, PrintOptions, PrintedCall, PrintedCalls, PrintedSite,
+    PrintedValue, Removed,
+};
+use crate::error::{Error, Reason};
+use crate::measure::request::{self, Owner, WantedPair};
+use crate::pairs::PairKey;
+use crate::session::{Drained, InsertedPairs, KindRequest, Locked, NewBuffers, Records, Running, Session, values_in};
+
+use self::answer::{Counted, Limiter};
+use self::code::{BUFFER, CALLS, METRIC, PASSED, PrintCode};
+
+/// Calls of functions that are printed.
+pub struct PrintKind {
+    options: PrintOptions,
+    /// The functions, in the order of their numbers.
+    sites: Vec<(FunctionId, Vec<Column>)>,
+    /// The counters, and the functions as they were when the code was inserted; `None` before.
+    begun: Option<Begun>,
+    state: Mutex<State>,
+}
+
+struct Begun {
+    calls: u32,
+    passed: u32,
+    sites: Vec<PrintedSite>,
+}
+
+struct State {
+    limiter: Limiter,
+    printed: u64,
+    limited: u64,
+}
+
+impl Records for PrintKind {
+    fn complete(bytes: &[u8]) -> Result<usize, usize> {
+        Ok(bytes.len())
+    }
+}
+
+impl PrintKind {
+    /// A measurement that has not begun.
+    pub fn new(options: PrintOptions) -> Self {
+        let state = State { limiter: Limiter::new(options.limit), printed: 0, limited: 0 };
+        PrintKind { options, sites: Vec::new(), begun: None, state: Mutex::new(state) }
+    }
+
+    /// The calls in what threads have appended since the last time.
+    fn answer(&self, drained: Vec<Drained>, at: &Locked<'_>) -> PrintedCalls {
+        let Some(begun) = &self.begun else { return PrintedCalls::default() };
+        let (now, unix) = at.wall_clock().map(|clock| clock.with_unix_time()).unwrap_or_default();
+        let scale = at.wall_clock().map(ingraft_process::TickClock::scale);
+        let mut calls = Vec::new();
+        for Drained { tid, bytes, .. } in drained {
+            for record in values_in(&bytes) {
+                let site = usize::from(record.number);
+                let Some(columns) = begun.sites.get(site).map(|site| &site.columns) else { continue };
+                let Some((ticks, values)) = answer::call(&record, columns) else { continue };
+                let before = scale.map_or(0, |scale| scale.apply(now.saturating_sub(ticks)));
+                calls.push(PrintedCall { site, tid, time_ns: unix.saturating_sub(before), values });
+            }
+        }
+        calls.sort_by_key(|call| call.time_ns);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = calls.len();
+        calls.retain(|call| state.limiter.permits(call.time_ns));
+        state.printed += calls.len() as u64;
+        state.limited += (all - calls.len()) as u64;
+        drop(state);
+        place_callers(&mut calls, at);
+        PrintedCalls { sites: begun.sites.clone(), calls, counts: CallNumbers::default() }
+    }
+
+    /// Numbers of calls.
+    fn counts(&self, at: &Locked<'_>, records: RecordCounts, at_end: bool) -> CallNumbers {
+        let Some(begun) = &self.begun else { return CallNumbers::default() };
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let sum = |counter| u64::try_from(at.sum(counter)).unwrap_or(0);
+        // In this order: a call that begins meanwhile is not taken for one that has passed.
+        let passed = sum(begun.passed);
+        Counted {
+            calls: sum(begun.calls).max(passed),
+            passed,
+            made: records.made,
+            skipped: records.skipped,
+            lost: records.lost,
+            printed: state.printed,
+            limited: state.limited,
+        }
+        .counts(at_end)
+    }
+}
+
+/// Adds the places of callers.
+fn place_callers(calls: &mut [PrintedCall], at: &Locked<'_>) {
+    let callers = calls.iter_mut().flat_map(|call| &mut call.values).filter_map(|value| match value {
+        PrintedValue::Caller(address, place) => Some((*address, place)),
+        _ => None,
+    });
+    at.place_code(callers);
+}
+
+impl Running for PrintKind {
+    /// One pair with the code in all functions.
+    fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<WantedPair>, Error> {
+        if asked.request.keep || asked.request.family {
+            let what = "printed calls end with their command, and are not those of fork children";
+            return Err(Error::new(Reason::ProfileKept, what, "leave out --no-remove and --follow fork"));
+        }
+        let wanted = request::of_metrics(asked.library, asked.modules, asked.request, asked.missing)?;
+        if wanted.is_empty() {
+            let what = "calls are printed of functions that are loaded when it begins, and none of these is";
+            let hint = "print those of the running program (-p) once it has loaded the library";
+            return Err(Error::new(Reason::NotLoadedYet, what, hint));
+        }
+        let PrintCode { instrumentation, sites } = PrintCode::new(wanted, self.options)?;
+        self.sites = sites;
+        Ok(vec![WantedPair::owned(owner(asked.id), pair(), instrumentation)])
+    }
+
+    fn inserted(&mut self, at: &mut Locked<'_>, _: &mut InsertedPairs<'_>) {
+        let Some(pair) = at.pair(&key(at.id())) else { return };
+        let counter = |variable: ingraft_model::VariableId| pair.counters().get(variable.0 as usize).copied();
+        let (Some(calls), Some(passed), Some(first)) = (counter(CALLS), counter(PASSED), counter(BUFFER)) else {
+            return;
+        };
+        let named = |function| crate::pairs::function_ref(at.modules(), function).unwrap_or_default();
+        let sites = self.sites.iter().map(|(function, columns)| PrintedSite {
+            function: named(*function) as NamedFunction,
+            columns: columns.clone(),
+        });
+        let sites = sites.collect();
+        let capacity = self.options.capacity;
+        at.begin_buffers::<PrintKind>(NewBuffers { first, capacity, times: false, waits: false, values: true });
+        self.begun = Some(Begun { calls, passed, sites });
+    }
+
+    /// Libraries that were loaded since have no part.
+    fn grown(&mut self, _: &mut Locked<'_>) -> Result<bool, Error> {
+        Ok(true)
+    }
+
+    fn ended(&mut self, at: &mut Locked<'_>, removed: &mut Removed) {
+        let Some(last) = at.end_buffers::<PrintKind>() else { return };
+        let mut printed = self.answer(last.drained, at);
+        printed.counts = self.counts(at, last.counts, true);
+        removed.printed = Some(printed);
+    }
+}
+
+/// The calls that were printed since the last time. Does not stop the target.
+pub fn take(session: &Session, id: MeasurementId) -> Result<PrintedCalls, Error> {
+    let drained = session.drain::<PrintKind>(id).ok_or_else(|| no_print(id))?;
+    session.with_kind(id, |kind, at| {
+        let kind = kind.downcast_ref::<PrintKind>().ok_or_else(|| no_print(id))?;
+        let mut printed = kind.answer(drained, at);
+        printed.counts = kind.counts(at, at.record_counts(), false);
+        Ok(printed)
+    })
+}
+
+/// The error for a measurement that prints no calls.
+fn no_print(id: MeasurementId) -> Error {
+    let what = format!("measurement {} prints no calls", id.0);
+    Error::new(Reason::NoPrint, what, "read its values instead")
+}
+
+fn owner(measurement: MeasurementId) -> Owner {
+    Owner { measurement, hidden: false }
+}
+
+fn pair() -> Arc<MetricFocus> {
+    Arc::new(MetricFocus { metric: METRIC.to_owned(), focus: Focus::default() })
+}
+
+fn key(measurement: MeasurementId) -> PairKey {
+    PairKey::owned(owner(measurement), pair())
+}
