@@ -62,6 +62,7 @@ mod output;
 mod patterns;
 mod postgres;
 mod predicted;
+mod prints;
 mod profiles;
 mod recorder;
 mod rounds;

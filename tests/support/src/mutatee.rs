@@ -101,6 +101,7 @@ fn recipe(name: &str) -> Recipe {
         "callers" => ("g++", &["-O2", "-g", "-pthread", "-Wall"], &["callers.cpp"], false),
         "adjacent" => ("g++", &["-O2", "-g", "-pthread", "-Wall"], &["adjacent.cpp", "adjacent.s"], false),
         "kernel" => ("gcc", C, &["kernel.c"], false),
+        "prints" => ("gcc", C, &["prints.c"], false),
         "skips" => ("gcc", C, &["skips.c"], false),
         "stops" => ("gcc", C, &["stops.c"], false),
         "jumps" => ("gcc", C, &["jumps.c"], false),
