@@ -40,6 +40,8 @@ pub use library::{Library, ProcessDefinition};
 pub use parse::{ParseOptions, parse};
 pub use pattern::Exclusion;
 pub use print::{format, print};
-pub use program::{IntegerPath, NamedArgument, Parameter, ProgramFacts, ProgramVariable, Unresolved, VariableLocation};
+pub use program::{
+    IntegerPath, NamedArgument, NamedParameter, Parameter, ProgramFacts, ProgramVariable, Unresolved, VariableLocation,
+};
 pub use render::{RenderStyle, render};
 pub use source::{SourceSpan, SourceText};

@@ -62,6 +62,19 @@ pub enum NamedArgument {
     Float(Float),
 }
 
+/// An argument that is an integer or a pointer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedParameter {
+    /// Its name in the debugging information.
+    pub name: String,
+    /// Its number among integers and pointers.
+    pub number: u8,
+    /// Its type.
+    pub scalar: Scalar,
+    /// Whether it is a pointer to characters.
+    pub is_text: bool,
+}
+
 /// Reason why code cannot use data of the program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unresolved {
@@ -156,6 +169,10 @@ pub trait ProgramFacts {
         };
         let what = format!("{} is no loop of the function", PartName::Loop(header));
         Err(Unresolved::NotFound { what, help: Some(help) })
+    }
+    /// The named arguments of a function that are integers or pointers in registers, in their order.
+    fn arguments(&self, _function: FunctionId) -> Result<Vec<NamedParameter>, Unresolved> {
+        Err(Unresolved::unknown())
     }
     /// The argument of a function with this name.
     fn argument(&self, _function: FunctionId, _name: &str) -> Result<NamedArgument, Unresolved> {

@@ -108,7 +108,8 @@ fn slow_calls_are_printed_and_others_counted() {
     // A thread may wait for a processor in any call, so others may be slow too.
     assert!(numbers["printed"] >= told(&truth, "slow"), "{numbers:?}");
     let slow = |call: &&Value| number(call, "return") % 3 == (5 * 3 + i64::from(b'n')) % 3;
-    let names: Vec<&str> = outcome.all("call").into_iter().filter(slow).filter_map(|c| c["values"]["str(name)"].as_str()).collect();
+    let names: Vec<&str> =
+        outcome.all("call").into_iter().filter(slow).filter_map(|c| c["values"]["str(name)"].as_str()).collect();
     assert!(names.iter().filter(|name| **name == "name-5").count() >= 10, "{names:?}");
     assert!(outcome.all("call").iter().all(|call| number(call, "elapsed_ns") > 2_900_000));
 }
@@ -212,4 +213,33 @@ fn what_cannot_be_printed_is_refused_in_plain_words() {
     let shown = shown.other.join("\n");
     assert!(shown.contains("print(str($arg[1]), $caller, $return, $elapsed);"), "{shown}");
     assert!(shown.contains("if ($elapsed > 1000000)"), "{shown}");
+}
+
+#[test]
+fn without_expressions_the_arguments_are_printed() {
+    let (outcome, _) = printed(&["--limit", "none"], 200, 1);
+    for call in outcome.all("call") {
+        let values = call["values"].as_object().expect("values");
+        assert_eq!(values.keys().collect::<Vec<_>>(), ["name", "number", "request"], "{call}");
+        let n = number(&call["values"], "number");
+        assert_eq!(values["name"], if n < 0 { "inner".to_owned() } else { format!("name-{n}") });
+    }
+    let (outcome, _) = printed(&["--limit", "none", "--entry"], 200, 1);
+    let numbers = numbers(&outcome);
+    assert_eq!((numbers["printed"], numbers["left"]), (202, 0));
+}
+
+#[test]
+fn printing_that_costs_too_much_is_refused_with_the_figure() {
+    let mut target = Mutatee::start("prints", &[]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    // The answer comes when the calls are over, and nobody waits for it.
+    target.tell("run 4000000000 1");
+    let arguments = ["print", "-p", &pid, "work", "--slower", "1s", "--max-overhead", "0.01", "--for", "20s"];
+    let outcome = tool().run(arguments);
+    assert_eq!(outcome.status.code(), Some(1), "{}", outcome.stderr);
+    let error = outcome.one("error")["what"].as_str().expect("words").to_owned();
+    assert!(error.contains('%'), "{error}");
+    target::assert_clean(target.pid(), &before);
 }

@@ -34,6 +34,19 @@ pub enum ArgumentPlace {
     Float(u8, FloatFormat),
 }
 
+/// An argument of a function by its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DescribedArgument {
+    /// Its name.
+    pub name: String,
+    /// Its number among the integers and pointers, at most the fifth.
+    pub number: u8,
+    /// Its type.
+    pub scalar: Scalar,
+    /// Whether it is a pointer to characters.
+    pub is_text: bool,
+}
+
 /// A type without its names and qualifiers.
 struct DataType<'a> {
     place: EntryLocation,
@@ -69,6 +82,35 @@ impl<'a> DebugInfo<'a> {
             (known == Some(name)).then_some(place)
         })?;
         found.ok_or(TypeError::NoArgument { name: name.to_owned(), has })
+    }
+
+    /// The arguments of a function that have names and are integers or pointers in registers, in their order. An argument that does not
+    /// follow the convention, and what comes behind it, is left out.
+    pub fn arguments(&self, function: Svma) -> Result<Vec<DescribedArgument>, TypeError> {
+        let mut known = Vec::new();
+        let end = self.each_argument(function, "the first one", |name, place, of| {
+            if let (Some(name), ArgumentPlace::Integer(number @ 0..REGISTERS, scalar)) = (name, place) {
+                known.push(DescribedArgument { name: name.to_owned(), number, scalar, is_text: self.is_text(&of) });
+            }
+            None::<()>
+        });
+        match end {
+            Err(why) if known.is_empty() => Err(why),
+            _ => Ok(known),
+        }
+    }
+
+    /// Whether a type is a pointer to characters.
+    fn is_text(&self, of: &DataType<'a>) -> bool {
+        let target = || self.plain(self.type_of(of.place, &of.entry)?);
+        of.entry.tag() == dw::DW_TAG_pointer_type
+            && target().is_some_and(|target| {
+                let encoding = encoding(&target.entry);
+                target.entry.tag() == dw::DW_TAG_base_type
+                    && self.bytes(&target) == Some(1)
+                    && self.name(target.place, &target.entry) == Some("char")
+                    && matches!(encoding, Some(dw::DW_ATE_signed_char | dw::DW_ATE_unsigned_char))
+            })
     }
 
     /// Visits the arguments of a function in order, with their names and places, until `visit` returns something. `wanted` is the

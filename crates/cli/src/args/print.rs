@@ -15,6 +15,7 @@ use super::{Measure, TargetArgs};
     override_usage = "ingraft print [OPTIONS] <-p <PID>|-n <NAME> [--all]|--cgroup <PATH>> <FUNCTION> [EXPR]...\n       \
                       ingraft print [OPTIONS] <FUNCTION> [EXPR]... -- <COMMAND>...",
     after_help = "Examples:
+  ingraft print -p 4711 load_product --for 10s                        with its arguments, by debugging information
   ingraft print -n redis-server libc:open64 'str($arg[0])' --for 10s
   ingraft print -p 4711 handle_request 'request->size' 'str(request->path)' --slower 10ms
   ingraft print -p 4711 libc:write '$arg[0]' 'str($arg[1], $arg[2])' --entry --if '$arg[2] > 100'
@@ -66,7 +67,7 @@ pub(crate) struct PrintArgs {
     #[arg(value_name = "FUNCTION")]
     pub(crate) function: String,
 
-    /// Values to print
+    /// Values to print; without one, the arguments that the debugging information names, if there is some
     #[arg(value_name = "EXPR")]
     pub(crate) exprs: Vec<String>,
 

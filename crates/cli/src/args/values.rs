@@ -7,7 +7,8 @@ use ingraft_model::{Flavor, Focus};
 use super::PairArg;
 
 /// Error of a text that is no duration.
-pub(super) const NO_DURATION: &str = "not a duration; write a number, with its unit unless it is in seconds, such as 10s or 500ms";
+pub(super) const NO_DURATION: &str =
+    "not a duration; write a number, with its unit unless it is in seconds, such as 10s or 500ms";
 
 /// Reads `10s`, `500ms`, `0.5s`, `1min 30s`; a number without a unit is in seconds.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use ingraft_api::{
     CallNumbers, EnableRequest, Kind, ModulePlace, PrintOptions, PrintedCall, PrintedSite, PrintedValue,
 };
-use ingraft_model::{Capacity, ColumnContent, Offset};
+use ingraft_model::{Capacity, Column, ColumnContent, Offset};
 
 use super::expression::{ExpressionMetric, with_names};
 use crate::args::PrintArgs;
@@ -64,6 +64,9 @@ pub(crate) async fn run(mut args: PrintArgs, context: CommandContext<'_>, out: &
 /// The definition of what is printed: the values, and the caller, the result and the time of the call.
 fn definition(args: &PrintArgs) -> ExpressionMetric {
     let mut values: Vec<String> = args.exprs.iter().map(|expr| with_names(expr)).collect();
+    if values.is_empty() {
+        values.push("args()".to_owned());
+    }
     values.push("$caller".to_owned());
     if !args.entry {
         values.extend(["$return", "$elapsed"].map(str::to_owned));
@@ -174,9 +177,13 @@ struct NamedCall<'a> {
 
 impl<'a> NamedCall<'a> {
     fn new(exprs: &'a [String], of: &'a PrintedSite, call: &'a PrintedCall) -> Self {
-        let values = exprs.iter().map(String::as_str).zip(&call.values).collect();
-        // What was not asked for is behind what was.
-        let own = || of.columns.iter().zip(&call.values).skip(exprs.len());
+        // What was not asked for is behind what was: the caller, and the result and the time.
+        let is_caller = |column: &Column| column.content == ColumnContent::Caller;
+        let asked = of.columns.iter().rposition(is_caller).unwrap_or(of.columns.len());
+        let name = |(n, column): (usize, &'a Column)| exprs.get(n).map_or(column.name.as_str(), String::as_str);
+        let names = of.columns.iter().take(asked).enumerate().map(name);
+        let values = names.zip(&call.values).collect();
+        let own = || of.columns.iter().zip(&call.values).skip(asked);
         let number = |content| {
             own().find_map(|(column, value)| match value {
                 PrintedValue::Number(number) if column.content == content => Some(*number),
@@ -276,7 +283,7 @@ mod tests {
     use expect_test::expect;
     use ingraft_api::NamedFunction;
     use ingraft_mdl::{ParseOptions, shipped};
-    use ingraft_model::{Column, Svma};
+    use ingraft_model::Svma;
 
     use super::*;
     use crate::args::{Cli, Command};

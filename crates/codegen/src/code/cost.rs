@@ -88,6 +88,11 @@ impl Cost {
     /// shared routine, which resumes right after the jump; the cost of the routine is not included. A branch back follows the answer of
     /// such a routine, and does not count as a path of its own.
     pub(crate) fn of(at: u64, code: &[u8]) -> Cost {
+        Cost::of_usual(at, code, &[])
+    }
+
+    /// The same, on paths that take these conditional branches.
+    pub(crate) fn of_usual(at: u64, code: &[u8], taken: &[u64]) -> Cost {
         let mut info = InstructionInfoFactory::new();
         let instructions: Vec<Instruction> = Decoder::with_ip(64, code, at, DecoderOptions::NONE).into_iter().collect();
         let mut from: Vec<Cost> = vec![Cost::default(); instructions.len() + 1];
@@ -100,8 +105,8 @@ impl Cost {
             let rest = match instruction.flow_control() {
                 FlowControl::UnconditionalBranch => later(instruction.near_branch_target()).unwrap_or(next),
                 FlowControl::ConditionalBranch => {
-                    let taken = later(instruction.near_branch_target()).unwrap_or_default();
-                    if taken.weight() > next.weight() { taken } else { next }
+                    let other = later(instruction.near_branch_target()).unwrap_or_default();
+                    if other.weight() > next.weight() || taken.contains(&instruction.ip()) { other } else { next }
                 }
                 _ => next,
             };

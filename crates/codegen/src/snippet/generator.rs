@@ -92,7 +92,7 @@ fn check_stmts(stmts: &[Stmt], bound: &BindingCheck<'_>, depth: u32) -> Result<(
             if recorded.words() > Recorded::WORDS_MAX || recorded.number == u16::MAX || recorded.limit == Some(0) {
                 return Err(CodegenError::NoRecord);
             }
-            bound(*v, Shape::Buffer(*capacity))?;
+            bound(*v, Shape::Records(*capacity))?;
             // The check assumes that all words of the record are on the stack when a value is computed.
             let depth = (0..recorded.words()).try_fold(depth, |depth, _| deeper(depth))?;
             recorded.fields.iter().try_for_each(|field| check_expr(field.operand(), bound, depth))
@@ -157,7 +157,9 @@ pub(crate) struct SnippetCode {
     pub bytes: Vec<u8>,
     /// Offset of the end of each `jmp rel32` to a routine.
     pub exits: Vec<(u32, Routine)>,
-    /// Cost of the worst-case path through `bytes`, without the routines.
+    /// Those of `exits`, by their indices, that are rare: to routines of records whose number is limited.
+    pub rare: Vec<usize>,
+    /// Cost of the worst-case path through `bytes`, without the routines and without records whose number is limited.
     pub cost: Cost,
     /// Code that runs only if the last instruction of `bytes`, a `jcc rel32`, jumps to it; control continues after that jump. So a
     /// constraint that is not met costs a load and a branch that is not taken.
@@ -169,6 +171,16 @@ impl SnippetCode {
     pub fn routines(&self) -> impl Iterator<Item = Routine> {
         let cold = self.cold.iter().flat_map(|cold| &cold.exits);
         self.exits.iter().chain(cold).map(|(_, routine)| *routine)
+    }
+
+    /// Routines to which the code jumps, in both parts, without those that are rare.
+    pub fn usual_routines(&self) -> impl Iterator<Item = Routine> {
+        let usual = |code: &'_ SnippetCode| -> Vec<Routine> {
+            let exits = code.exits.iter().enumerate().filter(|(n, _)| !code.rare.contains(n));
+            exits.map(|(_, (_, routine))| *routine).collect()
+        };
+        let cold = self.cold.iter().flat_map(|cold| usual(cold)).collect::<Vec<_>>();
+        usual(self).into_iter().chain(cold)
     }
 
     /// Cost of the worst-case path through both parts, with the jumps between them.
@@ -261,6 +273,8 @@ impl<'a> Compiler<'a> {
             closed: Vec::new(),
             frame: *self.frame,
             exits: Vec::new(),
+            rare: Vec::new(),
+            limits: Vec::new(),
         })
     }
 
@@ -275,8 +289,9 @@ fn encode(mut g: Generator<'_>) -> Result<SnippetCode, Assembly> {
     let result = g.a.assemble_options(0, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
     let exit = |(label, routine): &(CodeLabel, Routine)| Ok((result.label_ip(label)? as u32, *routine));
     let exits = g.exits.iter().map(exit).collect::<Result<_, Assembly>>()?;
+    let limits = g.limits.iter().map(|label| Ok(result.label_ip(label)?)).collect::<Result<Vec<u64>, Assembly>>()?;
     let bytes = result.inner.code_buffer;
-    Ok(SnippetCode { cost: Cost::of(0, &bytes), bytes, exits, cold: None })
+    Ok(SnippetCode { cost: Cost::of_usual(0, &bytes, &limits), bytes, exits, rare: g.rare, cold: None })
 }
 
 /// Work registers: accumulator, operand, and the upper half of a dividend.
@@ -306,6 +321,10 @@ pub(crate) struct Generator<'a> {
     pub frame: BaseState,
     /// Label after each jump to a shared routine.
     pub exits: Vec<(CodeLabel, Routine)>,
+    /// Those of `exits`, by their indices, that are rare.
+    pub rare: Vec<usize>,
+    /// Labels of branches that are usually taken, because what follows them is limited.
+    pub limits: Vec<CodeLabel>,
 }
 
 impl Generator<'_> {

@@ -230,7 +230,7 @@ impl MiniParts {
             (Routine::Usage, _) => 1,
             _ => 0,
         };
-        let exits = || code.usual().into_iter().flat_map(SnippetCode::routines);
+        let exits = || code.usual().into_iter().flat_map(SnippetCode::usual_routines);
         let system_calls = exits().map(calls).sum();
         let of = |which| exits().filter(move |routine| *routine == which);
         let read: Cost = of(Routine::Event).map(|_| event::COST).sum();

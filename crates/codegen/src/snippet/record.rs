@@ -40,8 +40,12 @@ impl Generator<'_> {
             self.a.mov(rax, self.word_of(v, MADE)?)?;
             self.a.sub(rax, self.word_of(v, PERMITTED)?)?;
             self.a.cmp(rax, i32::try_from(limit).unwrap_or(i32::MAX))?;
+            let mut branch = self.a.create_label();
+            self.a.set_label(&mut branch)?;
+            self.limits.push(branch);
             self.a.jge(skip)?;
         }
+        let before = self.exits.len();
         self.a.inc(self.word_of(v, MADE)?)?;
         let values = self.push_values(recorded)?;
         self.a.mov(rax, self.word_of(v, POSITION)?)?;
@@ -67,6 +71,7 @@ impl Generator<'_> {
         }
         self.a.inc(self.word_of(v, LOST)?)?;
         if recorded.limit.is_some() {
+            self.rare.extend(before..self.exits.len());
             self.a.jmp(end)?;
             self.place(&mut skip)?;
             self.a.inc(self.word_of(v, SKIPPED)?)?;

@@ -231,6 +231,7 @@ impl Pair {
             | Shape::Vector(_)
             | Shape::Listed(_)
             | Shape::Buffer(_)
+            | Shape::Records(_)
             | Shape::Event
             | Shape::Alias(_) => None,
         }
@@ -258,7 +259,7 @@ impl Pair {
 /// Whether code with these variables does more than count.
 pub fn is_costly(variables: &[Variable]) -> bool {
     let has_buffer = variables.iter().any(|v| matches!(v.shape, Shape::Buffer(_)));
-    !has_buffer && variables.iter().any(|v| !matches!(v.shape, Shape::Counter | Shape::Alias(_)))
+    !has_buffer && variables.iter().any(|v| !matches!(v.shape, Shape::Counter | Shape::Alias(_) | Shape::Records(_)))
 }
 
 /// Whether the end of a call restores a state.

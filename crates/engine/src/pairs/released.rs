@@ -49,7 +49,8 @@ impl Released {
                 | Shape::Table(_)
                 | Shape::Vector(_)
                 | Shape::Listed(_)
-                | Shape::Buffer(_) => {
+                | Shape::Buffer(_)
+                | Shape::Records(_) => {
                     self.variables.push(number);
                     self.counters.push(number..number + shape.slots());
                 }

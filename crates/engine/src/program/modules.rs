@@ -9,7 +9,7 @@ use ingraft_analysis::{
     AnalysedImage, AsyncUnwinder, AsyncUnwinding, Elf, FrameTable, Function, FunctionKind, GoroutineLayout, Linkage,
     Segment, TypeError,
 };
-use ingraft_mdl::{IntegerPath, NamedArgument, Parameter, ProgramFacts, ProgramVariable, Unresolved};
+use ingraft_mdl::{IntegerPath, NamedArgument, NamedParameter, Parameter, ProgramFacts, ProgramVariable, Unresolved};
 use ingraft_model::machine::{ENDBR_LEN, PAGE};
 use ingraft_model::{
     Avma, AvmaRange, Bias, Block, EdgeKind, Focus, FunctionId, LoopEdges, ModuleId, Offset, PartName, Pid, PointId,
@@ -935,6 +935,10 @@ impl ProgramFacts for Modules {
 
     fn callees(&self, function: FunctionId) -> Result<Vec<FunctionId>, Unresolved> {
         variables::callees(self, function)
+    }
+
+    fn arguments(&self, function: FunctionId) -> Result<Vec<NamedParameter>, Unresolved> {
+        variables::arguments(self, function)
     }
 
     fn argument(&self, function: FunctionId, name: &str) -> Result<NamedArgument, Unresolved> {

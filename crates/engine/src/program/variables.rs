@@ -1,7 +1,11 @@
 //! Data of a target by name: symbols give the places of variables, and debugging information their types.
 
-use ingraft_analysis::{ArgumentPlace, DataSymbol, DebugInfo, DebugSections, Elf, Function, MemberPath, TypeError};
-use ingraft_mdl::{IntegerPath, NamedArgument, Parameter, ProgramFacts, ProgramVariable, Unresolved, VariableLocation};
+use ingraft_analysis::{
+    ArgumentPlace, DataSymbol, DebugInfo, DebugSections, DescribedArgument, Elf, Function, MemberPath, TypeError,
+};
+use ingraft_mdl::{
+    IntegerPath, NamedArgument, NamedParameter, Parameter, ProgramFacts, ProgramVariable, Unresolved, VariableLocation,
+};
 use ingraft_model::{Avma, CallSite, Float, FunctionId, IntegerWidth, ModuleId, Refusal, Scalar, Svma};
 
 use crate::program::callees::named;
@@ -110,6 +114,13 @@ pub fn member(
         Parameter::Result => info.reach_in_result(start, members),
     })
     .map(access)
+}
+
+/// See [`ingraft_mdl::ProgramFacts::arguments`].
+pub fn arguments(modules: &Modules, function: FunctionId) -> Result<Vec<NamedParameter>, Unresolved> {
+    let known = of_function(modules, function, |info, start| info.arguments(start))?;
+    let one = |DescribedArgument { name, number, scalar, is_text }| NamedParameter { name, number, scalar, is_text };
+    Ok(known.into_iter().map(one).collect())
 }
 
 /// See [`ingraft_mdl::ProgramFacts::argument`].

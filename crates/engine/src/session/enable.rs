@@ -85,7 +85,7 @@ impl Session {
         self.decide_family(control, request.family && own.is_empty(), &wanted, &mut warnings)?;
         let limit = request.max_overhead.unwrap_or(self.context.max_overhead);
         self.check(control, rights)?;
-        let staged = missing != Missing::MayCome && request.function_metrics.len() > 1 && Session::is_staged(&wanted);
+        let staged = missing != Missing::MayCome && kind.looks_first(request) && Session::is_staged(&wanted);
         if !staged {
             self.refuse_costly(control, &wanted, limit)?;
         }

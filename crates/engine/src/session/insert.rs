@@ -236,8 +236,12 @@ impl Session {
     /// Prepares the target for the needs of the pairs' code: a clock, calls of functions, and births of children.
     fn make_ready(&self, control: &mut Control, bound: &[BoundPair], stop: &InsertionStop) -> Result<(), Error> {
         // a value in a table of listed keys is counted like a counter, without a clock
-        let counts =
-            |v: &Variable| matches!(v.shape, Shape::Counter | Shape::Alias(_) | Shape::Listed(_) | Shape::Buffer(_));
+        let counts = |v: &Variable| {
+            matches!(
+                v.shape,
+                Shape::Counter | Shape::Alias(_) | Shape::Listed(_) | Shape::Buffer(_) | Shape::Records(_)
+            )
+        };
         let is_timed = |i: &Instrumentation| !i.variables.iter().all(counts) || reads(i, Clock::Wall);
         if bound.iter().any(|(_, i, _)| is_timed(i)) {
             let cpu = bound.iter().any(|(_, i, _)| reads(i, Clock::Cpu));

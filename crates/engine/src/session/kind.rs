@@ -28,6 +28,11 @@ pub(crate) trait Running: Any + Send {
     /// The pairs that the request needs now. Called again if further modules were analysed for it, and whenever libraries were loaded.
     fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<WantedPair>, Error>;
 
+    /// Whether code that only counts comes first, and tells what the other code would cost.
+    fn looks_first(&self, request: &EnableRequest) -> bool {
+        request.function_metrics.len() > 1
+    }
+
     /// Number of counters to reserve for functions of libraries that the request waits for.
     fn reserved(&self) -> u64 {
         0

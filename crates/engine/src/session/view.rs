@@ -133,6 +133,7 @@ impl View {
             | Shape::Vector(_)
             | Shape::Listed(_)
             | Shape::Buffer(_)
+            | Shape::Records(_)
             | Shape::Event
             | Shape::Alias(_) => Plain::No,
         }

@@ -82,6 +82,7 @@ impl DefinitionCheck<'_, '_> {
                             Some("write `str($arg[1])` or `str($arg[1], $arg[2])`".to_owned());
                     }
                 }
+                ExprKind::Call(callee, parts) if callee.name == "args" && !callee.quoted && parts.is_empty() => {}
                 _ => self.value(arg),
             }
         }

@@ -303,7 +303,7 @@ impl<'a> Evaluation<'a> {
 }
 
 /// The value of the lowest bytes of a word.
-fn extended(word: Out, scalar: Scalar) -> Out {
+pub(super) fn extended(word: Out, scalar: Scalar) -> Out {
     let bits = i64::from(8 * scalar.width.bytes());
     if bits == 64 {
         return word;
@@ -332,7 +332,7 @@ fn address_in(value: Out, access: &IntegerPath) -> Out {
     offset_by(access.pointers.iter().fold(value, read), access.offset)
 }
 
-fn reach(value: Out, access: &IntegerPath) -> Out {
+pub(super) fn reach(value: Out, access: &IntegerPath) -> Out {
     Out::Read(Box::new(address_in(value, access)), access.scalar)
 }
 

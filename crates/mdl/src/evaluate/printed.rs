@@ -1,19 +1,32 @@
 //! Lowers `print(…)`: a record of values for each time that control passes the statement.
 
-use ingraft_model::{Capacity, Column, ColumnContent, Field, Recorded, Shape, Stmt, VariableId, VariableKind};
+use ingraft_model::{
+    CallRecord, Capacity, Column, ColumnContent, Expr as Out, Field, Recorded, Scalar, Shape, Stmt, VariableId, VariableKind,
+};
 
+use super::data::{extended, reach};
 use super::meta::Evaluation;
 use crate::ast::{Clock, ExprKind, SyntaxExpr};
 use crate::diagnostic::codes;
+use crate::program::{NamedParameter, Parameter};
 
 /// Name of the buffer of a definition that prints.
 const BUFFER: &str = "records";
+
+/// Whether a value of a record is `args()`, which stands for all arguments.
+fn is_arguments(arg: &SyntaxExpr) -> bool {
+    matches!(&arg.bare().kind, ExprKind::Call(callee, args) if callee.name == "args" && !callee.quoted && args.is_empty())
+}
 
 impl<'a> Evaluation<'a> {
     /// Lowers a `print` statement.
     pub(super) fn printed(&mut self, statement: &'a SyntaxExpr, args: &'a [SyntaxExpr], out: &mut Vec<Stmt>) {
         let (mut fields, mut columns) = (Vec::new(), Vec::new());
         for arg in args {
+            if is_arguments(arg) {
+                self.arguments(&mut fields, &mut columns, args.len());
+                continue;
+            }
             let Some((content, values)) = self.column(arg) else { return };
             fields.extend(values);
             let name = self.library.sources[self.source].slice(arg.span).trim().to_owned();
@@ -30,6 +43,38 @@ impl<'a> Evaluation<'a> {
         out.push(Stmt::Record(buffer, capacity, recorded));
     }
 
+    /// Adds the arguments that the debugging information of the function names, pointers to characters as texts: as many as a call keeps
+    /// until its end besides its time, and as there is room for. Without debugging information, there are none.
+    fn arguments(&mut self, fields: &mut Vec<Field>, columns: &mut Vec<Column>, others: usize) {
+        let Some(function) = self.functions_here.first().copied() else { return };
+        let known = self.beyond().arguments(function).unwrap_or_default();
+        let room = Recorded::WORDS_MAX.saturating_sub(2 + others as u32);
+        for NamedParameter { name, number, scalar, is_text } in known.into_iter().take(CallRecord::KEPT_MAX - 1) {
+            let value = Out::Arg(number);
+            let string = if !is_text && scalar == Scalar::POINTER { self.string(number) } else { None };
+            let (content, values) = string.unwrap_or_else(|| match is_text {
+                true => (ColumnContent::Text, vec![Field::Text(value)]),
+                false => (ColumnContent::Number, vec![Field::Number(extended(value, scalar))]),
+            });
+            let words = |fields: &[Field]| fields.iter().map(Field::words).sum::<u32>();
+            if words(fields) + words(&values) <= room {
+                fields.extend(values);
+                columns.push(Column { name, content });
+            }
+        }
+    }
+
+    /// The text of an argument that leads to a string of the GNU library of C++, by its members; `None` if it leads to something else.
+    fn string(&self, argument: u8) -> Option<(ColumnContent, Vec<Field>)> {
+        let function = self.functions_here.first().copied()?;
+        let member = |members: &[&str]| {
+            let path = self.beyond().member(function, Parameter::Argument(argument), members).ok()?;
+            Some(reach(Out::Arg(argument), &path))
+        };
+        let (bytes, length) = (member(&["_M_dataplus", "_M_p"])?, member(&["_M_string_length"])?);
+        Some((ColumnContent::BoundedText, vec![Field::Text(bytes), Field::Number(length)]))
+    }
+
     /// Lowers a value of a record; `None` after a finding.
     fn column(&mut self, arg: &'a SyntaxExpr) -> Option<(ColumnContent, Vec<Field>)> {
         if let ExprKind::Call(callee, parts) = &arg.bare().kind
@@ -37,7 +82,15 @@ impl<'a> Evaluation<'a> {
             && !callee.quoted
         {
             return match parts.as_slice() {
-                [address] => Some((ColumnContent::Text, vec![Field::Text(self.value(address)?)])),
+                [address] => {
+                    let value = self.value(address)?;
+                    if let Out::Arg(number) = value
+                        && let Some(string) = self.string(number)
+                    {
+                        return Some(string);
+                    }
+                    Some((ColumnContent::Text, vec![Field::Text(value)]))
+                }
                 [address, length] => {
                     let (address, length) = (self.value(address), self.value(length));
                     Some((ColumnContent::BoundedText, vec![Field::Text(address?), Field::Number(length?)]))
@@ -67,10 +120,10 @@ impl<'a> Evaluation<'a> {
     }
 
     fn record_buffer(&mut self, capacity: Capacity) -> VariableId {
-        let known = (0..).zip(&self.variables).find(|(_, variable)| variable.shape == Shape::Buffer(capacity));
+        let known = (0..).zip(&self.variables).find(|(_, variable)| variable.shape == Shape::Records(capacity));
         match known {
             Some((number, _)) => VariableId(number),
-            None => self.variable(BUFFER, VariableKind::Scratch, Shape::Buffer(capacity)),
+            None => self.variable(BUFFER, VariableKind::Scratch, Shape::Records(capacity)),
         }
     }
 }

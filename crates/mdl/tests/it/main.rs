@@ -7,6 +7,7 @@ mod frames;
 mod golden;
 mod paradyn;
 mod print;
+mod recorded;
 mod samples;
 mod shipped;
 mod sound;

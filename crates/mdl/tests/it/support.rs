@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ingraft_mdl::{
-    IntegerPath, Library, Parameter, ParseOptions, ProgramFacts, ProgramVariable, Unresolved, VariableLocation,
+    IntegerPath, Library, NamedParameter, Parameter, ParseOptions, ProgramFacts, ProgramVariable, Unresolved, VariableLocation,
     evaluate,
 };
 use ingraft_model::{
@@ -177,8 +177,29 @@ impl ProgramFacts for Table {
         let unknown = || Unresolved::Unreadable("a call of something that is computed".to_owned());
         (self.function_name(function) == "call").then(|| self.functions_named("main")).ok_or_else(unknown)
     }
-    fn member(&self, _: FunctionId, _: Parameter, members: &[&str]) -> Result<IntegerPath, Unresolved> {
-        Ok(through(members.len()))
+    /// `call` has an `int` and a text, and then more arguments than a call keeps.
+    fn arguments(&self, function: FunctionId) -> Result<Vec<NamedParameter>, Unresolved> {
+        if self.function_name(function) != "call" {
+            return Err(Unresolved::Unreadable("no debugging information".to_owned()));
+        }
+        let of = |(number, name): (u8, &str)| NamedParameter {
+            name: name.to_owned(),
+            number,
+            scalar: if number == 0 { Scalar::INT } else { Scalar::POINTER },
+            is_text: number == 1,
+        };
+        Ok((0..).zip(["id", "name", "a", "b", "c", "d"]).map(of).collect())
+    }
+    /// Only the first argument of `queue_put` is a string of the GNU library of C++.
+    fn member(&self, function: FunctionId, of: Parameter, members: &[&str]) -> Result<IntegerPath, Unresolved> {
+        let is_string = self.function_name(function) == "queue_put" && of == Parameter::Argument(0);
+        let in_string = |offset| IntegerPath { pointers: Vec::new(), offset, scalar: Scalar::POINTER };
+        match members {
+            ["_M_dataplus", "_M_p"] if is_string => Ok(in_string(0)),
+            ["_M_string_length"] if is_string => Ok(in_string(8)),
+            [first, ..] if first.starts_with("_M_") => Err(Unresolved::Unreadable("it is no string".to_owned())),
+            _ => Ok(through(members.len())),
+        }
     }
     fn module_name(&self, module: ModuleId) -> &str {
         &self.modules[module.0 as usize].0

@@ -47,6 +47,8 @@ pub enum Shape {
     Listed(KeyListing),
     /// Bytes that a thread appends, and that the engine takes while the thread runs (see [`crate::buffer`]).
     Buffer(Capacity),
+    /// Records of values that a thread appends, and that the engine takes while the thread runs (see [`crate::record`]).
+    Records(Capacity),
     /// A processor event that each thread counts by itself. It takes no counters; the variable stands for the number of the event in the
     /// target ([`crate::layout::header::EVENTS`]).
     Event,
@@ -65,7 +67,7 @@ impl Shape {
             Shape::Table(_) => crate::table::SLOTS,
             Shape::Vector(count) => crate::vector::slots(count),
             Shape::Listed(listing) => listing.slots(),
-            Shape::Buffer(capacity) => capacity.slots(),
+            Shape::Buffer(capacity) | Shape::Records(capacity) => capacity.slots(),
             Shape::Event | Shape::Alias(_) => 0,
         }
     }

@@ -9,6 +9,7 @@ mod hold;
 mod keys;
 mod markdown;
 mod pairs;
+mod prints;
 mod start;
 mod times;
 mod whole;
@@ -110,6 +111,7 @@ const GROUPS: &[BenchGroup] = &[
     ("calls", calls::rows),
     ("times", times::rows),
     ("keys", keys::rows),
+    ("prints", prints::rows),
     ("hold", hold::rows),
     ("start", start::rows),
     ("code", code::rows),

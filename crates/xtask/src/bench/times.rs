@@ -74,11 +74,16 @@ pub(super) struct TimedCalls {
 
 /// Measures `woven` while a command measures it.
 pub(super) fn measured(command: &[&str]) -> TimedCalls {
+    measured_for(command, CALLS, ROUNDS)
+}
+
+/// Measures `woven` in so many rounds of so many calls while a command measures it.
+pub(super) fn measured_for(command: &[&str], calls: u64, rounds: usize) -> TimedCalls {
     let mut target = Mutatee::start("bench", &[]);
     let pid = target.pid_text();
     let mut session = tool().start(command.iter().chain(&["-p", &pid, "--max-overhead", "10000"]));
     session.wait_for("attached");
-    let told = target.ask(&format!("measure {CALLS} {ROUNDS} 1"));
+    let told = target.ask(&format!("measure {calls} {rounds} 1"));
     let _ = session.interrupt().assert_code(0).assert_removed();
     let of_kind = |kind: &str| {
         let begin = format!("time {kind} 1 ");

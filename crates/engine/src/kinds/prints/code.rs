@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ingraft_model::{
-    Column, Expr, FunctionId, Insertion, Instrumentation, MetricInfo, Order, PointKind, Shape, Snippet, Stmt,
+    Column, Expr, FunctionId, Insertion, Instrumentation, MetricInfo, Order, Parts, PointKind, Shape, Snippet, Stmt,
     ValueUnit, Variable, VariableId, VariableKind,
 };
 
@@ -14,6 +14,9 @@ use crate::measure::request::WantedPair;
 
 /// Name of the metric that the pair of printed calls has.
 pub const METRIC: &str = "printed_calls";
+
+/// Name of the metric of the pairs that count calls before the code that prints comes.
+pub const LOOK: &str = "calls_looked_at";
 
 /// Number of calls that began, the value of the pair.
 pub const CALLS: VariableId = VariableId(0);
@@ -62,6 +65,12 @@ impl PrintCode {
     }
 }
 
+/// Code that only counts the calls of a function.
+pub fn look(function: FunctionId) -> Instrumentation {
+    let count = code::increment(function, PointKind::Entry, Parts::All, VariableId(0));
+    Instrumentation { variables: [code::variable(0)].into(), ..code::empty(vec![count], code::metric_named(LOOK)) }
+}
+
 /// The metric of the pair.
 fn metric() -> Arc<MetricInfo> {
     let doc = "Calls of functions that are printed.".to_owned();
@@ -80,7 +89,7 @@ fn variables(options: PrintOptions) -> Vec<Variable> {
     vec![
         variable("calls", VariableKind::Counter, Shape::Counter),
         variable("passed", VariableKind::Scratch, Shape::Counter),
-        variable("records", VariableKind::Scratch, Shape::Buffer(options.capacity)),
+        variable("records", VariableKind::Scratch, Shape::Records(options.capacity)),
     ]
 }
 
@@ -97,7 +106,7 @@ impl Joined {
         let by = self.variables.len() as u32;
         self.variables.extend(code.variables.iter().map(|variable| {
             // All functions share one buffer.
-            let shape = if let Shape::Buffer(_) = variable.shape { Shape::Counter } else { variable.shape };
+            let shape = if let Shape::Records(_) = variable.shape { Shape::Counter } else { variable.shape };
             let kind = if variable.kind == VariableKind::Counter { VariableKind::Scratch } else { variable.kind };
             Variable { shape, kind, sampled: false, ..variable.clone() }
         }));
@@ -155,7 +164,6 @@ fn records(stmt: &Stmt) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use ingraft_mdl::{Evaluated, Library, ParseOptions};
     use ingraft_model::{Capacity, Clock, Focus, ModuleId, Recorded};
 
     use super::*;
@@ -164,14 +172,14 @@ mod tests {
 
     fn pair(stmts: [Vec<Stmt>; 2], records: usize) -> WantedPair {
         let [entry, exit] = stmts;
-        let insertion = |point, stmts| code::insertion(F, point, ingraft_model::Parts::All, Snippet { stmts });
+        let insertion = |point, stmts| code::insertion(F, point, Parts::All, Snippet { stmts });
         let insertions = [(PointKind::Entry, entry), (PointKind::Exit, exit)];
         let insertions = insertions.into_iter().filter(|(_, stmts)| !stmts.is_empty());
         let variable =
             |shape, kind| Variable { name: String::new(), kind, shape, unit: ValueUnit::Plain, sampled: true };
         let own = [
             variable(Shape::Counter, VariableKind::Counter),
-            variable(Shape::Buffer(capacity()), VariableKind::Scratch),
+            variable(Shape::Records(capacity()), VariableKind::Scratch),
             variable(Shape::Activations, VariableKind::Activations),
         ];
         let instrumentation = Instrumentation {
@@ -229,8 +237,8 @@ mod tests {
         );
         assert_eq!(code.sites.len(), 3);
         let shapes: Vec<Shape> = code.instrumentation.variables.iter().map(|v| v.shape).collect();
-        assert_eq!(shapes.iter().filter(|shape| matches!(shape, Shape::Buffer(_))).count(), 1);
-        assert_eq!(shapes[2], Shape::Buffer(options().capacity));
+        assert_eq!(shapes.iter().filter(|shape| matches!(shape, Shape::Records(_))).count(), 1);
+        assert_eq!(shapes[2], Shape::Records(options().capacity));
     }
 
     #[test]
@@ -239,25 +247,5 @@ mod tests {
             let error = PrintCode::new(vec![pair([vec![record()], vec![]], records)], options()).err();
             assert_eq!(error.map(|e| e.reason), Some(Reason::NoPrint));
         }
-    }
-
-    #[test]
-    fn definitions_with_print_have_columns() {
-        let text = "metric m { name \"m\"; units calls; aggregateOperator sum; style EventCounter;\n\
-                    constraint c /Code/* is replace counter {\n\
-                    prepend preInsn $constraint[0].return (* if ($return < 0) { m++; print($arg[1], str($arg[0]), \
-                    str($arg[0], $return), $caller, $return, $elapsed); } *)\n}\nbase is counter { } }\n";
-        let mut library = Library::new(ParseOptions::default());
-        assert_eq!(library.load("m", text), []);
-        let Evaluated { instrumentation, .. } = crate::measure::lower::generic(&library, "m").expect("right");
-        let [columns] = &*instrumentation.records else { panic!("one statement") };
-        let names: Vec<&str> = columns.iter().map(|column| column.name.as_str()).collect();
-        assert_eq!(names, ["$arg[1]", "str($arg[0])", "str($arg[0], $return)", "$caller", "$return", "$elapsed"]);
-        let exit = instrumentation.insertions.last().expect("the exit");
-        let shown = exit.snippet.to_string();
-        assert!(
-            shown.contains("time, saved $arg[1], text at saved $arg[0], text at saved $arg[0], $return,"),
-            "{shown}"
-        );
     }
 }

@@ -12,12 +12,12 @@ use ingraft_model::record::RecordCounts;
 use ingraft_model::{Column, Focus, FunctionId};
 
 use crate::api::{
-    CallNumbers, MeasurementId, MetricFocus, NamedFunction, PrintOptions, PrintedCall, PrintedCalls, PrintedSite,
-    PrintedValue, Removed,
+    CallNumbers, EnableRequest, MeasurementId, MetricFocus, NamedFunction, PrintOptions, PrintedCall, PrintedCalls,
+    PrintedSite, PrintedValue, Removed,
 };
 use crate::error::{Error, Reason};
 use crate::measure::request::{self, Owner, WantedPair};
-use crate::pairs::PairKey;
+use crate::pairs::{PairKey, is_costly};
 use crate::session::{Drained, InsertedPairs, KindRequest, Locked, NewBuffers, Records, Running, Session, values_in};
 
 use self::answer::{Counted, Limiter};
@@ -126,9 +126,26 @@ impl Running for PrintKind {
             let hint = "print those of the running program (-p) once it has loaded the library";
             return Err(Error::new(Reason::NotLoadedYet, what, hint));
         }
+        let foci: Vec<Focus> = wanted.iter().map(|wanted| wanted.pair.focus.clone()).collect();
         let PrintCode { instrumentation, sites } = PrintCode::new(wanted, self.options)?;
+        let look = |((function, _), focus): (&(FunctionId, Vec<Column>), Focus)| {
+            let pair = Arc::new(MetricFocus { metric: code::LOOK.to_owned(), focus });
+            let owner = Owner { measurement: asked.id, hidden: true };
+            WantedPair { function: Some(*function), ..WantedPair::owned(owner, pair, code::look(*function)) }
+        };
+        let mut all: Vec<WantedPair> = sites.iter().zip(foci).map(look).collect();
         self.sites = sites;
-        Ok(vec![WantedPair::owned(owner(asked.id), pair(), instrumentation)])
+        let only = if let [(function, _)] = self.sites.as_slice() { Some(*function) } else { None };
+        let print = WantedPair { function: only, ..WantedPair::owned(owner(asked.id), pair(), instrumentation) };
+        if !is_costly(&print.instrumentation.variables) {
+            all.clear();
+        }
+        all.push(print);
+        Ok(all)
+    }
+
+    fn looks_first(&self, _: &EnableRequest) -> bool {
+        true
     }
 
     fn inserted(&mut self, at: &mut Locked<'_>, _: &mut InsertedPairs<'_>) {

@@ -42,9 +42,12 @@ pub fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32
                 let of = records.iter().filter(|(r, _)| r.activations.0 == n);
                 of.map(|(record, is_time)| kept_times(record, *is_time)).fold(0, |all, one| all | one)
             }
-            Shape::Histogram(_) | Shape::Table(_) | Shape::Vector(_) | Shape::Listed(_) | Shape::Buffer(_) => {
-                birth::NOTHING
-            }
+            Shape::Histogram(_)
+            | Shape::Table(_)
+            | Shape::Vector(_)
+            | Shape::Listed(_)
+            | Shape::Buffer(_)
+            | Shape::Records(_) => birth::NOTHING,
         };
         rules.push((first, first_rule));
         let second = match variable.shape {
@@ -57,6 +60,7 @@ pub fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32
             | Shape::Vector(_)
             | Shape::Listed(_)
             | Shape::Buffer(_)
+            | Shape::Records(_)
             | Shape::Event
             | Shape::Alias(_) => birth::NOTHING,
         };
