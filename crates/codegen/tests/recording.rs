@@ -6,8 +6,8 @@ use std::cell::RefCell;
 
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{CodegenError, Environment, MiniRequest, PointRequest, Readable, TextSpace, weave_points};
-use ingraft_model::buffer::{Capacity, LOST, SLACK, Words};
-use ingraft_model::record::{MADE, PERMITTED, RecordReader, SKIPPED, TakenRecord};
+use ingraft_model::buffer::{Capacity, LOST, Words};
+use ingraft_model::record::{MADE, PERMITTED, RecordReader, SKIPPED, TakenRecord, room};
 use ingraft_model::{
     Avma, Bias, BinaryOp, Expr, Field, Recorded, Snippet, Stmt, ThreadIdentity, VariableId, WallClock,
 };
@@ -90,7 +90,8 @@ impl Words for Memory {
 }
 
 fn taken(out: &Outcome) -> Vec<TakenRecord> {
-    let (records, broken) = RecordReader::new(capacity()).take(&Memory(RefCell::new(out.shards[2].clone())));
+    let (records, broken) =
+        RecordReader::new(capacity()).take(&Memory(RefCell::new(out.shards[2].clone())), u64::MAX, 0);
     assert!(!broken);
     records
 }
@@ -137,7 +138,7 @@ fn the_time_is_the_first_value() {
 #[test]
 fn records_without_room_are_lost_and_told() {
     let words = 5;
-    let fits = ((capacity().bytes() - SLACK) as usize).div_ceil(8 * words);
+    let fits = (room(capacity()) as usize).div_ceil(8 * words);
     let out = run(record(vec![number(Expr::Arg(0)); words - 1]), calls(0..fits as u64 + 60));
     assert_eq!(values(&out).len(), fits);
     assert_eq!(out.shards[2][LOST as usize], 60);

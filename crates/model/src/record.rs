@@ -6,7 +6,7 @@
 //! 2         number of records that the thread has made, lost ones too
 //! 3         number of records that were skipped, because the thread had made as many as it may
 //! 8         number of bytes that the engine has taken
-//! 9         number of records at which the engine has last permitted more
+//! 9         number of records from which on the thread may make as many as the limit in its code says
 //! 16 ..     the words: the word at byte p is at p modulo the capacity. A header that is not written yet is 0
 //! ```
 //!
@@ -20,19 +20,25 @@
 //!
 //! A full buffer is not closed: the thread appends again as soon as there is room.
 
-use crate::buffer::{Capacity, FIRST, LOST, POSITION, TAKEN, Words};
+use crate::buffer::{Capacity, FIRST, LOST, POSITION, SLACK, TAKEN, Words};
 use crate::snippet::Recorded;
 
 /// Index of the word with the number of records made.
 pub const MADE: u32 = 2;
 /// Index of the word with the number of records skipped.
 pub const SKIPPED: u32 = 3;
-/// Index of the word with the number of records at which the engine has last permitted more.
+/// Index of the word with the number of records from which on the thread may make as many as the limit in its code says.
 pub const PERMITTED: u32 = 9;
 
 /// The header of a record of these words that the statement with this number makes.
 pub const fn header(number: u16, words: u32) -> u32 {
     words << 16 | number.wrapping_add(1) as u32
+}
+
+/// Number of bytes from which on a buffer is full. What is above is for handlers that run between the comparison and the reservation.
+pub fn room(capacity: Capacity) -> u32 {
+    let slack = (capacity.bytes() / 4).clamp(SLACK, 8 * SLACK);
+    capacity.bytes() - slack
 }
 
 /// The engine's side of a buffer of records. A new buffer is all 0.
@@ -80,13 +86,14 @@ impl RecordReader {
         RecordReader { capacity, taken: 0 }
     }
 
-    /// Takes all records that are written, up to the first one that is not, and permits the thread to make more. The second value tells that
-    /// the buffer is not as threads leave it, because the program has written to it; then all that is in it is dropped.
-    pub fn take(&mut self, words: &impl Words) -> (Vec<TakenRecord>, bool) {
+    /// Takes the records that are written, up to the first one that is not, and at most so many bytes. Permits the thread to make more: as
+    /// many as the limit in its code, less `withheld`. The second value tells that the buffer is not as threads leave it, because the program
+    /// has written to it; then all that is in it is dropped.
+    pub fn take(&mut self, words: &impl Words, most: u64, withheld: u32) -> (Vec<TakenRecord>, bool) {
         let position = words.load(POSITION);
-        let mut records = Vec::new();
+        let (mut records, until) = (Vec::new(), self.taken.saturating_add(most));
         let mut broken = position.wrapping_sub(self.taken) > u64::from(self.capacity.bytes()) || position % 8 != 0;
-        while !broken && self.taken < position {
+        while !broken && self.taken < position.min(until) {
             let header = words.load(self.word(0));
             let (number, length) = ((header & 0xffff) as u16, (header >> 16) as u32);
             if header == 0 {
@@ -110,7 +117,7 @@ impl RecordReader {
             words.store(POSITION, 0);
         }
         words.store(TAKEN, self.taken);
-        words.store(PERMITTED, words.load(MADE));
+        words.store(PERMITTED, words.load(MADE).wrapping_sub(withheld.into()));
         (records, broken)
     }
 
@@ -130,7 +137,6 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
-    use crate::buffer::SLACK;
 
     struct Buffer(RefCell<Vec<u64>>);
 
@@ -162,7 +168,7 @@ mod tests {
         }
         fn reserve(&self, capacity: Capacity, values: usize) -> Option<u64> {
             self.add(MADE, 1);
-            let room = self.load(POSITION) - self.load(TAKEN) < u64::from(capacity.bytes() - SLACK);
+            let room = self.load(POSITION) - self.load(TAKEN) < u64::from(room(capacity));
             if !room {
                 self.add(LOST, 1);
             }
@@ -196,12 +202,12 @@ mod tests {
             assert!(buffer.append(capacity, (n % 7) as u16, &words));
             written.push(TakenRecord { number: (n % 7) as u16, words });
             if n % 37 == 0 {
-                let (some, broken) = reader.take(&buffer);
+                let (some, broken) = reader.take(&buffer, u64::MAX, 0);
                 assert!(!broken);
                 taken.extend(some);
             }
         }
-        taken.extend(reader.take(&buffer).0);
+        taken.extend(reader.take(&buffer, u64::MAX, 0).0);
         assert_eq!(taken, written);
         assert!(buffer.0.borrow()[FIRST as usize..].iter().all(|word| *word == 0));
         assert_eq!(RecordReader::counts(&buffer), RecordCounts { made: 20_000, skipped: 0, lost: 0 });
@@ -209,11 +215,22 @@ mod tests {
     }
 
     #[test]
+    fn a_part_is_taken_and_a_part_of_the_limit_withheld() {
+        let (capacity, buffer, mut reader) = new();
+        assert!((0..5).all(|n| buffer.append(capacity, n, &[1])));
+        let numbers = |taken: (Vec<TakenRecord>, bool)| taken.0.iter().map(|record| record.number).collect::<Vec<_>>();
+        assert_eq!(numbers(reader.take(&buffer, 33, 4)), [0, 1, 2]);
+        assert_eq!(buffer.load(PERMITTED), 1);
+        assert_eq!(numbers(reader.take(&buffer, u64::MAX, 7)), [3, 4]);
+        assert_eq!(buffer.load(PERMITTED) as i64, -2);
+    }
+
+    #[test]
     fn what_has_no_room_is_counted_and_later_records_are_taken() {
         let (capacity, buffer, mut reader) = new();
         for _ in 0..3 {
             let made = (0..5000).filter(|_| buffer.append(capacity, 3, &[7, 0, 8])).count();
-            assert_eq!(reader.take(&buffer).0.len(), made);
+            assert_eq!(reader.take(&buffer, u64::MAX, 0).0.len(), made);
             assert!(made < 5000);
         }
         let counts = RecordReader::counts(&buffer);
@@ -226,9 +243,9 @@ mod tests {
         let (capacity, buffer, mut reader) = new();
         let at = buffer.reserve(capacity, 2).expect("room");
         assert!(buffer.append(capacity, 9, &[9]), "a signal handler");
-        assert_eq!(reader.take(&buffer), (vec![], false));
+        assert_eq!(reader.take(&buffer, u64::MAX, 0), (vec![], false));
         buffer.write(capacity, at, 1, &[0, 2]);
-        let [first, second] = reader.take(&buffer).0.try_into().expect("two records");
+        let [first, second] = reader.take(&buffer, u64::MAX, 0).0.try_into().expect("two records");
         assert_eq!((first.number, first.words), (1, vec![0, 2]));
         assert_eq!((second.number, second.words), (9, vec![9]));
     }
@@ -246,9 +263,9 @@ mod tests {
             let (capacity, buffer, mut reader) = new();
             assert!(buffer.append(capacity, 1, &[1, 2]));
             buffer.store(word, value);
-            assert_eq!(reader.take(&buffer), (vec![], true), "{word} {value:#x}");
+            assert_eq!(reader.take(&buffer, u64::MAX, 0), (vec![], true), "{word} {value:#x}");
             assert!(buffer.append(capacity, 4, &[5]));
-            assert_eq!(reader.take(&buffer), (vec![TakenRecord { number: 4, words: vec![5] }], false));
+            assert_eq!(reader.take(&buffer, u64::MAX, 0), (vec![TakenRecord { number: 4, words: vec![5] }], false));
         }
     }
 }

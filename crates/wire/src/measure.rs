@@ -245,7 +245,7 @@ mod tests {
                     Kind::Counts(CountsOptions { check: s.next(), inclusive, earlier })
                 }
                 3 => Kind::Print(PrintOptions {
-                    limit: s.next::<Option<u16>>().map(|limit| u32::from(limit) + 1),
+                    limit: s.next::<Option<u32>>().map(|limit| limit.max(1)),
                     capacity: Capacity::of_bytes(s.one_of(&[1, 4096, 1 << 20])).expect("a capacity"),
                 }),
                 2 => Kind::Coverage(CoverageOptions { branches: s.next(), in_place: false }),

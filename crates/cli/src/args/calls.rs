@@ -24,19 +24,22 @@ pub(crate) struct CallSelection {
     pub(crate) show_mdl: bool,
 }
 
+/// Whether a text has a comma outside of parentheses and brackets.
+pub(super) fn has_comma(text: &str) -> bool {
+    let mut depth = 0;
+    text.chars().any(|c| {
+        match c {
+            '(' | '[' => depth += 1,
+            ')' | ']' => depth -= 1,
+            _ => {}
+        }
+        c == ',' && depth == 0
+    })
+}
+
 /// Reads the expression of a key.
 fn key(text: &str) -> Result<String, String> {
-    let several = {
-        let mut depth = 0;
-        text.chars().any(|c| {
-            match c {
-                '(' | '[' => depth += 1,
-                ')' | ']' => depth -= 1,
-                _ => {}
-            }
-            c == ',' && depth == 0
-        })
-    };
+    let several = has_comma(text);
     match text.trim() {
         _ if several => {
             Err("calls can be told apart by one value: combine two, as '$arg[0] * 1000 + $arg[1]'".to_owned())

@@ -842,6 +842,9 @@ impl Cli {
             let hint = "add --daemon URI: only a daemon outlives this command";
             return Err(Failure::usage("--no-remove needs a daemon that keeps the measurement", hint));
         }
+        if let Command::Print(args) = &self.command {
+            args.check()?;
+        }
         if let Command::Report(args) = &self.command {
             args.check(self.common.output.as_deref())?;
         }

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::calls::has_comma;
 use super::{Measure, TargetArgs};
+use crate::exit::Failure;
 
 /// `ingraft print`.
 #[derive(Debug, Args)]
@@ -68,12 +70,32 @@ pub(crate) struct PrintArgs {
     pub(crate) function: String,
 
     /// Values to print; without one, the arguments that the debugging information names, if there is some
-    #[arg(value_name = "EXPR")]
+    #[arg(value_name = "EXPR", value_parser = value)]
     pub(crate) exprs: Vec<String>,
 
     // The field follows the positional arguments, because COMMAND is the last of them.
     #[command(flatten)]
     pub(crate) target: TargetArgs,
+}
+
+impl PrintArgs {
+    /// Refuses what printed calls do not have.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        if self.measure.no_remove || !self.measure.follow.is_empty() {
+            let hint = "leave out --no-remove and --follow";
+            return Err(Failure::usage("printing ends with its command, and is of one program", hint));
+        }
+        Ok(())
+    }
+}
+
+/// Reads a value to print.
+fn value(text: &str) -> Result<String, String> {
+    match text.trim() {
+        "" => Err("an expression is needed, such as '$arg[0]'".to_owned()),
+        text if has_comma(text) => Err("one value for each EXPR: put a space, and no comma, between them".to_owned()),
+        text => Ok(text.to_owned()),
+    }
 }
 
 /// Largest number of lines in a second; `None` for all.
@@ -99,6 +121,7 @@ mod tests {
         assert_eq!(limit("100"), Ok(Limit(Some(100))));
         assert_eq!(limit(" 5/s"), Ok(Limit(Some(5))));
         assert_eq!(limit("none"), Ok(Limit(None)));
+        assert!(value("a, b").is_err() && value(" ").is_err() && value("str(a, b)").is_ok());
         assert!(limit("0").is_err() && limit("-1").is_err() && limit("5/min").is_err());
     }
 }

@@ -180,7 +180,11 @@ impl<'a> NamedCall<'a> {
         // What was not asked for is behind what was: the caller, and the result and the time.
         let is_caller = |column: &Column| column.content == ColumnContent::Caller;
         let asked = of.columns.iter().rposition(is_caller).unwrap_or(of.columns.len());
-        let name = |(n, column): (usize, &'a Column)| exprs.get(n).map_or(column.name.as_str(), String::as_str);
+        // An expression may stand for several values.
+        let own_names = exprs.len() == asked;
+        let name = |(n, column): (usize, &'a Column)| {
+            exprs.get(n).filter(|_| own_names).map_or(column.name.as_str(), String::as_str)
+        };
         let names = of.columns.iter().take(asked).enumerate().map(name);
         let values = names.zip(&call.values).collect();
         let own = || of.columns.iter().zip(&call.values).skip(asked);

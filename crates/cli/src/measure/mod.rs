@@ -912,6 +912,8 @@ impl TargetMeasurement {
         if let Some(puller) = &self.trace {
             puller.end();
         }
+        // What it has was presented, and only the answer to the removal has the final numbers.
+        self.printed = None;
         let (answer, trace) = self.client.remove(id, pairs).await?;
         let mut removed = objects::RemovedObject::new(&answer, host);
         if let Some(grown) = answer.grown {
@@ -921,9 +923,7 @@ impl TargetMeasurement {
         if let Some(reading) = answer.last {
             self.take(reading, 0);
         }
-        if answer.printed.is_some() {
-            self.printed = answer.printed;
-        }
+        self.printed = answer.printed;
         self.profile = answer.profile.map(|profile| *profile);
         if let Some(ended) = ended {
             self.end(ended, format, out)?;

@@ -92,7 +92,7 @@ fn check_stmts(stmts: &[Stmt], bound: &BindingCheck<'_>, depth: u32) -> Result<(
             if recorded.words() > Recorded::WORDS_MAX || recorded.number == u16::MAX || recorded.limit == Some(0) {
                 return Err(CodegenError::NoRecord);
             }
-            bound(*v, Shape::Records(*capacity))?;
+            bound(*v, Shape::Records(*capacity, false))?;
             // The check assumes that all words of the record are on the stack when a value is computed.
             let depth = (0..recorded.words()).try_fold(depth, |depth, _| deeper(depth))?;
             recorded.fields.iter().try_for_each(|field| check_expr(field.operand(), bound, depth))

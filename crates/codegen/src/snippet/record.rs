@@ -5,7 +5,7 @@ use iced_x86::code_asm::{
     AsmMemoryOperand, dword_ptr, eax, ecx, edi, edx, qword_ptr, r8, r8d, r9, r9d, r10, r11, rax, rcx, rdi, rdx, rsi,
     rsp,
 };
-use ingraft_model::buffer::{Capacity, FIRST, LOST, POSITION, SLACK, TAKEN};
+use ingraft_model::buffer::{Capacity, FIRST, LOST, POSITION, TAKEN};
 use ingraft_model::layout::header;
 use ingraft_model::record::{self, MADE, PERMITTED, SKIPPED};
 use ingraft_model::{Field, Recorded, ThreadIdentity, VariableId};
@@ -21,13 +21,16 @@ use crate::snippet::routines::Writer;
 pub(crate) const TEXT: i32 = 8 * (4 + 4 + 4);
 /// Number of places of the program's memory: a text may lie on two pages, and the second one may not be mapped.
 pub(crate) const PLACES: i32 = 2;
+/// Largest limit with which records are rare, so that they do not count for the cost of the code.
+const SMALL: u32 = 1000;
 /// Length of a page in bytes.
 const PAGE: i32 = 4096;
 /// Length of a text in bytes.
 const TEXT_BYTES: i32 = Field::TEXT_BYTES as i32;
 
 impl Generator<'_> {
-    /// Appends a record to a buffer, or counts it as skipped or lost.
+    /// Appends a record to a buffer, or counts it as skipped or lost. A full buffer is noticed before the values are computed. It is looked
+    /// at again right before the room is reserved, because a signal handler may have filled it meanwhile.
     pub(crate) fn record(&mut self, v: VariableId, capacity: Capacity, recorded: &Recorded) -> Result<(), Assembly> {
         if self.access == ShardAccess::Shared {
             let _ = self.a.lock();
@@ -35,22 +38,24 @@ impl Generator<'_> {
         }
         self.used[0] = true;
         self.used[1] = true;
-        let [mut skip, mut full, mut end] = std::array::from_fn(|_| self.a.create_label());
+        let [mut skip, mut full, mut lost, mut end] = std::array::from_fn(|_| self.a.create_label());
+        let before = self.exits.len();
         if let Some(limit) = recorded.limit {
             self.a.mov(rax, self.word_of(v, MADE)?)?;
             self.a.sub(rax, self.word_of(v, PERMITTED)?)?;
             self.a.cmp(rax, i32::try_from(limit).unwrap_or(i32::MAX))?;
-            let mut branch = self.a.create_label();
-            self.a.set_label(&mut branch)?;
-            self.limits.push(branch);
+            if limit <= SMALL {
+                let mut branch = self.a.create_label();
+                self.a.set_label(&mut branch)?;
+                self.limits.push(branch);
+            }
             self.a.jge(skip)?;
         }
-        let before = self.exits.len();
         self.a.inc(self.word_of(v, MADE)?)?;
+        self.room(v, capacity)?;
+        self.a.jae(lost)?;
         let values = self.push_values(recorded)?;
-        self.a.mov(rax, self.word_of(v, POSITION)?)?;
-        self.a.sub(rax, self.word_of(v, TAKEN)?)?;
-        self.a.cmp(rax, (capacity.bytes() - SLACK) as i32)?;
+        self.room(v, capacity)?;
         self.a.jae(full)?;
         self.a.mov(eax, 8 * recorded.words())?;
         self.a.xadd(self.word_of(v, POSITION)?, rax)?;
@@ -69,14 +74,24 @@ impl Generator<'_> {
         for _ in 0..values {
             self.a.pop(rcx)?;
         }
+        self.place(&mut lost)?;
         self.a.inc(self.word_of(v, LOST)?)?;
-        if recorded.limit.is_some() {
-            self.rare.extend(before..self.exits.len());
+        if let Some(limit) = recorded.limit {
+            if limit <= SMALL {
+                self.rare.extend(before..self.exits.len());
+            }
             self.a.jmp(end)?;
             self.place(&mut skip)?;
             self.a.inc(self.word_of(v, SKIPPED)?)?;
         }
         self.place(&mut end)
+    }
+
+    /// Compares the bytes in the buffer with those that it may have.
+    fn room(&mut self, v: VariableId, capacity: Capacity) -> Result<(), Assembly> {
+        self.a.mov(rax, self.word_of(v, POSITION)?)?;
+        self.a.sub(rax, self.word_of(v, TAKEN)?)?;
+        Ok(self.a.cmp(rax, record::room(capacity) as i32)?)
     }
 
     /// Pushes the values of a record, the last one first. Returns the number of words.

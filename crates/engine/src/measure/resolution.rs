@@ -109,7 +109,7 @@ impl Coarsening {
                 | Shape::Vector(_)
                 | Shape::Listed(_)
                 | Shape::Buffer(_)
-                | Shape::Records(_)
+                | Shape::Records(..)
                 | Shape::Event
                 | Shape::Alias(_) => v.clone(),
             };

@@ -231,7 +231,7 @@ impl Pair {
             | Shape::Vector(_)
             | Shape::Listed(_)
             | Shape::Buffer(_)
-            | Shape::Records(_)
+            | Shape::Records(..)
             | Shape::Event
             | Shape::Alias(_) => None,
         }
@@ -259,7 +259,8 @@ impl Pair {
 /// Whether code with these variables does more than count.
 pub fn is_costly(variables: &[Variable]) -> bool {
     let has_buffer = variables.iter().any(|v| matches!(v.shape, Shape::Buffer(_)));
-    !has_buffer && variables.iter().any(|v| !matches!(v.shape, Shape::Counter | Shape::Alias(_) | Shape::Records(_)))
+    !has_buffer
+        && variables.iter().any(|v| !matches!(v.shape, Shape::Counter | Shape::Alias(_) | Shape::Records(_, true)))
 }
 
 /// Whether the end of a call restores a state.

@@ -132,7 +132,7 @@ impl EndedThreads {
             }
         }
         let own = |&(counter, value): &(u32, i64)| {
-            value != 0 && !matches!(shapes.of(counter).1, Shape::Table(_) | Shape::Buffer(_) | Shape::Records(_))
+            value != 0 && !matches!(shapes.of(counter).1, Shape::Table(_) | Shape::Buffer(_) | Shape::Records(..))
         };
         for (counter, value) in values.into_iter().filter(own) {
             for sum in [record.entry(counter).or_default(), self.together.entry(counter).or_default()] {
@@ -265,7 +265,7 @@ impl Raw {
             Shape::Table(fold) => raw = Raw::of_table(KeyTable::from_slots(fold, at)),
             Shape::Activations => raw.activations = calls(&[slots.first], load),
             // An event has no value, each value of a table of listed keys is the counter of a pair, and a trace takes the bytes of a buffer.
-            Shape::Event | Shape::Alias(_) | Shape::Listed(_) | Shape::Buffer(_) | Shape::Records(_) => {}
+            Shape::Event | Shape::Alias(_) | Shape::Listed(_) | Shape::Buffer(_) | Shape::Records(..) => {}
         }
         raw
     }

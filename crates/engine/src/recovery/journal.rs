@@ -473,13 +473,13 @@ fn put_shape(out: &mut Vec<u8>, shape: Shape) {
         Shape::Event => 8,
         Shape::Listed(_) => 11,
         Shape::Buffer(_) => 12,
-        Shape::Records(_) => 14,
+        Shape::Records(..) => 14,
         Shape::Alias(_) => 13,
     });
     if let Shape::Alias(counter) = shape {
         put(out, u64::from(counter));
     }
-    if let Shape::Buffer(capacity) | Shape::Records(capacity) = shape {
+    if let Shape::Buffer(capacity) | Shape::Records(capacity, _) = shape {
         put(out, u64::from(capacity.bytes()));
     }
     if let Shape::Vector(count) = shape {
@@ -565,7 +565,7 @@ impl JournalReader<'_> {
             8 => Shape::Event,
             9 => Shape::Histogram(Resolution::Medium),
             10 => Shape::Histogram(Resolution::Coarse),
-            14 => Shape::Records(Capacity::of_bytes(u32::try_from(self.u64()?).ok()?)?),
+            14 => Shape::Records(Capacity::of_bytes(u32::try_from(self.u64()?).ok()?)?, false),
             12 => Shape::Buffer(Capacity::of_bytes(u32::try_from(self.u64()?).ok()?)?),
             13 => Shape::Alias(u32::try_from(self.u64()?).ok()?),
             11 => Shape::Listed(KeyListing::of_places(u32::try_from(self.u64()?).ok()?)?),

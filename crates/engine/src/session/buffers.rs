@@ -23,6 +23,11 @@ use super::roster::Roster;
 /// told.
 const ENDED_MAX: usize = 64 << 20;
 
+/// Largest number of bytes of records of values that are drained at one time. What is more stays in the buffers.
+pub(super) const VALUES_MAX: u64 = 8 << 20;
+/// The same when their code was taken out. What is more is lost.
+pub(super) const LAST_VALUES_MAX: u64 = 64 << 20;
+
 /// Time between two checks for filters of system calls while threads may wait for room.
 const FILTERS_EVERY: Duration = Duration::from_millis(50);
 
@@ -45,6 +50,8 @@ pub(crate) struct NewBuffers {
     pub waits: bool,
     /// Whether threads append records of values ([`ingraft_model::record`]).
     pub values: bool,
+    /// Largest number of records of values that the code of a thread makes between two times at which they are drained; `None` for no limit.
+    pub burst: Option<u32>,
 }
 
 /// Records of one thread that were drained together.
@@ -104,6 +111,8 @@ struct Drain {
     ended: Vec<Drained>,
     /// Numbers of records of values of threads that have ended.
     ended_counts: RecordCounts,
+    /// Number of threads that had made records of values when the buffers were drained last, since the time before.
+    makers: u32,
 }
 
 /// Waits of threads for room in their buffers.
@@ -121,6 +130,8 @@ struct Stream {
     identity: u64,
     number: u32,
     sequence: u64,
+    /// Number of records of values that the thread had made when its buffer was drained last.
+    made: u64,
     reader: StreamReader,
     /// Beginning of a record whose end was not written yet.
     rest: Vec<u8>,
@@ -180,14 +191,16 @@ impl Buffers {
             next: 0,
             ended: Vec::new(),
             ended_counts: RecordCounts::default(),
+            makers: 1,
         };
         self.drains.insert(id, drain);
     }
 
-    /// Drains the buffers of a measurement, if it has some with records of this type. `clock` is the clock of timers.
+    /// Drains the buffers of a measurement, if it has some with records of this type; of records of values, at most so many bytes. `clock` is
+    /// the clock of timers.
     pub(super) fn drain<R: Records>(
         &mut self,
-        id: MeasurementId,
+        (id, mut most): (MeasurementId, u64),
         area: Option<&SharedArea>,
         roster: &Roster,
         clock: Option<&TickClock>,
@@ -196,9 +209,13 @@ impl Buffers {
         let mut drained = std::mem::take(&mut drain.ended);
         let Some(area) = area else { return Some(drained) };
         let now = drain.now(clock);
+        let mut makers = 0;
         for (shard, identity) in Shards::claims(area) {
-            drained.extend(drain.take(area, (shard, identity), roster, now));
+            let before = drain.made(shard);
+            drained.extend(drain.take(area, (shard, identity), roster, (now, &mut most)));
+            makers += u32::from(drain.made(shard) != before);
         }
+        drain.makers = makers.max(1);
         if let Some(waits) = &mut drain.waits
             && let Err(error) = area.drained(&mut waits.drains)
         {
@@ -273,10 +290,12 @@ impl Buffers {
     ) {
         for drain in self.drains.values_mut() {
             let now = drain.now(clock);
-            let last = drain.take(area, (shard, identity), roster, now);
+            let last = drain.take(area, (shard, identity), roster, (now, &mut LAST_VALUES_MAX.clone()));
             let held: usize = drain.ended.iter().map(|drained| drained.bytes.len()).sum();
             // Nobody may come for the records.
-            drain.ended.extend(last.map(|last| last.bounded(ENDED_MAX.saturating_sub(held))));
+            let kept = last.map(|last| last.bounded(ENDED_MAX.saturating_sub(held)));
+            // Lost records of values are counted, so a gap tells nothing.
+            drain.ended.extend(kept.filter(|kept| !drain.new.values || !kept.bytes.is_empty()));
             drain.streams.remove(&shard);
             drain.ended_counts = drain.ended_counts.plus(drain.counts_of(area, shard));
         }
@@ -301,6 +320,11 @@ impl Drain {
         live.fold(self.ended_counts.plus(unbuffered), RecordCounts::plus)
     }
 
+    /// Number of records of values that the thread of a shard had made when its buffer was drained last.
+    fn made(&self, shard: u32) -> u64 {
+        self.streams.get(&shard).map_or(0, |stream| stream.made)
+    }
+
     fn counts_of(&self, area: &SharedArea, shard: u32) -> RecordCounts {
         let NewBuffers { first, capacity, values, .. } = self.new;
         let buffer = area.buffer(shard, first, capacity.slots()).filter(|_| values);
@@ -313,10 +337,12 @@ impl Drain {
         area: &SharedArea,
         (shard, identity): (u32, u64),
         roster: &Roster,
-        (ticks, time_ns): (u64, u64),
+        ((ticks, time_ns), most): ((u64, u64), &mut u64),
     ) -> Option<Drained> {
-        let NewBuffers { first, capacity, .. } = self.new;
+        let NewBuffers { first, capacity, burst, .. } = self.new;
         let buffer = area.buffer(shard, first, capacity.slots())?;
+        // The threads that make records share what is permitted.
+        let withheld = burst.map_or(0, |burst| burst - (burst / self.makers.max(1)).clamp(1, burst.max(1)));
         let known = self.streams.get(&shard).is_some_and(|stream| stream.identity == identity);
         if !known {
             let number = self.next;
@@ -325,7 +351,7 @@ impl Drain {
                 false => StreamReader::Bytes(BufferReader::new(capacity)),
             };
             self.next += 1;
-            self.streams.insert(shard, Stream { identity, number, sequence: 0, reader, rest: Vec::new() });
+            self.streams.insert(shard, Stream { identity, number, sequence: 0, made: 0, reader, rest: Vec::new() });
         }
         let stream = self.streams.get_mut(&shard)?;
         let (bytes, gap) = match &mut stream.reader {
@@ -334,8 +360,11 @@ impl Drain {
                 stream.complete((taken.bytes, taken.gap), self.complete)
             }
             StreamReader::Values(reader) => {
-                let (records, broken) = reader.take(&buffer);
-                (bytes_of(records), broken)
+                let (records, broken) = reader.take(&buffer, *most, withheld);
+                stream.made = RecordReader::counts(&buffer).made;
+                let bytes = bytes_of(records);
+                *most = most.saturating_sub(bytes.len() as u64);
+                (bytes, broken)
             }
         };
         if bytes.is_empty() && !gap {
@@ -389,7 +418,7 @@ mod tests {
 
     fn stream() -> Stream {
         let reader = StreamReader::Bytes(BufferReader::new(Capacity::of_bytes(0).expect("a capacity")));
-        Stream { identity: 1, number: 0, sequence: 0, reader, rest: Vec::new() }
+        Stream { identity: 1, number: 0, sequence: 0, made: 0, reader, rest: Vec::new() }
     }
 
     #[test]
@@ -439,7 +468,8 @@ mod tests {
         let [waiting, other] = [MeasurementId(1), MeasurementId(2)];
         for (id, waits) in [(waiting, true), (other, false)] {
             let capacity = Capacity::of_bytes(0).expect("a capacity");
-            buffers.begin::<Bytes>(id, NewBuffers { first: 0, capacity, times: false, waits, values: false });
+            buffers
+                .begin::<Bytes>(id, NewBuffers { first: 0, capacity, times: false, waits, values: false, burst: None });
         }
         assert!(buffers.wait(Some(waiting)) && !buffers.wait(Some(other)) && buffers.wait(None));
         assert!(!buffers.is_check_due(waiting, begin), "the measurement has just begun");

@@ -8,7 +8,7 @@ use crate::api::MeasurementId;
 use crate::error::{Error, Reason};
 use crate::weaving::wanted::WantedPoints;
 
-use super::buffers::{Drained, LastRecords, Records};
+use super::buffers::{Drained, LAST_VALUES_MAX, LastRecords, Records, VALUES_MAX};
 use super::driver::Session;
 use super::loader::FILTERS_MAX;
 
@@ -19,13 +19,17 @@ impl Session {
     /// The records of this type that threads of a measurement have appended since the last call; `None` if it has no such buffers. Does not
     /// stop the target.
     pub(crate) fn drain<R: Records>(&self, id: MeasurementId) -> Option<Vec<Drained>> {
-        self.look_for_filters(id);
-        self.shared_mut().drain::<R>(id, self.clocks.wall().ok())
+        self.drain_at_most::<R>((id, VALUES_MAX))
+    }
+
+    fn drain_at_most<R: Records>(&self, of: (MeasurementId, u64)) -> Option<Vec<Drained>> {
+        self.look_for_filters(of.0);
+        self.shared_mut().drain::<R>(of, self.clocks.wall().ok())
     }
 
     /// Ends the buffers of a measurement whose code was taken out; `None` if it has none of this type.
     pub(super) fn end_buffers<R: Records>(&self, id: MeasurementId) -> Option<LastRecords> {
-        let drained = self.drain::<R>(id)?;
+        let drained = self.drain_at_most::<R>((id, LAST_VALUES_MAX))?;
         self.shared_mut().end_buffers(id, drained)
     }
 

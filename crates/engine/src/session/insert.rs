@@ -239,7 +239,7 @@ impl Session {
         let counts = |v: &Variable| {
             matches!(
                 v.shape,
-                Shape::Counter | Shape::Alias(_) | Shape::Listed(_) | Shape::Buffer(_) | Shape::Records(_)
+                Shape::Counter | Shape::Alias(_) | Shape::Listed(_) | Shape::Buffer(_) | Shape::Records(..)
             )
         };
         let is_timed = |i: &Instrumentation| !i.variables.iter().all(counts) || reads(i, Clock::Wall);

@@ -96,10 +96,15 @@ impl<'s> Locked<'s> {
     }
 
     /// The sum of a counter over all threads, those without a shard of their own included.
-    pub fn sum(&self, counter: u32) -> i64 {
-        let shared = self.session.shared();
-        let common = shared.area().map_or(0, |area| Shards::load(&**area, 0, counter));
-        shared.columns().map_or(0, |columns| columns.sum(counter)).wrapping_add(common)
+    pub fn sum(&self, counter: u32) -> u64 {
+        let sum = self.session.shared().columns().map_or(0, |columns| columns.sum(counter));
+        u64::try_from(sum).unwrap_or(0)
+    }
+
+    /// A counter of the threads without a shard of their own.
+    pub fn common(&self, counter: u32) -> u64 {
+        let area = self.session.shared().area().cloned();
+        area.map_or(0, |area| u64::try_from(Shards::load(&*area, 0, counter)).unwrap_or(0))
     }
 
     /// Sets the place of each address that is one of code: of the call that returns to it.

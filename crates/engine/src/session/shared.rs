@@ -202,8 +202,12 @@ impl Shared {
     }
 
     /// Drains the buffers of a measurement; see [`Buffers::drain`].
-    pub(super) fn drain<R: Records>(&mut self, id: MeasurementId, clock: Option<&TickClock>) -> Option<Vec<Drained>> {
-        self.buffers.drain::<R>(id, self.area.as_deref(), &self.roster, clock)
+    pub(super) fn drain<R: Records>(
+        &mut self,
+        of: (MeasurementId, u64),
+        clock: Option<&TickClock>,
+    ) -> Option<Vec<Drained>> {
+        self.buffers.drain::<R>(of, self.area.as_deref(), &self.roster, clock)
     }
 
     /// Ends the buffers of a measurement; see [`Buffers::end`].

@@ -133,7 +133,7 @@ impl View {
             | Shape::Vector(_)
             | Shape::Listed(_)
             | Shape::Buffer(_)
-            | Shape::Records(_)
+            | Shape::Records(..)
             | Shape::Event
             | Shape::Alias(_) => Plain::No,
         }

@@ -139,7 +139,10 @@ impl WantedPoints<'_> {
             Parts::All | Parts::One(_) | Parts::These(_) => None,
         };
         // The state of a thread, and records if there are none of goroutines, do not follow calls that move between threads.
-        let cannot_move = |m: &&NewMini<'_>| m.snippet.is_bound_to_thread() || !records && m.snippet.has_records();
+        // Nor has the stack of a goroutine room for large records.
+        let cannot_move = |m: &&NewMini<'_>| {
+            m.snippet.is_bound_to_thread() || !records && m.snippet.has_records() || m.snippet.makes_large_records()
+        };
         let moving = |f: &FoundPoint| f.site.as_ref().is_ok_and(|site| site.moving);
         match sites {
             Err(refusal) => self.minis.iter().filter_map(|m| pair(m, refusal)).collect(),

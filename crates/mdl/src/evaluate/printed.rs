@@ -1,7 +1,8 @@
 //! Lowers `print(…)`: a record of values for each time that control passes the statement.
 
 use ingraft_model::{
-    CallRecord, Capacity, Column, ColumnContent, Expr as Out, Field, Recorded, Scalar, Shape, Stmt, VariableId, VariableKind,
+    CallRecord, Capacity, Column, ColumnContent, Expr as Out, Field, Recorded, Scalar, Shape, Stmt, VariableId,
+    VariableKind,
 };
 
 use super::data::{extended, reach};
@@ -120,10 +121,10 @@ impl<'a> Evaluation<'a> {
     }
 
     fn record_buffer(&mut self, capacity: Capacity) -> VariableId {
-        let known = (0..).zip(&self.variables).find(|(_, variable)| variable.shape == Shape::Records(capacity));
+        let known = (0..).zip(&self.variables).find(|(_, variable)| variable.shape == Shape::Records(capacity, false));
         match known {
             Some((number, _)) => VariableId(number),
-            None => self.variable(BUFFER, VariableKind::Scratch, Shape::Records(capacity)),
+            None => self.variable(BUFFER, VariableKind::Scratch, Shape::Records(capacity, false)),
         }
     }
 }

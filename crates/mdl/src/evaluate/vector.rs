@@ -98,7 +98,7 @@ impl<'a> Evaluation<'a> {
             | Shape::Table(_)
             | Shape::Listed(_)
             | Shape::Buffer(_)
-            | Shape::Records(_)
+            | Shape::Records(..)
             | Shape::Event
             | Shape::Alias(_) => None,
         }

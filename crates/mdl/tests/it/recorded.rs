@@ -26,7 +26,8 @@ fn columns(library: &Library, function: &str) -> Vec<Vec<(String, ColumnContent)
 
 #[test]
 fn values_are_recorded_at_the_end_of_a_call() {
-    let code = "if ($return < 0) { m++; print($arg[1], str($arg[0]), str($arg[0], $return), $caller, $return, $elapsed); }";
+    let code =
+        "if ($return < 0) { m++; print($arg[1], str($arg[0]), str($arg[0], $return), $caller, $return, $elapsed); }";
     let library = library(true, code);
     use ColumnContent as C;
     let expected = [
@@ -56,9 +57,8 @@ fn each_statement_has_a_number_of_its_own() {
 #[test]
 fn all_arguments_are_those_that_a_call_keeps() {
     let library = library(true, "print(args(), $elapsed);");
-    let names = |function| -> Vec<String> {
-        columns(&library, function).concat().into_iter().map(|(name, _)| name).collect()
-    };
+    let names =
+        |function| -> Vec<String> { columns(&library, function).concat().into_iter().map(|(name, _)| name).collect() };
     assert_eq!(names("call"), ["id", "name", "a", "b", "$elapsed"]);
     assert_eq!(names("main"), ["$elapsed"], "nothing is known of them");
     let shown = show(&library, "m", "/Code/server/call");

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ingraft_mdl::{
-    IntegerPath, Library, NamedParameter, Parameter, ParseOptions, ProgramFacts, ProgramVariable, Unresolved, VariableLocation,
-    evaluate,
+    IntegerPath, Library, NamedParameter, Parameter, ParseOptions, ProgramFacts, ProgramVariable, Unresolved,
+    VariableLocation, evaluate,
 };
 use ingraft_model::{
     Avma, EdgeKind, Focus, FunctionId, IntegerWidth, LoopEdges, ModuleId, Offset, PartName, Parts, Pid, PointId,

@@ -47,8 +47,9 @@ pub enum Shape {
     Listed(KeyListing),
     /// Bytes that a thread appends, and that the engine takes while the thread runs (see [`crate::buffer`]).
     Buffer(Capacity),
-    /// Records of values that a thread appends, and that the engine takes while the thread runs (see [`crate::record`]).
-    Records(Capacity),
+    /// Records of values that a thread appends, and that the engine takes while the thread runs (see [`crate::record`]). `true` if
+    /// there is a small limit on their number, so that they cost little however often control comes to their code.
+    Records(Capacity, bool),
     /// A processor event that each thread counts by itself. It takes no counters; the variable stands for the number of the event in the
     /// target ([`crate::layout::header::EVENTS`]).
     Event,
@@ -67,7 +68,7 @@ impl Shape {
             Shape::Table(_) => crate::table::SLOTS,
             Shape::Vector(count) => crate::vector::slots(count),
             Shape::Listed(listing) => listing.slots(),
-            Shape::Buffer(capacity) | Shape::Records(capacity) => capacity.slots(),
+            Shape::Buffer(capacity) | Shape::Records(capacity, _) => capacity.slots(),
             Shape::Event | Shape::Alias(_) => 0,
         }
     }
@@ -636,6 +637,15 @@ impl Snippet {
                 found |= recorded.fields.iter().any(|field| matches!(field, Field::Text(_)));
             }
         });
+        found
+    }
+
+    /// Whether the snippet makes records that need much of the stack: with texts, or of many values.
+    pub fn makes_large_records(&self) -> bool {
+        /// Largest number of words of a small record.
+        const SMALL: u32 = 8;
+        let mut found = self.reads_texts();
+        self.each_stmt(&mut |stmt| found |= matches!(stmt, Stmt::Record(_, _, recorded) if recorded.words() > SMALL));
         found
     }
 

@@ -41,7 +41,8 @@ fn lines() -> BenchRow {
     let arguments = ["print", "-p", &pid, "woven", "$arg[0]", "--limit", "none", "--buffer", "65536"];
     let file = tempfile::NamedTempFile::new().expect("a file");
     let path = file.path().display().to_string();
-    let mut session = tool().start(arguments.iter().chain(&["--max-overhead", "10000", "--format", "table", "-o", &path]));
+    let mut session =
+        tool().start(arguments.iter().chain(&["--max-overhead", "10000", "--format", "table", "-o", &path]));
     session.wait_for_word("point");
     let begin = Instant::now();
     target.ask(&format!("measure {LINES} 1 1"));
@@ -53,5 +54,11 @@ fn lines() -> BenchRow {
     if printed as u64 != LINES || last.contains("lost") {
         return BenchRow { reached: Some(false), ..BenchRow::skipped(what, format!("{printed} lines: {last}")) };
     }
-    BenchRow::at_least(what, printed as f64 / seconds, 100_000.0, "", &format!(" ({LINES} lines in {} s)", short(seconds)))
+    BenchRow::at_least(
+        what,
+        printed as f64 / seconds,
+        100_000.0,
+        "",
+        &format!(" ({LINES} lines in {} s)", short(seconds)),
+    )
 }

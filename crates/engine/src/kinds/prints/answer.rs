@@ -13,26 +13,28 @@ const SECOND: u64 = 1_000_000_000;
 pub struct Limiter {
     /// Calls in a second; `None` for no limit.
     limit: Option<u32>,
-    /// Nanoseconds for which calls are permitted. Each call takes its part of a second.
+    /// Nanoseconds for which calls are permitted. Each call takes its part of a second. There is never more than for one call, or for a tenth
+    /// of a second.
     credit: u64,
     latest_ns: u64,
 }
 
 impl Limiter {
-    /// A limit of so many calls in a second. The calls of the first second may all come at once.
+    /// A limit of so many calls in a second.
     pub fn new(limit: Option<u32>) -> Self {
         Limiter { limit, credit: SECOND, latest_ns: 0 }
     }
 
-    /// Whether a call at this time is permitted. Times do not decrease.
+    /// Whether a call at this time is permitted, by a clock that is never set.
     pub fn permits(&mut self, time_ns: u64) -> bool {
         let Some(limit) = self.limit else { return true };
+        let price = SECOND.checked_div(limit.into()).unwrap_or(u64::MAX).max(1);
         if self.latest_ns != 0 {
             let passed = time_ns.saturating_sub(self.latest_ns);
-            self.credit = self.credit.saturating_add(passed).min(SECOND);
+            self.credit = self.credit.saturating_add(passed);
         }
+        self.credit = self.credit.min(price.max(SECOND / 10));
         self.latest_ns = self.latest_ns.max(time_ns);
-        let price = SECOND.checked_div(limit.into()).unwrap_or(u64::MAX).max(1);
         let permitted = self.credit >= price;
         self.credit -= if permitted { price } else { 0 };
         permitted
@@ -108,6 +110,8 @@ pub struct Counted {
     pub skipped: u64,
     /// Calls whose record had no room.
     pub lost: u64,
+    /// Calls that could not be followed to their end: their thread had no room for an activation record, or no shard.
+    pub unfollowed: u64,
     /// Calls whose records were taken and are printed.
     pub printed: u64,
     /// Calls whose records were taken, but not printed because of the limit.
@@ -117,15 +121,17 @@ pub struct Counted {
 impl Counted {
     /// Numbers of calls. At the end, records that were made and not taken are lost, whatever the reason; before, they may still come.
     pub fn counts(self, at_end: bool) -> CallNumbers {
-        let Counted { calls, passed, made, skipped, lost, printed, limited } = self;
+        let Counted { calls, passed, made, skipped, lost, unfollowed, printed, limited } = self;
+        let left = calls.saturating_sub(passed);
+        let unfollowed = unfollowed.min(left);
         let taken = printed.saturating_add(limited);
         CallNumbers {
             calls,
             printed,
             unmet: passed.saturating_sub(made.saturating_add(skipped)),
             skipped: skipped.saturating_add(limited),
-            lost: if at_end { made.saturating_sub(taken) } else { lost },
-            left: calls.saturating_sub(passed),
+            lost: unfollowed + if at_end { made.saturating_sub(taken) } else { lost },
+            left: left - unfollowed,
         }
     }
 }
@@ -140,9 +146,9 @@ mod tests {
         let start = 5_000 * SECOND;
         let permitted: Vec<u64> =
             (0..10_000).map(|n| start + n * SECOND / 1000).filter(|t| limiter.permits(*t)).collect();
-        // The first second has its whole credit at once.
-        assert_eq!(permitted.len(), 100 + 999);
         let later: Vec<u64> = permitted.iter().map(|t| (t - start) / SECOND).collect();
+        // The first calls may come at once.
+        assert!((99..=110).contains(&later.iter().filter(|s| **s == 0).count()));
         assert!((1..10).all(|second| (99..=101).contains(&later.iter().filter(|s| **s == second).count())));
         let mut slow = Limiter::new(Some(1));
         let permitted: Vec<u64> = (0..40).filter(|n| slow.permits(start + n * SECOND / 10)).collect();
@@ -203,10 +209,19 @@ mod tests {
 
     #[test]
     fn the_numbers_add_up() {
-        let counted = Counted { calls: 1000, passed: 990, made: 500, skipped: 90, lost: 20, printed: 400, limited: 75 };
+        let counted = Counted {
+            calls: 1000,
+            passed: 990,
+            made: 500,
+            skipped: 90,
+            lost: 20,
+            unfollowed: 4,
+            printed: 400,
+            limited: 75,
+        };
         let CallNumbers { calls, printed, unmet, skipped, lost, left } = counted.counts(true);
-        assert_eq!((printed, unmet, skipped, lost, left), (400, 400, 165, 25, 10));
+        assert_eq!((printed, unmet, skipped, lost, left), (400, 400, 165, 29, 6));
         assert_eq!(printed + unmet + skipped + lost + left, calls);
-        assert_eq!(counted.counts(false).lost, 20);
+        assert_eq!(counted.counts(false).lost, 24);
     }
 }

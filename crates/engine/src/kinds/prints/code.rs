@@ -27,6 +27,8 @@ pub const BUFFER: VariableId = VariableId(2);
 
 /// Number of times a second at which threads may make more records, if somebody reads them.
 const ROUNDS: u32 = 10;
+/// Largest limit on the calls in a second that is small: so many records cost little.
+const LIMIT_SMALL: u32 = 10_000;
 /// Largest number of functions: each has a number in its records.
 const FUNCTIONS_MAX: usize = u16::MAX as usize;
 
@@ -65,6 +67,11 @@ impl PrintCode {
     }
 }
 
+/// Largest number of records that a thread makes between two readings; `None` if there is no limit.
+pub fn burst(options: PrintOptions) -> Option<u32> {
+    options.limit.map(|limit| limit.div_ceil(ROUNDS).max(1))
+}
+
 /// Code that only counts the calls of a function.
 pub fn look(function: FunctionId) -> Instrumentation {
     let count = code::increment(function, PointKind::Entry, Parts::All, VariableId(0));
@@ -89,7 +96,11 @@ fn variables(options: PrintOptions) -> Vec<Variable> {
     vec![
         variable("calls", VariableKind::Counter, Shape::Counter),
         variable("passed", VariableKind::Scratch, Shape::Counter),
-        variable("records", VariableKind::Scratch, Shape::Records(options.capacity)),
+        variable(
+            "records",
+            VariableKind::Scratch,
+            Shape::Records(options.capacity, options.limit.is_some_and(|limit| limit <= LIMIT_SMALL)),
+        ),
     ]
 }
 
@@ -106,7 +117,7 @@ impl Joined {
         let by = self.variables.len() as u32;
         self.variables.extend(code.variables.iter().map(|variable| {
             // All functions share one buffer.
-            let shape = if let Shape::Records(_) = variable.shape { Shape::Counter } else { variable.shape };
+            let shape = if let Shape::Records(..) = variable.shape { Shape::Counter } else { variable.shape };
             let kind = if variable.kind == VariableKind::Counter { VariableKind::Scratch } else { variable.kind };
             Variable { shape, kind, sampled: false, ..variable.clone() }
         }));
@@ -149,7 +160,7 @@ impl Joined {
             Stmt::Record(_, _, recorded) => {
                 let mut recorded = recorded.clone();
                 recorded.number = number as u16;
-                recorded.limit = self.options.limit.map(|limit| limit.div_ceil(ROUNDS).max(1));
+                recorded.limit = burst(self.options);
                 Stmt::Record(BUFFER, self.options.capacity, recorded)
             }
             other => other.clone(),
@@ -179,7 +190,7 @@ mod tests {
             |shape, kind| Variable { name: String::new(), kind, shape, unit: ValueUnit::Plain, sampled: true };
         let own = [
             variable(Shape::Counter, VariableKind::Counter),
-            variable(Shape::Records(capacity()), VariableKind::Scratch),
+            variable(Shape::Records(capacity(), false), VariableKind::Scratch),
             variable(Shape::Activations, VariableKind::Activations),
         ];
         let instrumentation = Instrumentation {
@@ -237,8 +248,8 @@ mod tests {
         );
         assert_eq!(code.sites.len(), 3);
         let shapes: Vec<Shape> = code.instrumentation.variables.iter().map(|v| v.shape).collect();
-        assert_eq!(shapes.iter().filter(|shape| matches!(shape, Shape::Records(_))).count(), 1);
-        assert_eq!(shapes[2], Shape::Records(options().capacity));
+        assert_eq!(shapes.iter().filter(|shape| matches!(shape, Shape::Records(..))).count(), 1);
+        assert_eq!(shapes[2], Shape::Records(options().capacity, true));
     }
 
     #[test]

@@ -8,8 +8,9 @@ mod code;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ingraft_model::record::RecordCounts;
-use ingraft_model::{Column, Focus, FunctionId};
+use ingraft_model::record::{RecordCounts, TakenRecord};
+use ingraft_model::{Column, Focus, FunctionId, VariableKind};
+use ingraft_process::TickClock;
 
 use crate::api::{
     CallNumbers, EnableRequest, MeasurementId, MetricFocus, NamedFunction, PrintOptions, PrintedCall, PrintedCalls,
@@ -33,9 +34,14 @@ pub struct PrintKind {
     state: Mutex<State>,
 }
 
+/// Offset of the counter of calls without a record among those of activations ([`ingraft_model::Shape::Activations`]).
+const UNRECORDED: u32 = 2;
+
 struct Begun {
     calls: u32,
     passed: u32,
+    /// First counters of the activations of the calls.
+    activations: Vec<u32>,
     sites: Vec<PrintedSite>,
 }
 
@@ -61,46 +67,55 @@ impl PrintKind {
     /// The calls in what threads have appended since the last time.
     fn answer(&self, drained: Vec<Drained>, at: &Locked<'_>) -> PrintedCalls {
         let Some(begun) = &self.begun else { return PrintedCalls::default() };
-        let (now, unix) = at.wall_clock().map(|clock| clock.with_unix_time()).unwrap_or_default();
-        let scale = at.wall_clock().map(ingraft_process::TickClock::scale);
-        let mut calls = Vec::new();
-        for Drained { tid, bytes, .. } in drained {
-            for record in values_in(&bytes) {
-                let site = usize::from(record.number);
-                let Some(columns) = begun.sites.get(site).map(|site| &site.columns) else { continue };
-                let Some((ticks, values)) = answer::call(&record, columns) else { continue };
-                let before = scale.map_or(0, |scale| scale.apply(now.saturating_sub(ticks)));
-                calls.push(PrintedCall { site, tid, time_ns: unix.saturating_sub(before), values });
-            }
-        }
-        calls.sort_by_key(|call| call.time_ns);
+        let (now, unix) = at.wall_clock().map(TickClock::with_unix_time).unwrap_or_default();
+        let scale = at.wall_clock().map(TickClock::scale);
+        let ns = |ticks: u64| scale.map_or(0, |scale| scale.apply(ticks));
+        let records = drained
+            .into_iter()
+            .flat_map(|Drained { tid, bytes, .. }| values_in(&bytes).into_iter().map(move |record| (tid, record)));
+        let mut records: Vec<(u32, TakenRecord)> = records.collect();
+        let ticks = |record: &TakenRecord| record.words.first().copied().unwrap_or(0);
+        records.sort_by_key(|(_, record)| ticks(record));
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let all = calls.len();
-        calls.retain(|call| state.limiter.permits(call.time_ns));
+        let mut calls = Vec::new();
+        for (tid, record) in records {
+            let site = usize::from(record.number);
+            let Some(columns) = begun.sites.get(site).map(|site| &site.columns) else { continue };
+            if !state.limiter.permits(ns(ticks(&record))) {
+                state.limited += 1;
+                continue;
+            }
+            let Some((ticks, values)) = answer::call(&record, columns) else { continue };
+            let time_ns = unix.saturating_sub(ns(now.saturating_sub(ticks)));
+            calls.push(PrintedCall { site, tid, time_ns, values });
+        }
         state.printed += calls.len() as u64;
-        state.limited += (all - calls.len()) as u64;
         drop(state);
         place_callers(&mut calls, at);
         PrintedCalls { sites: begun.sites.clone(), calls, counts: CallNumbers::default() }
     }
 
-    /// Numbers of calls.
-    fn counts(&self, at: &Locked<'_>, records: RecordCounts, at_end: bool) -> CallNumbers {
+    /// Numbers of calls. `last` are the final numbers of records.
+    fn counts(&self, at: &Locked<'_>, last: Option<RecordCounts>) -> CallNumbers {
         let Some(begun) = &self.begun else { return CallNumbers::default() };
+        // In this order: a call that goes on meanwhile is told as one that has not come so far yet.
+        let passed = at.sum(begun.passed);
+        let records = last.unwrap_or_else(|| at.record_counts());
+        let calls = at.sum(begun.calls).max(passed);
+        let unrecorded: u64 = begun.activations.iter().map(|first| at.sum(first + UNRECORDED)).sum();
+        let common = at.common(begun.calls).saturating_sub(at.common(begun.passed));
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let sum = |counter| u64::try_from(at.sum(counter)).unwrap_or(0);
-        // In this order: a call that begins meanwhile is not taken for one that has passed.
-        let passed = sum(begun.passed);
         Counted {
-            calls: sum(begun.calls).max(passed),
+            calls,
             passed,
             made: records.made,
             skipped: records.skipped,
             lost: records.lost,
+            unfollowed: unrecorded.saturating_add(common),
             printed: state.printed,
             limited: state.limited,
         }
-        .counts(at_end)
+        .counts(last.is_some())
     }
 }
 
@@ -160,9 +175,12 @@ impl Running for PrintKind {
             columns: columns.clone(),
         });
         let sites = sites.collect();
-        let capacity = self.options.capacity;
-        at.begin_buffers::<PrintKind>(NewBuffers { first, capacity, times: false, waits: false, values: true });
-        self.begun = Some(Begun { calls, passed, sites });
+        let (capacity, burst) = (self.options.capacity, code::burst(self.options));
+        at.begin_buffers::<PrintKind>(NewBuffers { first, capacity, times: false, waits: false, values: true, burst });
+        let variables = pair.variables().iter().zip(pair.counters());
+        let activations = variables.filter(|(variable, _)| variable.kind == VariableKind::Activations);
+        let activations = activations.map(|(_, first)| *first).collect();
+        self.begun = Some(Begun { calls, passed, activations, sites });
     }
 
     /// Libraries that were loaded since have no part.
@@ -173,7 +191,7 @@ impl Running for PrintKind {
     fn ended(&mut self, at: &mut Locked<'_>, removed: &mut Removed) {
         let Some(last) = at.end_buffers::<PrintKind>() else { return };
         let mut printed = self.answer(last.drained, at);
-        printed.counts = self.counts(at, last.counts, true);
+        printed.counts = self.counts(at, Some(last.counts));
         removed.printed = Some(printed);
     }
 }
@@ -184,7 +202,7 @@ pub fn take(session: &Session, id: MeasurementId) -> Result<PrintedCalls, Error>
     session.with_kind(id, |kind, at| {
         let kind = kind.downcast_ref::<PrintKind>().ok_or_else(|| no_print(id))?;
         let mut printed = kind.answer(drained, at);
-        printed.counts = kind.counts(at, at.record_counts(), false);
+        printed.counts = kind.counts(at, None);
         Ok(printed)
     })
 }

@@ -151,7 +151,14 @@ impl Running for TraceKind {
             began_ns: now_ns(),
             clock: times.then(|| at.wall_clock().map(TickClock::scale)).flatten(),
         };
-        at.begin_buffers::<TraceKind>(NewBuffers { first, capacity, times, waits: lossless, values: false });
+        at.begin_buffers::<TraceKind>(NewBuffers {
+            first,
+            capacity,
+            times,
+            waits: lossless,
+            values: false,
+            burst: None,
+        });
         self.begun = Some((program, code));
     }
 

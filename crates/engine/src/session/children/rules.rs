@@ -47,7 +47,7 @@ pub fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32
             | Shape::Vector(_)
             | Shape::Listed(_)
             | Shape::Buffer(_)
-            | Shape::Records(_) => birth::NOTHING,
+            | Shape::Records(..) => birth::NOTHING,
         };
         rules.push((first, first_rule));
         let second = match variable.shape {
@@ -60,7 +60,7 @@ pub fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32
             | Shape::Vector(_)
             | Shape::Listed(_)
             | Shape::Buffer(_)
-            | Shape::Records(_)
+            | Shape::Records(..)
             | Shape::Event
             | Shape::Alias(_) => birth::NOTHING,
         };
