@@ -203,7 +203,7 @@ impl Distribution {
         out.own = (own != 0).then(|| scale.apply(own.saturating_sub(out.count)));
         let halves = [head(SQUARES as usize), head(SQUARES as usize + 1)];
         let square_of = |sum: u64| u128::from(sum) * u128::from(sum) / u128::from(out.count.max(1));
-        // What is scaled is the spread around the mean, which rounding of the scaled sum does not change.
+        // The spread around the mean is scaled, because rounding of the scaled sum does not change it.
         let spread = squares(halves, out.count, head(0), max).map(|sum| sum.saturating_sub(square_of(head(0))));
         out.squares = spread.and_then(|spread| scale.apply_to_squares(spread)?.checked_add(square_of(out.sum)));
         out

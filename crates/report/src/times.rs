@@ -22,7 +22,7 @@ pub struct MeasuredCalls {
     pub stddev: Option<f64>,
 }
 
-/// What other measurements of a program add to its profile.
+/// Results of other measurements of a program, for the functions of its profile.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OtherMeasurements {
     /// The measured calls of each function of the profile, in their order. Missing ones were not measured.
@@ -234,7 +234,7 @@ fn shared(block: usize, count: u64, counted: &[(usize, u64)]) -> Vec<FlowCall> {
     let (mut seen, mut given) = (0u128, 0u64);
     let one = |(callee, calls): &(usize, u64)| {
         seen += u128::from(*calls);
-        // What all callees so far have, less what the earlier ones got: the rounded shares add up to the count.
+        // The rounded share of all callees so far, less the shares of the earlier ones: they add up to the count.
         let until = u64::try_from((u128::from(count) * seen).checked_div(whole).unwrap_or(0)).unwrap_or(count);
         let share = until - given;
         given = until;

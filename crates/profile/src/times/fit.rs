@@ -6,7 +6,7 @@ pub const CLASSES_MAX: usize = 8;
 /// A pivot of the normal equations below this, with columns of length 1, means that classes cannot be told apart.
 const PIVOT_MIN: f64 = 1e-9;
 
-/// What one function contributes to a fit.
+/// Numbers of events of a function, and its measured time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CostRow {
     /// Number of events of each class in the time. Classes from the [`CLASSES_MAX`]th on are ignored.

@@ -164,7 +164,7 @@ impl MeasuredRecords {
         !self.calls.is_empty()
     }
 
-    /// What the records tell of the functions of a profile. A function that shares its name with another one of its module has no loops and no
+    /// Assigns the records to the functions of a profile. A function that shares its name with another one of its module has no loops and no
     /// callees by call site, because records name it.
     pub(super) fn of<'p>(&self, all: impl Iterator<Item = Counts<'p>>, profile: &SavedProfile) -> OtherMeasurements {
         let calls = vec![None; profile.functions.len()];

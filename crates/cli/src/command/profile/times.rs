@@ -208,7 +208,7 @@ impl<'p> ProcessTimes<'p> {
         text
     }
 
-    /// What the columns of the table mean.
+    /// Explains the columns of the table.
     fn notes(&self) -> String {
         let (unit, own) = match self.unit {
             CostUnit::Instructions => ("numbers of instructions in a call", "SELF is exact; SHARE is that of SELF."),
