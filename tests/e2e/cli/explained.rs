@@ -190,7 +190,7 @@ fn means_of_an_interpreter_and_a_database_are_events_by_calls() {
     for (module, command) in [
         ("perl", &["/usr/bin/perl", "-e", "my %h; $h{$_ % 97} .= $_ for 1..5000; print scalar(keys %h), qq(\\n)"][..]),
         (
-            "sqlite3",
+            "libsqlite3",
             &["/usr/bin/sqlite3", ":memory:", "create table t(a); insert into t values(1),(2); select sum(a) from t;"],
         ),
     ] {

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use ingraft_report::{CallTarget, MeasuredCalls, OtherMeasurements, SavedProfile};
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::exit::Failure;
 
@@ -23,9 +24,6 @@ type LoopKey = (String, String, String);
 
 /// The metric of the numbers of iterations.
 const TRIPS: &str = "trips";
-
-/// The beginning of a line that is a record.
-const RECORD: &str = "{\"type\":";
 
 /// The records of files.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -116,9 +114,10 @@ impl MeasuredRecords {
             let mut is_empty = true;
             for (at, line) in BufReader::new(file).lines().enumerate() {
                 let line = line.map_err(|e| wrong(e.to_string()))?;
-                // A command that was measured prints to the same file.
-                if line.starts_with(RECORD) {
-                    let record = serde_json::from_str(&line).map_err(|e| wrong(format!("line {}: {e}", at + 1)))?;
+                // A command that was measured prints to the same file, so that other lines mean nothing.
+                let value: Option<Value> = serde_json::from_str(&line).ok();
+                if let Some(value) = value.filter(|value| value.get("type").is_some()) {
+                    let record = serde_json::from_value(value).map_err(|e| wrong(format!("line {}: {e}", at + 1)))?;
                     records.add(record);
                     is_empty = false;
                 }
