@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
 use hyper_util::rt::TokioIo;
-use ingraft_model::histogram::HEAD;
+use ingraft_model::histogram::{HEAD, SQUARE_BITS, SQUARES};
 use ingraft_model::{Activations, Aggregate, Distribution, MetricInfo, Resolution, Scale, Shape, Style, UnitsType};
 use ingraft_wire::v1;
 use tokio::sync::mpsc;
@@ -62,6 +62,9 @@ pub(crate) fn distribution(values: impl IntoIterator<Item = u64>) -> Distributio
         slots[0] += value;
         slots[1] = slots[1].max(value);
         slots[2] = slots[2].max(!value);
+        let square = u128::from(value).pow(2);
+        slots[SQUARES as usize] = slots[SQUARES as usize].wrapping_add(square as u64);
+        slots[SQUARES as usize + 1] = slots[SQUARES as usize + 1].wrapping_add((square >> SQUARE_BITS) as u64);
         slots[HEAD as usize + Resolution::Fine.bucket_of(value) as usize] += 1;
     }
     Distribution::from_slots(Resolution::Fine, &slots, Scale::ONE)

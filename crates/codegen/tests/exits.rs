@@ -6,6 +6,7 @@ use ingraft_codegen::verify::{verify_added, verify_removal, verify_removed, veri
 use ingraft_codegen::{
     Environment, MiniRequest, PointRequest, TextSpace, add_mini, remove_mini, remove_points, weave_points,
 };
+use ingraft_model::histogram::{HEAD, SQUARE_BITS, SQUARES, VALUE_BITS, squares};
 use ingraft_model::layout::{COUNTERS, TOP, header, record};
 use ingraft_model::{
     Avma, Bias, BinaryOp, CallRecord, Clock, CpuClock, Expr, Float, FloatFormat, Fold, KeptValue, PatchPlan, PointKind,
@@ -15,6 +16,9 @@ use support::image::{self, HELPER, Outcome, Program, SCRATCH, Step, TEXT};
 use support::*;
 
 const IDENTITIES: [ThreadIdentity; 3] = [GLIBC, ThreadIdentity::FsBase, ThreadIdentity::Locked];
+
+/// Index of the first bucket among the counters of a histogram.
+const BUCKETS: usize = HEAD as usize;
 
 fn v(n: u32) -> VariableId {
     VariableId(n)
@@ -282,11 +286,15 @@ fn times_are_exact(env: &Environment) {
     let out = nest.run_in(env, [&open(0), &close(0)], [&open(1), &close(1)], vec![nest.call(0); 50]);
     let own = &out.shards[2];
     let histogram = &own[20..];
-    assert_eq!((histogram[3], histogram[4..].iter().sum::<i64>()), (0, 100));
+    assert_eq!((histogram[3], histogram[BUCKETS..].iter().sum::<i64>()), (0, 100));
     assert_eq!((&own[4..7], &own[8..11]), (&[0; 3][..], &[0; 3][..]));
+    let halves = [histogram[SQUARES as usize], histogram[SQUARES as usize + 1]].map(i64::cast_unsigned);
     let (sum, max, min) = (histogram[0] as u64, histogram[1] as u64, !(histogram[2] as u64));
     assert!(min > 0 && min <= max && sum >= 50 * min && sum <= 100 * max, "{sum} {min} {max}");
-    let used: Vec<u32> = (0..Resolution::Fine.buckets()).filter(|b| histogram[4 + *b as usize] != 0).collect();
+    let squares = squares(halves, 100, sum, max).expect("small values");
+    let mean_square = u128::from(sum) * u128::from(sum) / 100;
+    assert!((mean_square..=100 * u128::from(max) * u128::from(max)).contains(&squares), "{squares}");
+    let used: Vec<u32> = (0..Resolution::Fine.buckets()).filter(|b| histogram[BUCKETS + *b as usize] != 0).collect();
     assert_eq!(
         (used.first(), used.last()),
         (Some(&Resolution::Fine.bucket_of(min)), Some(&Resolution::Fine.bucket_of(max)))
@@ -339,7 +347,7 @@ fn processor_time_is_renewed_when_the_kernel_has_switched_the_thread() {
         let out = nest.run_in(&env, [&open(0), &close(0)], [&open(1), &close(1)], steps);
         let (own, calls) = (&out.shards[2], 2 * out.calls.len() as i64);
         assert_eq!((&own[4..7], &own[8..11]), (&[0; 3][..], &[0; 3][..]));
-        assert_eq!(own[24..].iter().sum::<i64>(), calls);
+        assert_eq!(own[20 + BUCKETS..].iter().sum::<i64>(), calls);
         // All calls together take less processor time than the program.
         assert!(own[20] > 0 && (own[20] as u64) < out.cpu[LAST], "{:?}", &own[20..23]);
         (out.cpu, out.slot)
@@ -376,8 +384,14 @@ fn values_fall_into_their_buckets() {
         let value = value.max(0) as u64;
         assert_eq!(histogram[0] as u64, value.wrapping_mul(2));
         assert_eq!((histogram[1] as u64, !histogram[2] as u64), (value, value));
+        // The square of a value with more bits than a bucket can hold is that of the largest such value.
+        let square = u128::from(value.min((1 << VALUE_BITS) - 1)).pow(2);
+        let halves = [histogram[SQUARES as usize], histogram[SQUARES as usize + 1]].map(i64::cast_unsigned);
+        assert_eq!(halves, [(2 * square) as u64, (2 * (square >> SQUARE_BITS)) as u64], "{value}");
+        let sum = squares(halves, 2, value.saturating_mul(2), value);
+        assert_eq!(sum, (value >> 43 == 0).then_some(2 * square), "{value}");
         let bucket = Resolution::Fine.bucket_of(value) as usize;
-        assert!(histogram[4..].iter().enumerate().all(|(i, n)| *n == if i == bucket { 2 } else { 0 }), "{value}");
+        assert!(histogram[BUCKETS..].iter().enumerate().all(|(i, n)| *n == if i == bucket { 2 } else { 0 }), "{value}");
     }
 }
 

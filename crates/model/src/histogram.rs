@@ -5,10 +5,31 @@
 /// Number of bits of a value. Larger values are counted in the last bucket. As ticks of 3 GHz, the limit is an hour and a half.
 pub const VALUE_BITS: u32 = 44;
 /// Number of slots before the buckets.
-pub const HEAD: u32 = 4;
+pub const HEAD: u32 = 6;
 /// Slot of the sum of own times: those of the calls without the calls inside of them that are recorded too. Each adds one more, so the slot is 0
 /// only if no own time was recorded.
 pub const OWN: u32 = 3;
+/// Slot of the sum of squares, modulo 2^64. The next slot has the sum of the squares without their lowest [`SQUARE_BITS`] bits. Each slot changes
+/// by one addition, so no carry can be missed. Together they give the exact sum ([`squares`]).
+pub const SQUARES: u32 = 4;
+/// Number of lowest bits of a square that are missing from the second slot of the sum.
+pub const SQUARE_BITS: u32 = 24;
+
+/// Returns the sum of the squares of `count` recorded values, from its two slots, the sum of the values, and the largest value. Returns `None`
+/// if a slot may have overflowed or if a value had more than [`VALUE_BITS`] bits: after 2^38 values, or if `sum * max` has more than 88 bits.
+///
+/// If a value is recorded at the moment of the reading, it may be missing from one of the slots. The result then lies between the sums without
+/// it and with it, except that the square of a value of 32 bits and more may be off by a multiple of 2^64.
+pub fn squares([low, high]: [u64; 2], count: u64, sum: u64, max: u64) -> Option<u128> {
+    let fits = u128::from(sum) * u128::from(max) < 1 << (64 + SQUARE_BITS);
+    if count >= 1 << (62 - SQUARE_BITS) || max >> VALUE_BITS != 0 || !fits {
+        return None;
+    }
+    let most = u128::from(high) << SQUARE_BITS;
+    // The bits that the second slot lacks are fewer than 63, so the difference of both slots has them.
+    let rest = low.wrapping_sub(high << SQUARE_BITS).cast_signed();
+    most.checked_add_signed(rest.into())
+}
 
 /// Number of buckets into which a histogram divides each power of two. A coarser histogram takes less memory in every thread of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -78,6 +99,20 @@ impl Scale {
         u64::try_from(wide).unwrap_or(u64::MAX)
     }
 
+    /// Converts a sum of squares of recorded values to the square of the metric's unit, rounded down. `None` if it has more than 128 bits.
+    pub fn apply_to_squares(self, recorded: u128) -> Option<u128> {
+        let factor = u128::from(self.mult) * u128::from(self.mult);
+        let low = (recorded & u128::from(u64::MAX)) * factor;
+        // `factor` is less than 2^64, so this sum fits. The product is `high * 2^64 + (low mod 2^64)`.
+        let high = (recorded >> 64) * factor + (low >> 64);
+        let shift = self.shift.saturating_mul(2);
+        if let Some(more) = shift.checked_sub(64) {
+            return Some(high.checked_shr(more).unwrap_or(0));
+        }
+        let upper = high << (64 - shift);
+        (upper >> (64 - shift) == high).then(|| upper | ((low & u128::from(u64::MAX)) >> shift))
+    }
+
     /// Returns the number of recorded units in one unit of the metric, times 2^32 and rounded to the nearest; `u64::MAX` if there is no
     /// such number.
     pub fn inverse(self) -> u64 {
@@ -132,6 +167,9 @@ pub struct Distribution {
     /// Sum of the own times, if the values are times of calls: their times without those of the calls inside of them that are recorded with own
     /// times too. `None` if it is not known of all values.
     pub own: Option<u64>,
+    /// Sum of the squares of all values, in the square of the metric's unit. `None` if it is not known. If values are scaled, the sum is rounded
+    /// such that [`Distribution::stddev`] is right to a unit although `sum` is rounded too.
+    pub squares: Option<u128>,
     /// The buckets that are not empty, sorted by `first` and then by `end`. No two have the same bounds. Buckets that were recorded with
     /// different scales may overlap.
     pub buckets: Vec<Bucket>,
@@ -163,6 +201,11 @@ impl Distribution {
         }
         let own = head(OWN as usize);
         out.own = (own != 0).then(|| scale.apply(own.saturating_sub(out.count)));
+        let halves = [head(SQUARES as usize), head(SQUARES as usize + 1)];
+        let square_of = |sum: u64| u128::from(sum) * u128::from(sum) / u128::from(out.count.max(1));
+        // The spread around the mean is scaled, because rounding of the scaled sum does not change it.
+        let spread = squares(halves, out.count, head(0), max).map(|sum| sum.saturating_sub(square_of(head(0))));
+        out.squares = spread.and_then(|spread| scale.apply_to_squares(spread)?.checked_add(square_of(out.sum)));
         out
     }
 
@@ -207,6 +250,15 @@ impl Distribution {
         (self.count > 0).then(|| self.sum as f64 / self.count as f64)
     }
 
+    /// The standard deviation of all values, in the metric's unit. `None` if there is no value, or if the sum of the squares is not known.
+    /// Distributions that were added or subtracted have rounded sums, so their variance may be off by some `mean / count`.
+    pub fn stddev(&self) -> Option<f64> {
+        let count = u128::from(self.count);
+        let mean = (u128::from(self.sum) * u128::from(self.sum)).checked_div(count)?;
+        let spread = self.squares?.saturating_sub(mean);
+        Some((spread as f64 / self.count as f64).sqrt())
+    }
+
     /// Returns the number of values below `value`. In the bucket of `value` the number is an estimate, rounded down, for values that are
     /// spread evenly.
     pub fn count_below(&self, value: u64) -> u64 {
@@ -235,6 +287,7 @@ impl Distribution {
             min: self.min.min(other.min),
             max: self.max.max(other.max),
             own: self.own.zip(other.own).map(|(a, b)| a.saturating_add(b)),
+            squares: self.squares.zip(other.squares).and_then(|(a, b)| a.checked_add(b)),
             ..Self::default()
         };
         buckets.into_iter().for_each(|bucket| out.push(bucket));
@@ -258,6 +311,8 @@ impl Distribution {
         }
         if let (Some(first), Some(last)) = (out.buckets.first(), out.buckets.last()) {
             out.own = self.own.map(|own| own.saturating_sub(earlier.own.unwrap_or(0)));
+            let before = if earlier.count == 0 { Some(0) } else { earlier.squares };
+            out.squares = self.squares.zip(before).map(|(sum, before)| sum.saturating_sub(before));
             let same = |a: &Bucket, b: Option<&Bucket>| b.is_some_and(|b| (a.first, a.end) == (b.first, b.end));
             out.min = if same(first, self.buckets.first()) { self.min } else { first.first };
             out.max = if same(last, self.buckets.last()) { self.max } else { last.end.saturating_sub(1) };
@@ -300,7 +355,10 @@ mod tests {
             slots[1] = slots[1].max(value);
             slots[2] = slots[2].max(!value);
             slots[3] += value / 2 + 1;
-            slots[4 + resolution.bucket_of(value) as usize] += 1;
+            let square = u128::from(value.min((1 << VALUE_BITS) - 1)).pow(2);
+            slots[4] = slots[4].wrapping_add(square as u64);
+            slots[5] = slots[5].wrapping_add((square >> SQUARE_BITS) as u64);
+            slots[HEAD as usize + resolution.bucket_of(value) as usize] += 1;
         }
         slots
     }
@@ -367,6 +425,35 @@ mod tests {
         }
 
         #[test]
+        fn squares_are_exact(values in values(), small in proptest::collection::vec(0u64..1 << 40, 1..200)) {
+            let truth = |values: &[u64]| values.iter().map(|v| u128::from(*v).pow(2)).sum::<u128>();
+            // The sum is exact, or the values are too large.
+            let d = distribution(&values, Scale::ONE);
+            prop_assert!(d.squares.is_none() || d.squares == Some(truth(&values)));
+            let d = distribution(&small, Scale::ONE);
+            prop_assert_eq!(d.squares, Some(truth(&small)));
+            let (count, mean) = (small.len() as f64, d.mean().expect("a mean"));
+            let variance = small.iter().map(|v| (*v as f64 - mean).powi(2)).sum::<f64>() / count;
+            let found = d.stddev().expect("a deviation").powi(2);
+            prop_assert!((found - variance).abs() <= 2.0 / count + 1e-9 * variance + 1e-6, "{found} {variance}");
+        }
+
+        #[test]
+        fn equal_values_have_no_deviation(value in 0u64..1 << 40, scale in scale(), count in 1usize..20) {
+            let found = distribution(&vec![value; count], scale).stddev().expect("a deviation");
+            prop_assert!(found <= 1.0, "{found}");
+        }
+
+        #[test]
+        fn squares_are_scaled(value in any::<u128>(), mult in any::<u32>(), shift in 0u32..200) {
+            let scaled = Scale { mult, shift }.apply_to_squares(value);
+            // The same with the quotient and the remainder of the shift.
+            if let (Some(product), true) = (value.checked_mul(u128::from(mult) * u128::from(mult)), shift < 64) {
+                prop_assert_eq!(scaled, Some(product >> (2 * shift)));
+            }
+        }
+
+        #[test]
         fn scaled_quantiles_are_close(values in values(), scale in scale()) {
             let d = distribution(&values, scale);
             check(&d)?;
@@ -380,6 +467,8 @@ mod tests {
             let together = distribution(&[a.clone(), b.clone()].concat(), Scale::ONE);
             let mut merged = distribution(&a, Scale::ONE);
             merged.merge(&distribution(&b, Scale::ONE));
+            // The slots of two threads hold larger sums of squares than those of one.
+            merged.squares = merged.squares.filter(|_| together.squares.is_some());
             prop_assert_eq!(merged, together);
             // Merge distributions of clocks of different speeds.
             let mut merged = distribution(&a, one);
@@ -392,10 +481,15 @@ mod tests {
         #[test]
         fn minus_leaves_what_came_later(a in values(), b in values(), scale in scale()) {
             let (earlier, new) = (distribution(&a, scale), distribution(&b, scale));
-            let left = distribution(&[a, b].concat(), scale).minus(&earlier);
+            let whole = distribution(&[a, b].concat(), scale);
+            let left = whole.minus(&earlier);
             check(&left)?;
             prop_assert_eq!(&left.buckets, &new.buckets);
             prop_assert!(left.sum.abs_diff(new.sum) <= 1);
+            if let (Some(left), Some(fresh)) = (left.squares, new.squares) {
+                let off: f64 = [&earlier, &new, &whole].map(|d| 2.0 * d.mean().unwrap_or(0.0) + 2.0).iter().sum();
+                prop_assert!(left.abs_diff(fresh) as f64 <= off);
+            }
             prop_assert!(left.min <= new.min && new.max <= left.max);
         }
 
@@ -433,6 +527,19 @@ mod tests {
     fn what_is_cut_still_has_its_largest_value() {
         let d = distribution(&[1 << 50, 1 << 60], Scale::ONE);
         assert_eq!((d.quantile(0.0), d.quantile(1.0), d.count), (Some(1 << 50), Some(1 << 60), 2));
+    }
+
+    /// A thread that has changed only the first slot of the sum of squares, and a sum that no longer fits.
+    #[test]
+    fn squares_in_the_middle_of_a_record_make_sense() {
+        let square = |value: u128| [(value * value) as u64, ((value * value) >> SQUARE_BITS) as u64];
+        let whole = square(1 << 30);
+        assert_eq!(squares(whole, 1, 1 << 30, 1 << 30), Some(1 << 60));
+        assert_eq!(squares([whole[0], 0], 1, 1 << 30, 1 << 30), Some(1 << 60));
+        assert_eq!(squares([0, whole[1]], 1, 1 << 30, 1 << 30), Some(0));
+        assert_eq!(squares([0; 2], 1 << 38, 1, 1), None);
+        assert_eq!(squares([0; 2], 1, u64::MAX, (1 << VALUE_BITS) - 1), None);
+        assert_eq!(squares([0; 2], 1, 1 << VALUE_BITS, 1 << VALUE_BITS), None);
     }
 
     #[test]

@@ -14,7 +14,9 @@
 //! 6. [`Runs`] cuts a control-flow graph at its calls, so that the profile of a process that was running before, and that runs on, needs few
 //!    corrections.
 //! 7. [`PathNumbers`] numbers the acyclic paths of a function, by Ball and Larus, "Efficient path profiling" (1996).
-//! 8. [`Coverage`] tells which blocks and edges have run, from probes that tell it of some of them.
+//! 8. [`ProgramTimes`] predicts mean and variance of the times of calls, by Sarkar, "Determining average program execution times and their
+//!    variance" (1989).
+//! 9. [`Coverage`] tells which blocks and edges have run, from probes that tell it of some of them.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::too_many_lines)]
@@ -59,8 +61,8 @@ pub use profile::{Defect, Profile};
 pub use runs::{Measured, NotCounted, Partial, Position, RunCounts, Runs, Wishes};
 pub use shape::{GraphBuilder, Inexact};
 pub use times::{
-    FlowCall, FlowEdge, MeasuredFlow, NoTimes, NodeTime, PredictedTimes, ProgramTimes, TimedPart, VarianceCause,
-    VarianceRange, VarianceShare,
+    CLASSES_MAX, ComparedCounters, CostFit, CostRow, CounterCost, FlowCall, FlowEdge, MeasuredFlow, NoTimes, NodeTime,
+    PredictedTimes, ProgramTimes, TimedPart, VarianceCause, VarianceRange, VarianceShare,
 };
 pub use totals::RunEvents;
 pub use trace::{

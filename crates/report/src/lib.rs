@@ -21,8 +21,8 @@ pub use export::{EXPORTERS, Exporter, Sources, ran_lines};
 pub use file::FileError;
 pub use ingraft_analysis::demangle;
 pub use ingraft_profile::{
-    Earlier, EarlierProfile, NoTimes, NodeTime, PredictedTimes, TimedPart, TraceStep, TracedFunction, Unknown,
-    VarianceCause, VarianceRange, VarianceShare,
+    ComparedCounters, CostFit, CounterCost, Earlier, EarlierProfile, NoTimes, NodeTime, PredictedTimes, TimedPart,
+    TraceStep, TracedFunction, Unknown, VarianceCause, VarianceRange, VarianceShare,
 };
 pub use merge::MergeError;
 pub use program::{ProfiledProgram, ProfiledRoutine};
@@ -30,7 +30,10 @@ pub use saved::{
     BlockCount, CallCount, CallTarget, Covered, EdgeCount, EdgeEnd, FunctionProfile, InclusiveTotal, ModuleInfo,
     ProfileKind, SavedProfile, UnprofiledFunction, UnsavedDetails,
 };
-pub use times::{FunctionTimes, Untimed, times};
+pub use times::{
+    COST_CLASSES, CostUnit, FunctionTimes, MeasuredCalls, OtherMeasurements, ProfileTimes, Untimed, compared_counters,
+    times,
+};
 pub use trace::{
     NewestCause, NewestPart, TraceChunk, TraceClock, TraceEnd, TraceError, TraceRecord, TraceRecords, TraceReplay,
     TracedCode, TracedProgram, TracedRoutine, functions_of, trace_beginning,

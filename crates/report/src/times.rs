@@ -1,18 +1,69 @@
-//! Mean and variance of the times of the functions of a profile, in instructions, by the algorithms of `ingraft_profile`.
+//! Mean and variance of the times of the functions of a profile, in instructions or nanoseconds, by the algorithms of `ingraft_profile`.
 
 use std::collections::HashMap;
 
 use ingraft_model::{EdgeKind, Svma};
-use ingraft_profile::{FlowCall, FlowEdge, MeasuredFlow, NoTimes, PredictedTimes, ProgramTimes};
+use ingraft_profile::{
+    ComparedCounters, CostFit, CostRow, FlowCall, FlowEdge, MeasuredFlow, NoTimes, PredictedTimes, ProgramTimes,
+};
 
 use crate::saved::{CallTarget, EdgeEnd, FunctionProfile, SavedProfile};
+
+/// Measured times of the calls of a function, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MeasuredCalls {
+    /// Number of calls that were timed.
+    pub timed: u64,
+    /// Mean time, with callees.
+    pub mean: f64,
+    /// Mean time without those callees that were timed too; `None` if it is not known.
+    pub own: Option<f64>,
+    /// Standard deviation of the time with callees; `None` if it is not known.
+    pub stddev: Option<f64>,
+}
+
+/// Results of other measurements of a program, for the functions of its profile.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OtherMeasurements {
+    /// The measured calls of each function of the profile, in their order. Missing ones were not measured.
+    pub calls: Vec<Option<MeasuredCalls>>,
+    /// Callees of indirect calls, by the indexes of the caller and of the block that the call ends. Each callee has its index among the functions
+    /// of the profile and the number of its calls from there.
+    pub indirect: HashMap<(usize, usize), Vec<(usize, u64)>>,
+    /// Measured variance of the number of iterations in an entry of loops of each function, by the index of the function. A loop is named by the
+    /// index of its header.
+    pub trips: HashMap<usize, Vec<(usize, f64)>>,
+}
+
+/// Unit of predicted times.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CostUnit {
+    /// Instructions. They are exact for the function alone.
+    #[default]
+    Instructions,
+    /// Nanoseconds. The costs of events are fitted to measured times.
+    Nanoseconds,
+}
+
+/// Names of the events whose costs are fitted: instructions, reads and writes of memory, branches, calls whose callee is left out, and calls of the
+/// function itself.
+pub const COST_CLASSES: [&str; 5] = ["instruction", "memory", "branch", "left_out_call", "call"];
+
+/// Times of the functions of a profile.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProfileTimes {
+    /// The times of each function, in their order.
+    pub functions: Vec<Result<FunctionTimes, Untimed>>,
+    /// The costs in nanoseconds of the events of [`COST_CLASSES`]; `None` if the unit is another, or if no function was measured.
+    pub costs: Option<CostFit>,
+}
 
 /// Times of a function.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FunctionTimes {
     /// The times, with those of the functions of the profile that it calls.
     pub times: PredictedTimes,
-    /// Mean number of instructions of the function alone in one call.
+    /// Mean time of the function alone in one call; exact if the unit is instructions.
     pub own: f64,
     /// Number of calls that are made in one call, by the function or by those whose times are in its own, and whose time is left out: the
     /// callee is not known, not profiled, or has no times.
@@ -25,6 +76,9 @@ pub enum Untimed {
     /// The counts do not suffice.
     #[error("not all of its counts are known")]
     Unknown,
+    /// No cost in nanoseconds is known.
+    #[error("no profiled function was timed")]
+    NoCosts,
     /// The times do not follow from the counts.
     #[error(transparent)]
     NoTimes(#[from] NoTimes),
@@ -58,25 +112,94 @@ impl<'p> ProfiledCallees<'p> {
     }
 }
 
-/// Times of the functions of a profile, in their order.
-pub fn times(profile: &SavedProfile) -> Vec<Result<FunctionTimes, Untimed>> {
+/// Times of the functions of a profile, in their order. In nanoseconds there are none if no function was measured.
+pub fn times(profile: &SavedProfile, others: &OtherMeasurements, unit: CostUnit) -> ProfileTimes {
     let callees = ProfiledCallees::of(profile);
-    let flows: Vec<Option<MeasuredFlow>> = profile.functions.iter().map(|function| flow(function, &callees)).collect();
+    let flow = |(index, function)| flow((index, function), &callees, others);
+    let flows: Vec<Option<MeasuredFlow>> = profile.functions.iter().enumerate().map(flow).collect();
     let known: Vec<MeasuredFlow> = flows.iter().map(|flow| flow.clone().unwrap_or_default()).collect();
     let mut program = ProgramTimes::of(&known, false);
-    let times = program.times();
+    let mut times = program.times();
     let has_times: Vec<bool> = times.iter().map(Result::is_ok).collect();
     // The numbers of calls that are left out add up as times do.
-    let costs = known.iter().zip(&profile.functions).map(|(flow, function)| left_out(flow, function, &has_times));
-    let mut left_out = program.means_of(costs.collect()).into_iter();
-    let mut flows = flows.iter();
+    let missing = known.iter().zip(&profile.functions).map(|(flow, function)| left_out(flow, function, &has_times));
+    let missing: Vec<Vec<f64>> = missing.collect();
+    let mut costs: Vec<Vec<f64>> = known.iter().map(|flow| flow.costs.clone()).collect();
+    let mut fit = None;
+    if unit == CostUnit::Nanoseconds {
+        let events: Vec<Vec<[f64; COST_CLASSES.len()]>> =
+            profile.functions.iter().zip(&known).zip(&missing).map(|((f, flow), out)| events(f, flow, out)).collect();
+        let Some(found) = fitted(&known, &events, others) else {
+            let functions = times.into_iter().map(|times| times.map_err(Untimed::from).and(Err(Untimed::NoCosts)));
+            return ProfileTimes { functions: functions.collect(), costs: None };
+        };
+        let one = |events: &[f64; COST_CLASSES.len()]| weighted(events, &found.costs);
+        costs = events.iter().map(|blocks| blocks.iter().map(one).collect()).collect();
+        program.means_of(costs.clone());
+        times = program.times();
+        fit = Some(found);
+    }
+    let mut left_out = program.means_of(missing).into_iter();
+    let mut sums = flows.iter().zip(&costs);
     let one = |times: Result<PredictedTimes, NoTimes>| {
         let left_out = left_out.next().flatten().unwrap_or_default();
-        let flow = flows.next().and_then(Option::as_ref).ok_or(Untimed::Unknown)?;
-        let costs = flow.costs.iter().zip(&flow.executions).map(|(cost, count)| cost * *count as f64);
-        Ok(FunctionTimes { times: times?, own: costs.sum::<f64>() / flow.entry.1 as f64, left_out })
+        let (flow, costs) = sums.next().ok_or(Untimed::Unknown)?;
+        let flow = flow.as_ref().ok_or(Untimed::Unknown)?;
+        let own: f64 = costs.iter().zip(&flow.executions).map(|(cost, count)| cost * *count as f64).sum();
+        Ok(FunctionTimes { times: times?, own: own / flow.entry.1 as f64, left_out })
     };
-    times.into_iter().map(one).collect()
+    ProfileTimes { functions: times.into_iter().map(one).collect(), costs: fit }
+}
+
+/// The counters of each function of a profile, in their order: the paper's and those of a spanning tree.
+pub fn compared_counters(profile: &SavedProfile) -> Vec<Result<ComparedCounters, Untimed>> {
+    let callees = ProfiledCallees::of(profile);
+    let others = OtherMeasurements::default();
+    let one = |(index, function)| {
+        let flow = flow((index, function), &callees, &others).ok_or(Untimed::Unknown)?;
+        Ok(flow.compared_counters()?)
+    };
+    profile.functions.iter().enumerate().map(one).collect()
+}
+
+fn weighted(events: &[f64], costs: &[f64]) -> f64 {
+    events.iter().zip(costs).map(|(events, cost)| events * cost).sum()
+}
+
+/// The numbers of events of one execution of each block, in the order of [`COST_CLASSES`].
+fn events(function: &FunctionProfile, flow: &MeasuredFlow, left_out: &[f64]) -> Vec<[f64; COST_CLASSES.len()]> {
+    let details = function.details.as_ref().map_or(&[][..], |details| details.events.as_slice());
+    let block = |(at, instructions): (usize, &f64)| {
+        let [memory, branches] = details.get(at).map_or([0.0; 2], |events| {
+            [f64::from(events.reads) + f64::from(events.writes), f64::from(events.branches)]
+        });
+        let executions = flow.executions.get(at).copied().unwrap_or_default();
+        let is_entry = at == flow.entry.0 && executions > 0;
+        let calls = if is_entry { flow.entry.1 as f64 / executions as f64 } else { 0.0 };
+        [*instructions, memory, branches, left_out.get(at).copied().unwrap_or_default().max(0.0), calls]
+    };
+    flow.costs.iter().enumerate().map(block).collect()
+}
+
+/// Fits costs to the measured times of functions alone.
+fn fitted(
+    flows: &[MeasuredFlow],
+    events: &[Vec<[f64; COST_CLASSES.len()]>],
+    others: &OtherMeasurements,
+) -> Option<CostFit> {
+    let row = |(index, measured): (usize, &Option<MeasuredCalls>)| {
+        let (measured, flow, events) = (measured.as_ref()?, flows.get(index)?, events.get(index)?);
+        // A function that calls nothing that was profiled has its whole time for itself.
+        let time = measured.own.or(flow.calls.is_empty().then_some(measured.mean))?;
+        let calls = Some(flow.entry.1).filter(|calls| *calls > 0)? as f64;
+        let mut sums = vec![0.0; COST_CLASSES.len()];
+        for (block, count) in events.iter().zip(&flow.executions) {
+            sums.iter_mut().zip(block).for_each(|(sum, number)| *sum += number * *count as f64 / calls);
+        }
+        Some(CostRow { events: sums, time, weight: time * measured.timed as f64 })
+    };
+    let rows: Vec<CostRow> = others.calls.iter().enumerate().filter_map(row).collect();
+    CostFit::of(&rows)
 }
 
 /// Calls that one execution of each block makes, and whose callees have no times.
@@ -105,8 +228,27 @@ fn called(function: &FunctionProfile) -> impl Iterator<Item = (usize, CallTarget
     calls.chain(jumps)
 }
 
+/// The calls of an indirect call by callee: its `count` calls, shared as those that were counted by callee.
+fn shared(block: usize, count: u64, counted: &[(usize, u64)]) -> Vec<FlowCall> {
+    let whole: u128 = counted.iter().map(|(_, calls)| u128::from(*calls)).sum();
+    let (mut seen, mut given) = (0u128, 0u64);
+    let one = |(callee, calls): &(usize, u64)| {
+        seen += u128::from(*calls);
+        // The rounded share of all callees so far, less the shares of the earlier ones: they add up to the count.
+        let until = u64::try_from((u128::from(count) * seen).checked_div(whole).unwrap_or(0)).unwrap_or(count);
+        let share = until - given;
+        given = until;
+        FlowCall { block, callee: *callee, count: share }
+    };
+    counted.iter().map(one).filter(|call| call.count > 0).collect()
+}
+
 /// The measured flow of a function; `None` if not all counts are known.
-fn flow(function: &FunctionProfile, callees: &ProfiledCallees<'_>) -> Option<MeasuredFlow> {
+fn flow(
+    (index, function): (usize, &FunctionProfile),
+    callees: &ProfiledCallees<'_>,
+    others: &OtherMeasurements,
+) -> Option<MeasuredFlow> {
     let calls = function.known_calls()?;
     if !function.unknown.is_empty() {
         return None;
@@ -122,15 +264,18 @@ fn flow(function: &FunctionProfile, callees: &ProfiledCallees<'_>) -> Option<Mea
         Some(FlowEdge { from: edge.from, to, count: made.map_or(count, |made| count.min(made)) })
     };
     let call = |(block, callee, count): (usize, CallTarget, u64)| {
-        Some(FlowCall { block, callee: callees.find(function, &callee)?, count })
+        if callee == CallTarget::Indirect {
+            return others.indirect.get(&(index, block)).map_or_else(Vec::new, |counted| shared(block, count, counted));
+        }
+        callees.find(function, &callee).map_or_else(Vec::new, |callee| vec![FlowCall { block, callee, count }])
     };
     Some(MeasuredFlow {
         costs: function.blocks.iter().map(|block| f64::from(block.instructions)).collect(),
         executions: function.blocks.iter().map(|block| block.count).collect(),
         edges: function.edges.iter().map(edge).collect::<Option<_>>()?,
         entry: (entry, calls),
-        calls: called(function).filter_map(call).collect(),
-        trips: Vec::new(),
+        calls: called(function).flat_map(call).collect(),
+        trips: others.trips.get(&index).cloned().unwrap_or_default(),
     })
 }
 
@@ -167,6 +312,49 @@ mod tests {
             inexact: None,
             details: None,
         }
+    }
+
+    fn times(profile: &SavedProfile) -> Vec<Result<FunctionTimes, Untimed>> {
+        super::times(profile, &OtherMeasurements::default(), CostUnit::Instructions).functions
+    }
+
+    /// Half of the counted calls through a pointer went to one function, and half to another.
+    #[test]
+    fn indirect_calls_are_mixtures_of_counted_callees() {
+        let outer = caller(0, 10, CallTarget::Indirect, 10);
+        let (short, long) = (caller(100, 5, CallTarget::System, 0), caller(200, 5, CallTarget::System, 5));
+        let profile = SavedProfile { functions: vec![outer, short, long], ..SavedProfile::default() };
+        let others = OtherMeasurements {
+            indirect: HashMap::from([((0, 1), vec![(1, 7), (2, 7)])]),
+            ..OtherMeasurements::default()
+        };
+        let all = super::times(&profile, &others, CostUnit::Instructions).functions;
+        let outer = all[0].as_ref().expect("times");
+        // 10 instructions, and 7 or 10 in the callee.
+        assert!((outer.times.mean - 18.5).abs() < 1e-9 && outer.left_out.abs() < 1e-9, "{outer:?}");
+        assert!((outer.times.variance.independent - 1.5 * 1.5).abs() < 1e-9, "{outer:?}");
+        let shares = shared(3, 10, &[(1, 1), (2, 1), (3, 1)]);
+        assert_eq!(shares.iter().map(|call| call.count).sum::<u64>(), 10);
+        assert!(shared(3, 10, &[(1, 0)]).is_empty() && shared(3, 0, &[(1, 5)]).is_empty());
+    }
+
+    #[test]
+    fn costs_in_nanoseconds_explain_the_measured_times() {
+        let (outer, inner) = (caller(0, 10, CallTarget::Own(Svma(100)), 10), caller(100, 10, CallTarget::System, 0));
+        let profile = SavedProfile { functions: vec![outer, inner], ..SavedProfile::default() };
+        let measured = |mean, own| Some(MeasuredCalls { timed: 10, mean, own, stddev: None });
+        // 10 and 7 instructions of half a nanosecond.
+        let others = OtherMeasurements {
+            calls: vec![measured(8.5, Some(5.0)), measured(3.5, None)],
+            ..OtherMeasurements::default()
+        };
+        let times = super::times(&profile, &others, CostUnit::Nanoseconds);
+        let fit = times.costs.expect("a fit");
+        assert!((fit.costs[0] - 0.5).abs() < 1e-9 && fit.error < 1e-9 && fit.rows == 2, "{fit:?}");
+        let outer = times.functions[0].as_ref().expect("times");
+        assert!((outer.times.mean - 8.5).abs() < 1e-9 && (outer.own - 5.0).abs() < 1e-9, "{outer:?}");
+        let nothing = super::times(&profile, &OtherMeasurements::default(), CostUnit::Nanoseconds);
+        assert_eq!((nothing.costs, nothing.functions), (None, vec![Err(Untimed::NoCosts), Err(Untimed::NoCosts)]));
     }
 
     #[test]

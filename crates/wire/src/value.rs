@@ -64,7 +64,8 @@ impl From<Distribution> for v1::Distribution {
     fn from(d: Distribution) -> Self {
         let bucket = |Bucket { first, end, count }: Bucket| v1::Bucket { first, end, count };
         let buckets = d.buckets.into_iter().map(bucket).collect();
-        v1::Distribution { count: d.count, sum: d.sum, min: d.min, max: d.max, own: d.own, buckets }
+        let squares = d.squares.map(|sum| v1::Wide { low: sum as u64, high: (sum >> 64) as u64 });
+        v1::Distribution { count: d.count, sum: d.sum, min: d.min, max: d.max, own: d.own, squares, buckets }
     }
 }
 
@@ -72,8 +73,10 @@ impl TryFrom<v1::Distribution> for Distribution {
     type Error = FieldError;
 
     fn try_from(d: v1::Distribution) -> Result<Self, FieldError> {
-        let v1::Distribution { count, sum, min, max, own, buckets } = d;
-        let (mut out, mut previous) = (Distribution { count, sum, min, max, own, ..Distribution::default() }, None);
+        let v1::Distribution { count, sum, min, max, own, squares, buckets } = d;
+        let squares = squares.map(|v1::Wide { low, high }| (u128::from(high) << 64) | u128::from(low));
+        let mut out = Distribution { count, sum, min, max, own, squares, ..Distribution::default() };
+        let mut previous = None;
         let mut total = Some(0_u64);
         for (i, v1::Bucket { first, end, count }) in buckets.into_iter().enumerate() {
             let wrong = |field, why| Err(FieldError::new(format!("buckets[{i}].{field}"), why));
@@ -173,7 +176,8 @@ pub(crate) mod tests {
     fn distributions_that_make_no_sense_name_the_field() {
         let bucket = |first, end, count| v1::Bucket { first, end, count };
         let check = |min, count, buckets: &[v1::Bucket]| {
-            let d = v1::Distribution { count, sum: 0, min, max: 30, own: None, buckets: buckets.to_vec() };
+            let d =
+                v1::Distribution { count, sum: 0, min, max: 30, own: None, squares: None, buckets: buckets.to_vec() };
             Distribution::try_from(d).unwrap_err().to_string()
         };
         let good = bucket(10, 20, 2);

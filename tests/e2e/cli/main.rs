@@ -28,6 +28,7 @@ mod edges;
 mod endings;
 mod events;
 mod everything;
+mod explained;
 mod families;
 mod faults;
 mod field;

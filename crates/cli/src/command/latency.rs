@@ -150,18 +150,19 @@ impl Presentation for Latencies {
     }
 
     fn titles(&self, _: TableStage) -> &'static [&'static str] {
-        &["TIMED", "SELF", "SHARE", "TOTAL", "MEAN", "P50", "P90", "P99", "P99.9", "MAX"]
+        &["TIMED", "SELF", "SHARE", "TOTAL", "MEAN", "STDDEV", "P50", "P90", "P99", "P99.9", "MAX"]
     }
 
     fn optional(&self) -> &'static [&'static str] {
-        &["P99.9", "P90", "MODULE", "TIMED", "P50", "HOST", "MEAN", "P99", "MAX"]
+        &["STDDEV", "P99.9", "P90", "MODULE", "TIMED", "P50", "HOST", "MEAN", "P99", "MAX"]
     }
 
     fn cells(&self, row: FunctionRow<'_>, _: TableStage, whole: &ShareBase) -> Vec<Cell> {
         let called = distribution(&row).filter(|d| d.count > 0);
         let mean = called.and_then(Distribution::mean);
         let quantile = |(_, q)| called.and_then(|d| d.quantile(q)).map(|ns| ns as f64);
-        let times = std::iter::once(mean).chain(histogram::QUANTILES.map(quantile));
+        let deviation = called.and_then(Distribution::stddev);
+        let times = [mean, deviation].into_iter().chain(histogram::QUANTILES.map(quantile));
         let total = called.map(|d| time(d.sum as f64)).unwrap_or_default();
         let own = called.and_then(|d| d.own).map(|ns| time(ns as f64)).unwrap_or_default();
         let (timed, share) = match TimedSpan::of(&row) {

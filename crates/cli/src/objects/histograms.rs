@@ -7,6 +7,8 @@ use serde::Serialize;
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Quantiles {
     pub(crate) sum: Option<u64>,
+    /// Standard deviation; null also if it is not known.
+    pub(crate) stddev: Option<f64>,
     pub(crate) min: Option<u64>,
     pub(crate) p50: Option<u64>,
     pub(crate) p90: Option<u64>,
@@ -21,6 +23,7 @@ impl From<&Distribution> for Quantiles {
     fn from(d: &Distribution) -> Self {
         Quantiles {
             sum: (d.count > 0).then_some(d.sum),
+            stddev: d.stddev(),
             min: d.quantile(0.0),
             p50: d.quantile(0.5),
             p90: d.quantile(0.9),
@@ -53,6 +56,8 @@ pub(crate) struct Times {
     pub(crate) sum_ns: Option<u64>,
     /// Sum of the times without the callees that are measured; null also if it is not known.
     pub(crate) self_ns: Option<u64>,
+    /// Standard deviation; null also if it is not known.
+    pub(crate) stddev_ns: Option<f64>,
     pub(crate) min_ns: Option<u64>,
     pub(crate) p50_ns: Option<u64>,
     pub(crate) p90_ns: Option<u64>,
@@ -66,12 +71,14 @@ pub(crate) struct Times {
 impl Times {
     /// Converts the distribution of the times of some of `calls` calls.
     pub(crate) fn of(calls: i64, ns: Option<&Distribution>) -> Self {
-        let Quantiles { sum, min, p50, p90, p99, p999, max, buckets } = ns.unwrap_or(&Distribution::default()).into();
+        let Quantiles { sum, stddev, min, p50, p90, p99, p999, max, buckets } =
+            ns.unwrap_or(&Distribution::default()).into();
         Times {
             calls,
             timed: ns.map_or(0, |d| d.count),
             sum_ns: sum,
             self_ns: ns.filter(|d| d.count > 0).and_then(|d| d.own),
+            stddev_ns: stddev,
             min_ns: min,
             p50_ns: p50,
             p90_ns: p90,

@@ -35,7 +35,7 @@ use ingraft_model::{Activations, Bin, MetricInfo, ObjectState, Pid};
 use keyed::{CallerObject, HistObject, KeyedObject};
 use printed::{CallObject, CallsObject};
 use serde::Serialize;
-use times::{CauseObject, TimeObject};
+use times::{CauseObject, CounterPlacesObject, TimeCostsObject, TimeObject};
 use totals::{EventTotalsObject, ProfileObject};
 use traces::{ConditionObject, GapObject, ReplayedObject, StepObject, TracedObject};
 
@@ -76,6 +76,8 @@ pub(crate) enum Object {
     CallSite(CallSiteObject),
     Time(TimeObject),
     Cause(CauseObject),
+    TimeCosts(TimeCostsObject),
+    CounterPlaces(CounterPlacesObject),
     EventTotals(EventTotalsObject),
     Profile(ProfileObject),
     Coverage(CoverageObject),

@@ -29,7 +29,9 @@ pub(crate) struct TimeObject {
     pub(crate) stddev: Option<f64>,
     /// Standard deviation if iterations do not depend on each other.
     pub(crate) independent_stddev: f64,
-    /// Measured standard deviation; null if it was not measured.
+    /// Measured mean time of a call; null if it was not measured, and for loops and blocks.
+    pub(crate) measured_mean: Option<f64>,
+    /// Measured standard deviation; null if it was not measured, and for loops and blocks.
     pub(crate) measured_stddev: Option<f64>,
     /// Mean time of the function alone; left out for loops and blocks.
     #[serde(rename = "self", skip_serializing_if = "Option::is_none")]
@@ -60,4 +62,49 @@ pub(crate) struct CauseObject {
     pub(crate) predicted_equal: Option<f64>,
     /// Measured share; null if it was not measured.
     pub(crate) measured: Option<f64>,
+}
+
+/// Costs of events that were fitted to measured times, in nanoseconds; 0 for a class of events that the fit does not use.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct TimeCostsObject {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Option<String>,
+    pub(crate) pid: i32,
+    /// Cost of an instruction.
+    pub(crate) instruction_ns: f64,
+    /// Cost of a read or write of memory, besides that of its instruction.
+    pub(crate) memory_ns: f64,
+    /// Cost of a branch, besides that of its instruction.
+    pub(crate) branch_ns: f64,
+    /// Cost of a call whose callee is left out.
+    pub(crate) left_out_call_ns: f64,
+    /// Cost of a call of the function itself, with what the measurement adds.
+    pub(crate) call_ns: f64,
+    /// Number of functions to whose measured times the costs were fitted.
+    pub(crate) functions: u64,
+    /// Root of the mean square of the relative errors of their times without callees, weighted by all time that each has taken.
+    pub(crate) error: f64,
+}
+
+/// Counters by which the counts of a function could be found, and the increments that they would have executed.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct CounterPlacesObject {
+    #[serde(flatten)]
+    pub(crate) id: RecordedFunction,
+    /// Number of basic blocks, each with a counter.
+    pub(crate) blocks: u64,
+    /// Number of increments of these counters.
+    pub(crate) block_increments: f64,
+    /// Number of control conditions, each with a counter.
+    pub(crate) conditions: u64,
+    /// Number of increments of these counters.
+    pub(crate) condition_increments: f64,
+    /// Number of counters of the paper: those of the conditions whose counts do not follow from others.
+    pub(crate) control_counters: u64,
+    /// Number of increments of these counters.
+    pub(crate) control_increments: f64,
+    /// Number of counters on the edges that a maximum spanning tree lacks.
+    pub(crate) tree_counters: u64,
+    /// Number of increments of these counters.
+    pub(crate) tree_increments: f64,
 }

@@ -6,7 +6,7 @@
 //! returns.
 
 use iced_x86::code_asm::{AsmMemoryOperand, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rcx, rdx, rsp};
-use ingraft_model::histogram::{HEAD, OWN, Resolution, VALUE_BITS};
+use ingraft_model::histogram::{HEAD, OWN, Resolution, SQUARE_BITS, SQUARES, VALUE_BITS};
 use ingraft_model::layout::{COUNTERS, record};
 use ingraft_model::{
     BinaryOp, CallRecord, Clock, CpuClock, Expr, KeptValue, Restore, Stmt, TimeUnit, VariableId, WallClock, Whose,
@@ -25,7 +25,8 @@ const SUM_OF_STOPS: u32 = 1;
 const UNSEEN: u32 = 1;
 const UNRECORDED: u32 = 2;
 const LEFT_BY_TAIL_JUMP: u32 = 3;
-/// Counters of a histogram: sum, largest value, complement of the smallest value. The sum of own times and the buckets follow.
+/// Counters of a histogram: sum, largest value, complement of the smallest value. The sum of own times, the sums of
+/// squares and the buckets follow.
 const SUM: u32 = 0;
 const LARGEST: u32 = 1;
 const SMALLEST: u32 = 2;
@@ -448,6 +449,7 @@ impl Generator<'_> {
         self.a.je(fits)?;
         self.a.mov(rax, (1i64 << VALUE_BITS) - 1)?;
         self.place(&mut fits)?;
+        self.square(histogram)?;
         self.a.mov(rcx, rax)?;
         self.a.or(rcx, resolution.per_octave() as i32)?;
         self.a.bsr(rcx, rcx)?;
@@ -458,6 +460,16 @@ impl Generator<'_> {
         self.a.and(eax, bucket_mask(resolution))?;
         let first = u64::from(self.env.data.counter(self.index(histogram)? + HEAD));
         Ok(self.a.inc(qword_ptr(rax * 8 + first).gs())?)
+    }
+
+    /// Adds the square of the value in rax to the two sums of squares of a histogram. The value has at most [`VALUE_BITS`] bits; it stays in rax.
+    fn square(&mut self, histogram: VariableId) -> Result<(), Assembly> {
+        self.a.mov(rcx, rax)?;
+        self.a.mul(rax)?;
+        self.a.add(self.slot(histogram, SQUARES)?, rax)?;
+        self.a.shrd(rax, rdx, SQUARE_BITS)?;
+        self.a.add(self.slot(histogram, SQUARES + 1)?, rax)?;
+        Ok(self.a.mov(rax, rcx)?)
     }
 
     /// Tells the engine that the loader has mapped or unmapped something, and waits for the engine.

@@ -672,7 +672,7 @@ mod tests {
         shapes.insert(0, Shape::Histogram(Resolution::Fine));
         for (shard, value) in [(2, 10), (3, 30), (4, 20)] {
             shards.claims.borrow_mut().push((shard, 70));
-            put(&shards, shard, 0, &[value, value, !value, value / 2 + 1]);
+            put(&shards, shard, 0, &[value, value, !value, value / 2 + 1, value * value]);
             put(&shards, shard, HEAD + value as u32, &[1]);
         }
         for shard in [2, 3, 4] {
@@ -682,6 +682,7 @@ mod tests {
         let [(tid, raw)] = columns.threads(histogram, &[], Ruler::PLAIN).try_into().expect("one");
         let d = raw.distribution.expect("a histogram");
         assert_eq!((tid, d.count, d.sum, d.min, d.max, d.own), (Some(Tid(70)), 3, 60, 10, 30, Some(30)));
+        assert_eq!(d.squares, Some(100 + 900 + 400));
     }
 
     #[test]

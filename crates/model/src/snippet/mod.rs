@@ -32,8 +32,8 @@ pub enum Shape {
     /// The number of starts without a stop, then the clock at all stops minus the clock at all starts. The second is one word, so that it
     /// can be read while the timer runs. It is then negative, and the present clock has to be added.
     Timer(Clock),
-    /// The sum, the largest value, the complement of the smallest, and the sum of own times ([`crate::histogram::OWN`]); then one count for each
-    /// bucket (see [`crate::histogram`]).
+    /// The sum, the largest value, the complement of the smallest, the sum of own times ([`crate::histogram::OWN`]), and two words of the sum of
+    /// squares ([`crate::histogram::SQUARES`]); then one count for each bucket (see [`crate::histogram`]).
     Histogram(Resolution),
     /// Numbers of calls of one [`CallRecord`] by outcome. The first counts calls that ended without passing an exit (by an exception, by
     /// longjmp, or because their thread ended). The others count exits whose entry was not seen, entries that could not be recorded, and

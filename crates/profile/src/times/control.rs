@@ -49,6 +49,29 @@ impl ControlDependence {
         Ok(control)
     }
 
+    /// Adds weights up from START, which has the weight 1: a node has the sum of those on which it depends, each multiplied by the factor of
+    /// the branch, given the node and the branch.
+    pub fn weights(&self, graph: &ExtendedGraph, factor: impl Fn(usize, &ControlCondition) -> f64) -> Vec<f64> {
+        let mut weights = vec![0.0; graph.kinds.len()];
+        if let Some(start) = weights.get_mut(START) {
+            *start = 1.0;
+        }
+        for node in &self.order {
+            let weight = weights.get(*node).copied().unwrap_or_default();
+            for index in self.branches_of(*node) {
+                let dependents = self.dependents(index);
+                let Some(branch) = graph.branches.get(index).filter(|_| !dependents.is_empty()) else { continue };
+                let part = weight * factor(*node, branch);
+                for dependent in dependents {
+                    if let Some(sum) = weights.get_mut(*dependent) {
+                        *sum += part;
+                    }
+                }
+            }
+        }
+        weights
+    }
+
     /// The branches of a node, by their indices.
     pub fn branches_of(&self, node: usize) -> Range<usize> {
         self.branches.get(node).cloned().unwrap_or_default()

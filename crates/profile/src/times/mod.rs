@@ -9,6 +9,8 @@
 //! 5. `moments.rs` adds up mean and variance, those nodes first on which no other node depends.
 //! 6. `program.rs` does so for all functions, callees first; recursive functions are solved together (`linear.rs`).
 //!
+//! `fit.rs` finds costs of classes of events from measured times, and `counters.rs` compares the paper's counters with others.
+//!
 //! The sum of frequencies times costs is the measured number of events: if a cost is a number of instructions, then TIME of a function is its
 //! number of instructions, divided by its number of calls (and of other arrivals, such as those of calls that were in progress).
 //! As in the paper, the branch by which control leaves a loop is one of the random branches of an iteration, and what runs behind a loop with
@@ -19,7 +21,9 @@
 //! a node END, where an iteration ends, and END leads to all exits of the loop. For loops without `continue` both graphs are the same.
 
 mod control;
+mod counters;
 mod extended;
+mod fit;
 mod flow;
 mod linear;
 mod moments;
@@ -27,6 +31,8 @@ mod no_times;
 mod program;
 mod split;
 
+pub use counters::{ComparedCounters, CounterCost};
+pub use fit::{CLASSES_MAX, CostFit, CostRow};
 pub use flow::{FlowCall, FlowEdge, MeasuredFlow};
 pub use moments::{NodeTime, PredictedTimes, TimedPart, VarianceCause, VarianceRange, VarianceShare};
 pub use no_times::NoTimes;

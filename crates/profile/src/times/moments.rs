@@ -153,26 +153,9 @@ impl PreparedFunction {
         prepared
     }
 
-    /// Adds weights up from START, which has the weight 1: a node has the sum of those on which it depends, each multiplied by the factor of
-    /// the branch, given the node and the branch.
+    /// Weights of the nodes, see [`ControlDependence::weights`].
     fn weights(&self, factor: impl Fn(usize, &ControlCondition) -> f64) -> Vec<f64> {
-        let mut weights = vec![0.0; self.graph.kinds.len()];
-        if let Some(start) = weights.get_mut(START) {
-            *start = 1.0;
-        }
-        for node in &self.control.order {
-            let weight = weights.get(*node).copied().unwrap_or_default();
-            for index in self.control.branches_of(*node) {
-                let Some(branch) = self.graph.branches.get(index) else { continue };
-                let part = weight * factor(*node, branch);
-                for dependent in self.control.dependents(index) {
-                    if let Some(sum) = weights.get_mut(*dependent) {
-                        *sum += part;
-                    }
-                }
-            }
-        }
-        weights
+        self.control.weights(&self.graph, factor)
     }
 
     /// The block of a node.

@@ -1,7 +1,8 @@
 //! Times of functions: the paper's example, sums of random executions, and random programs whose calls were timed one by one.
 
 use ingraft_profile::{
-    FlowCall, FlowEdge, MeasuredFlow, NoTimes, NodeTime, PredictedTimes, ProgramTimes, TimedPart, VarianceCause,
+    ComparedCounters, CounterCost, FlowCall, FlowEdge, MeasuredFlow, NoTimes, NodeTime, PredictedTimes, ProgramTimes,
+    TimedPart, VarianceCause,
 };
 use proptest::prelude::*;
 
@@ -251,6 +252,20 @@ fn executed() -> impl Strategy<Value = MeasuredFlow> {
 }
 
 proptest! {
+    /// The counts of the paper's conditions determine all others, so they are never fewer or cheaper than those of a spanning tree.
+    #[test]
+    fn no_counters_are_cheaper_than_those_of_a_tree(function in executed()) {
+        match function.compared_counters() {
+            Ok(ComparedCounters { conditions, control, tree, .. }) => {
+                prop_assert!(tree.counters <= control.counters && control.counters <= conditions.counters);
+                let off = 1e-6 * control.increments.max(1.0);
+                prop_assert!(tree.increments <= control.increments + off, "{tree:?} {control:?}");
+                prop_assert!(control.increments <= conditions.increments + off);
+            }
+            Err(why) => prop_assert_eq!(why, NoTimes::Irreducible),
+        }
+    }
+
     #[test]
     fn means_are_events_by_calls(function in executed(), unused: bool) {
         let events: f64 = function.costs.iter().zip(&function.executions).map(|(cost, count)| cost * *count as f64).sum();
@@ -468,4 +483,18 @@ fn single_calls_of_random_programs_vary_as_predicted() {
         let off = (predicted.variance.independent - measured).abs();
         assert!(off <= 3.0 * error + 1e-6, "{} is not {measured} ± {error}: {part:?}", predicted.variance.independent);
     }
+}
+
+/// The paper's example: START, the header, and three branches of two ways each, of which the counts of four determine all others.
+#[test]
+fn counters_of_the_example() {
+    let compared = example([7, 3], &[]).compared_counters().expect("counters");
+    let cost = |counters, increments| CounterCost { counters, increments };
+    assert_eq!(compared.blocks, cost(5, 10.0 + 7.0 + 3.0 + 9.0 + 1.0));
+    // START, the header, and the ways of three branches: 1 + 10 + 10 + 7 + 3.
+    assert_eq!(compared.conditions, cost(8, 31.0));
+    // Left are START, an exit, and the rarer ways of both other branches: 3 + 1 + 1 + 0.
+    assert_eq!(compared.control.counters, 4);
+    assert_eq!(compared.tree.counters, 4);
+    assert!((compared.control.increments - compared.tree.increments).abs() < 1e-9, "{compared:?}");
 }

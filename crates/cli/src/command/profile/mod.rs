@@ -1,6 +1,7 @@
 //! `ingraft profile`: exact counts of the blocks and edges of functions, and of the events in them; and which of them have run.
 
 mod inclusive;
+mod others;
 mod times;
 mod totals;
 
@@ -26,40 +27,17 @@ use crate::output::number::{grouped, plural};
 use crate::output::table::{Cell, TextTable};
 use crate::output::{self, DIM, Destination, HEADING, Output};
 
+use times::TimesOptions;
+
 /// Number of rows of a table for people.
 const ROWS: usize = 20;
 
 /// Runs the command.
 pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
-    let ProfileArgs { kind, check, query, inclusive, sites, explain, branches, weights, measure, functions, target } =
-        args;
-    let coverage = kind == ProfileMode::Coverage;
-    if branches && !coverage {
-        let hint = "use `ingraft profile coverage --branches`";
-        return Err(Failure::usage("--branches belongs to a coverage", hint).into());
-    }
-    if check && coverage {
-        return Err(Failure::usage("a coverage has no derived counts to check", "leave out --check").into());
-    }
-    if weights.is_some() && coverage {
-        return Err(Failure::usage("a coverage has no counters to place", "leave out --weights").into());
-    }
-    if query && kind != ProfileMode::Events {
-        return Err(Failure::usage("--query belongs to events", "use `ingraft profile events --query`").into());
-    }
-    if inclusive.is_some() && kind != ProfileMode::Events {
-        return Err(Failure::usage("--inclusive belongs to events", "use `ingraft profile events --inclusive`").into());
-    }
-    if explain.is_some() && kind != ProfileMode::Times {
-        return Err(
-            Failure::usage("--explain belongs to times", "use `ingraft profile times --explain FUNCTION`").into()
-        );
-    }
-    if sites && inclusive.is_none() {
-        return Err(
-            Failure::usage("--sites needs --inclusive", "use `ingraft profile events --inclusive --sites`").into()
-        );
-    }
+    check_flags(&args)?;
+    let options = TimesOptions::of(&args)?;
+    let ProfileArgs { kind, check, query, inclusive, sites, explain, branches, weights, measure, .. } = args;
+    let (functions, target) = (args.functions, args.target);
     let inclusive = inclusive.and_then(|event| EVENT_NAMES.into_iter().position(|name| *name == event));
     let query = match (query, measure.interval) {
         (true, _) => Some(Query::Totals),
@@ -69,7 +47,7 @@ pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mu
     let earlier = weights.as_deref().map(weights_of).transpose()?.map(Arc::new);
     let functions = if functions.is_empty() { vec!["*".to_owned()] } else { functions };
     let functions = functions.into_iter().chain(explain.clone()).collect();
-    let measured = match coverage {
+    let measured = match kind == ProfileMode::Coverage {
         true => Kind::Coverage(CoverageOptions { branches, in_place: !branches }),
         false => {
             let inclusive = inclusive.map(|event| Inclusive { event, calls: sites });
@@ -82,8 +60,40 @@ pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mu
     let format = context.common.format;
     // A file that cannot be written is refused before the target is touched.
     let save = context.common.output.as_deref().map(Destination::prepare).transpose()?;
-    let mut view = Profiles { kind, format, save, query, explain, told: false };
+    let mut view = Profiles { kind, format, save, query, explain, options, told: false };
     measure::run(plan, context, &mut view, out).await
+}
+
+/// Refuses flags that belong to another kind of profile.
+fn check_flags(args: &ProfileArgs) -> Result<(), Failure> {
+    let is = |kind: ProfileMode| args.kind == kind;
+    let wrong = |is_wrong: bool, what: &str, hint: &str| match is_wrong {
+        true => Err(Failure::usage(what, hint)),
+        false => Ok(()),
+    };
+    let coverage = is(ProfileMode::Coverage);
+    wrong(args.branches && !coverage, "--branches belongs to a coverage", "use `ingraft profile coverage --branches`")?;
+    wrong(args.check && coverage, "a coverage has no derived counts to check", "leave out --check")?;
+    wrong(args.weights.is_some() && coverage, "a coverage has no counters to place", "leave out --weights")?;
+    let events = is(ProfileMode::Events);
+    wrong(args.query && !events, "--query belongs to events", "use `ingraft profile events --query`")?;
+    let inclusive = args.inclusive.is_some();
+    wrong(inclusive && !events, "--inclusive belongs to events", "use `ingraft profile events --inclusive`")?;
+    let hint = "use `ingraft profile events --inclusive --sites`";
+    wrong(args.sites && !inclusive, "--sites needs --inclusive", hint)?;
+    let times = is(ProfileMode::Times);
+    let hint = "use `ingraft profile times --explain FUNCTION`";
+    wrong(args.explain.is_some() && !times, "--explain belongs to times", hint)?;
+    let of_times = [
+        ("--unit", args.unit.is_some()),
+        ("--measured", !args.measured.is_empty()),
+        ("--trips", args.trips),
+        ("--counters", args.counters),
+    ];
+    let given = of_times.into_iter().find(|(_, is_given)| *is_given && !times);
+    given.map_or(Ok(()), |(flag, _)| {
+        Err(Failure::usage(format!("{flag} belongs to times"), format!("use `ingraft profile times {flag}`")))
+    })
 }
 
 /// Reads the counts by which counters are placed.
@@ -112,6 +122,8 @@ struct Profiles {
     query: Option<Query>,
     /// Function whose variance is to be explained.
     explain: Option<String>,
+    /// Further choices for times.
+    options: TimesOptions,
     /// Whether the user has been told that a reading is not exact.
     told: bool,
 }
@@ -167,7 +179,8 @@ impl Profiles {
             }))?;
         }
         if self.kind == ProfileMode::Times {
-            return self.times(&times::ProcessTimes::of(site, profile), is_last, out);
+            let times = times::ProcessTimes::of(site, profile, &self.options);
+            return self.times(&times, is_last, out);
         }
         let names = out.json().then(|| inclusive::FunctionNames::of(profile));
         for counts in Counts::all(site, profile) {

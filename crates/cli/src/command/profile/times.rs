@@ -3,24 +3,51 @@
 use std::cmp::Reverse;
 
 use ingraft_report::{
-    FunctionTimes, ModuleCode, NoTimes, NodeTime, PredictedTimes, SavedProfile, TimedPart, Untimed, VarianceCause,
-    VarianceRange, VarianceShare, times,
+    ComparedCounters, CostFit, CostUnit, CounterCost, FunctionTimes, MeasuredCalls, ModuleCode, NoTimes, NodeTime,
+    PredictedTimes, SavedProfile, TimedPart, Untimed, VarianceCause, VarianceRange, VarianceShare, compared_counters,
+    times,
 };
 
-use crate::args::Format;
+use crate::args::{Format, ProfileArgs, TimesUnit};
 use crate::command::report::modules;
-use crate::exit::Stop;
+use crate::exit::{Failure, Stop};
 use crate::measure::TargetMeasurement;
 use crate::objects::Object;
-use crate::objects::times::{CauseObject, TimeObject};
-use crate::output::number::{grouped_u64, plural, short};
+use crate::objects::times::{CauseObject, CounterPlacesObject, TimeCostsObject, TimeObject};
+use crate::output::number::{grouped_u64, plural, short, time};
 use crate::output::table::{Cell, TextTable};
 use crate::output::{self, DIM, HEADING, Output};
 
+use super::others::MeasuredRecords;
 use super::{Counts, ROWS, share};
 
-/// Unit of the times.
-const UNIT: &str = "instructions";
+/// Choices for times.
+#[derive(Debug)]
+pub(super) struct TimesOptions {
+    unit: CostUnit,
+    /// Other measurements of the program.
+    records: MeasuredRecords,
+    /// Whether the iterations of loops are printed.
+    trips: bool,
+    /// Whether placements of counters are compared.
+    counters: bool,
+}
+
+impl TimesOptions {
+    /// Takes the choices from the flags, and reads the files that they name.
+    pub(super) fn of(args: &ProfileArgs) -> Result<Self, Failure> {
+        let records = MeasuredRecords::read(&args.measured)?;
+        let unit = match args.unit {
+            Some(TimesUnit::Ns) => CostUnit::Nanoseconds,
+            Some(TimesUnit::Instructions) | None => CostUnit::Instructions,
+        };
+        if unit == CostUnit::Nanoseconds && !records.has_times() {
+            let hint = "measure with `ingraft latency FUNCTION… --format json > FILE`, and add `--measured FILE`";
+            return Err(Failure::usage("times in nanoseconds need measured times of calls", hint));
+        }
+        Ok(TimesOptions { unit, records, trips: args.trips, counters: args.counters })
+    }
+}
 
 /// A number that has a bound.
 fn finite(number: f64) -> Option<f64> {
@@ -31,10 +58,22 @@ fn finite(number: f64) -> Option<f64> {
 struct TimedFunction<'p> {
     counts: Counts<'p>,
     times: FunctionTimes,
+    unit: CostUnit,
+    /// Measured times of its calls, if the unit is nanoseconds.
+    measured: Option<MeasuredCalls>,
+    /// Counters of the function, if they are asked for and known.
+    counters: Option<ComparedCounters>,
 }
 
 /// The times of a process.
 pub(super) struct ProcessTimes<'p> {
+    host: Option<String>,
+    pid: i32,
+    unit: CostUnit,
+    trips: bool,
+    counters: bool,
+    /// Costs that were fitted to measured times.
+    costs: Option<CostFit>,
     profile: &'p SavedProfile,
     timed: Vec<TimedFunction<'p>>,
     /// Functions whose times do not follow from their counts, with the reasons.
@@ -45,12 +84,24 @@ pub(super) struct ProcessTimes<'p> {
 
 impl<'p> ProcessTimes<'p> {
     /// Computes the times of the functions of a profile.
-    pub(super) fn of(site: &TargetMeasurement, profile: &'p SavedProfile) -> Self {
+    pub(super) fn of(site: &TargetMeasurement, profile: &'p SavedProfile, options: &TimesOptions) -> Self {
         let (mut timed, mut without, mut in_progress) = (Vec::new(), Vec::new(), Vec::new());
-        let mut all: Vec<_> = times(profile).into_iter().map(Some).collect();
+        let unit = options.unit;
+        let others = options.records.of(Counts::all(site, profile), profile);
+        let computed = times(profile, &others, unit);
+        let mut all: Vec<_> = computed.functions.into_iter().map(Some).collect();
+        let mut compared: Vec<_> = match options.counters {
+            true => compared_counters(profile).into_iter().map(Result::ok).collect(),
+            false => Vec::new(),
+        };
         for counts in Counts::all(site, profile) {
             match all.get_mut(counts.index).and_then(Option::take) {
-                Some(Ok(times)) => timed.push(TimedFunction { counts, times }),
+                Some(Ok(times)) => {
+                    let measured = others.calls.get(counts.index).copied().flatten();
+                    let measured = measured.filter(|_| unit == CostUnit::Nanoseconds);
+                    let counters = compared.get_mut(counts.index).and_then(Option::take);
+                    timed.push(TimedFunction { counts, times, unit, measured, counters });
+                }
                 Some(Err(Untimed::NoTimes(NoTimes::NotCalled))) if counts.instructions() > 0 => {
                     in_progress.push(counts)
                 }
@@ -58,7 +109,9 @@ impl<'p> ProcessTimes<'p> {
                 Some(Err(why)) => without.push((counts, why)),
             }
         }
-        ProcessTimes { profile, timed, without, in_progress }
+        let TimesOptions { trips, counters, .. } = *options;
+        let (host, pid) = (site.host(), site.pid());
+        ProcessTimes { host, pid, unit, trips, counters, costs: computed.costs, profile, timed, without, in_progress }
     }
 
     /// The functions with a name.
@@ -94,6 +147,10 @@ impl<'p> ProcessTimes<'p> {
     pub(super) fn objects(&self, explained: Option<&str>, format: Format, out: &mut Output) -> Result<(), Stop> {
         for one in &self.timed {
             one.records().into_iter().try_for_each(|record| out.object(&Object::Time(record)))?;
+            one.places().map_or(Ok(()), |record| out.object(&Object::CounterPlaces(record)))?;
+        }
+        if let Some(record) = self.cost_record() {
+            out.object(&Object::TimeCosts(record))?;
         }
         for (one, code) in self.explained(explained, format) {
             one.causes(&code).into_iter().try_for_each(|cause| out.object(&Object::Cause(cause)))?;
@@ -118,6 +175,7 @@ impl<'p> ProcessTimes<'p> {
         let others = self.without.iter().map(|(counts, _)| counts).chain(&self.in_progress);
         let whole = all.iter().map(|one| &one.counts).chain(others).map(Counts::instructions);
         let whole: u64 = whole.fold(0, u64::saturating_add);
+        let is_measured = self.unit == CostUnit::Nanoseconds;
         let mut table = TextTable::new()
             .shrinking("FUNCTION")
             .left("MODULE")
@@ -126,44 +184,179 @@ impl<'p> ProcessTimes<'p> {
             .right("SELF")
             .right("MEAN")
             .right("DEVIATION")
-            .right("INDEPENDENT")
-            .right("CALLS LEFT OUT")
-            .optional(&["SHARE", "MODULE"]);
+            .right("INDEPENDENT");
+        table = if is_measured { table.right("MEASURED").right("ITS DEVIATION") } else { table };
+        table = table.right("CALLS LEFT OUT").optional(&["SHARE", "MODULE"]);
         for one in all.iter().take(ROWS) {
-            let PredictedTimes { mean, variance, .. } = &one.times.times;
-            let left_out = Some(one.times.left_out).filter(|calls| *calls > 0.0);
-            table.row(vec![
-                one.counts.id.function.clone().into(),
-                Cell::styled(one.counts.id.module.clone(), DIM),
-                grouped_u64(one.counts.counts.calls).into(),
-                share(one.counts.instructions(), whole).into(),
-                short(one.times.own).into(),
-                short(*mean).into(),
-                finite(variance.equal.sqrt()).map_or_else(|| "∞".to_owned(), short).into(),
-                short(variance.independent.sqrt()).into(),
-                left_out.map_or_else(String::new, short).into(),
-            ]);
+            table.row(one.cells(whole, is_measured));
         }
-        let mut text = table.render(width);
-        text += &format!(
-            "{DIM}Times are numbers of {UNIT} in a call. SELF is exact; SHARE is that of SELF. MEAN is predicted with the means of the profiled\n\
-             functions that it calls, without CALLS LEFT OUT, whose callees are not known or have no times. The deviations are predicted,\n\
-             as if loops had as many iterations each time: DEVIATION if all iterations of a loop take equally long, INDEPENDENT if they\n\
-             do not depend on each other.{DIM:#}\n"
-        );
+        let mut text = table.render(width) + &self.notes();
         if let Some(first) = self.in_progress.first() {
             let count = plural(self.in_progress.len() as u64, "function", "functions");
             let name = &first.id.function;
             text += &format!("{DIM}{count} have run, and no call of them began: {name}{DIM:#}\n");
+        }
+        if self.trips {
+            text += &trips_table(&all, width);
+        }
+        if self.counters {
+            text += &counters_table(&all, width);
         }
         for (one, code) in self.explained(explained, format) {
             text += &one.explanation(&code, width);
         }
         text
     }
+
+    /// Explains the columns of the table.
+    fn notes(&self) -> String {
+        let (unit, own) = match self.unit {
+            CostUnit::Instructions => ("numbers of instructions in a call", "SELF is exact; SHARE is that of SELF."),
+            CostUnit::Nanoseconds => ("those of a call", "SELF is predicted; SHARE is that of the instructions."),
+        };
+        let mut text = format!(
+            "{DIM}Times are {unit}. {own} MEAN is predicted with the means of the profiled\n\
+             functions that it calls, without CALLS LEFT OUT, whose callees are not known or have no times. The deviations are predicted,\n\
+             as if loops had as many iterations each time: DEVIATION if all iterations of a loop take equally long, INDEPENDENT if they\n\
+             do not depend on each other.{DIM:#}\n"
+        );
+        if let Some(record) = self.cost_record() {
+            let costs = [
+                (record.instruction_ns, "for an instruction"),
+                (record.memory_ns, "more for an access to memory"),
+                (record.branch_ns, "more for a branch"),
+                (record.left_out_call_ns, "for a call that is left out"),
+                (record.call_ns, "for being called"),
+            ];
+            let costs = costs.iter().filter(|(cost, _)| *cost > 0.0);
+            let costs: Vec<String> = costs.map(|(cost, what)| format!("{} {what}", time(*cost))).collect();
+            text += &format!(
+                "{DIM}Costs were fitted to the measured times of {} without callees: {}. The times so predicted are off by {:.0} %.{DIM:#}\n",
+                plural(record.functions, "function", "functions"),
+                costs.join(", "),
+                100.0 * record.error,
+            );
+        }
+        text
+    }
+
+    /// The record of the fitted costs.
+    fn cost_record(&self) -> Option<TimeCostsObject> {
+        let fit = self.costs.as_ref()?;
+        let [instruction_ns, memory_ns, branch_ns, left_out_call_ns, call_ns] = *fit.costs.first_chunk()?;
+        Some(TimeCostsObject {
+            host: self.host.clone(),
+            pid: self.pid,
+            instruction_ns,
+            memory_ns,
+            branch_ns,
+            left_out_call_ns,
+            call_ns,
+            functions: fit.rows as u64,
+            error: fit.error,
+        })
+    }
+}
+
+/// The loops with the most iterations.
+fn trips_table(all: &[&TimedFunction<'_>], width: Option<usize>) -> String {
+    let loops = |one: &&TimedFunction<'_>| -> Vec<(String, f64, f64, String)> {
+        let calls = one.counts.counts.calls as f64;
+        let of = |node: &NodeTime| {
+            let name = format!("{}#loop@{}", one.counts.id.function, one.node(node.origin)?);
+            let entries = (node.frequency > 0.0).then_some(node.frequency * calls)?;
+            Some((name, entries, node.iterations?, one.number(node.mean)))
+        };
+        one.times.times.nodes.iter().filter_map(of).collect()
+    };
+    let mut rows: Vec<_> = all.iter().flat_map(loops).collect();
+    rows.sort_by(|a, b| (b.1 * b.2).total_cmp(&(a.1 * a.2)));
+    let mut table = TextTable::new().shrinking("LOOP").right("ENTRIES").right("ITERATIONS").right("TIME OF AN ENTRY");
+    for (name, entries, iterations, mean) in rows.into_iter().take(ROWS) {
+        table.row(vec![name.into(), short(entries).into(), short(iterations).into(), mean.into()]);
+    }
+    let table = table.render(width);
+    format!(
+        "\n{table}{DIM}ITERATIONS is the mean number for each entry of the loop; it follows from the counts.{DIM:#}\n"
+    )
+}
+
+/// Placements of counters, for the functions with the most executed instructions.
+fn counters_table(all: &[&TimedFunction<'_>], width: Option<usize>) -> String {
+    let mut table = TextTable::new()
+        .shrinking("FUNCTION")
+        .right("BLOCKS")
+        .right("INCREMENTS")
+        .right("CONDITIONS")
+        .right("INCREMENTS")
+        .right("PAPER")
+        .right("INCREMENTS")
+        .right("TREE")
+        .right("INCREMENTS");
+    let known = all.iter().filter_map(|one| Some((one, one.counters?)));
+    for (one, counters) in known.take(ROWS) {
+        let ComparedCounters { blocks, conditions, control, tree } = counters;
+        let cells = [blocks, conditions, control, tree]
+            .map(|CounterCost { counters, increments }| [grouped_u64(counters).into(), short(increments).into()]);
+        table
+            .row([Cell::from(one.counts.id.function.clone())].into_iter().chain(cells.into_iter().flatten()).collect());
+    }
+    format!(
+        "\n{}{DIM}Counters, and what they would have executed: in each block; for each control condition; for the conditions whose counts do\n\
+         not follow from others (Sarkar 1989, section 3); on the edges that a maximum spanning tree lacks (Ball and Larus 1994), as here.\n\
+         All are in the places that are cheapest for these counts.{DIM:#}\n",
+        table.render(width)
+    )
 }
 
 impl TimedFunction<'_> {
+    /// A time for people.
+    fn number(&self, value: f64) -> String {
+        match self.unit {
+            CostUnit::Instructions => short(value),
+            CostUnit::Nanoseconds => time(value),
+        }
+    }
+
+    /// The cells of the function in the table; `whole` is the number of instructions of all functions.
+    fn cells(&self, whole: u64, is_measured: bool) -> Vec<Cell> {
+        let PredictedTimes { mean, variance, .. } = &self.times.times;
+        let left_out = Some(self.times.left_out).filter(|calls| *calls > 0.0);
+        let mut cells = vec![
+            self.counts.id.function.clone().into(),
+            Cell::styled(self.counts.id.module.clone(), DIM),
+            grouped_u64(self.counts.counts.calls).into(),
+            share(self.counts.instructions(), whole).into(),
+            self.number(self.times.own).into(),
+            self.number(*mean).into(),
+            finite(variance.equal.sqrt()).map_or_else(|| "∞".to_owned(), |deviation| self.number(deviation)).into(),
+            self.number(variance.independent.sqrt()).into(),
+        ];
+        if is_measured {
+            let measured = |value: Option<f64>| value.map(time).unwrap_or_default();
+            cells.push(measured(self.measured.map(|measured| measured.mean)).into());
+            cells.push(measured(self.measured.and_then(|measured| measured.stddev)).into());
+        }
+        cells.push(left_out.map_or_else(String::new, short).into());
+        cells
+    }
+
+    /// The record of the counters of the function.
+    fn places(&self) -> Option<CounterPlacesObject> {
+        let ComparedCounters { blocks, conditions, control, tree } = self.counters?;
+        Some(CounterPlacesObject {
+            id: self.counts.id.clone(),
+            blocks: blocks.counters,
+            block_increments: blocks.increments,
+            conditions: conditions.counters,
+            condition_increments: conditions.increments,
+            control_counters: control.counters,
+            control_increments: control.increments,
+            tree_counters: tree.counters,
+            tree_increments: tree.increments,
+        })
+    }
+
     /// Offset of the block that is or begins a part; `None` for the function.
     fn node(&self, part: TimedPart) -> Option<String> {
         match part {
@@ -174,6 +367,7 @@ impl TimedFunction<'_> {
 
     /// The records of the function and of its loops and blocks that have run.
     fn records(&self) -> Vec<TimeObject> {
+        let measured = |node: &NodeTime| self.measured.filter(|_| node.origin == TimedPart::Function);
         let record = |node: &NodeTime| TimeObject {
             id: self.counts.id.clone(),
             node: self.node(node.origin),
@@ -182,14 +376,18 @@ impl TimedFunction<'_> {
                 TimedPart::Block(_) => "block",
                 TimedPart::Loop(_) => "loop",
             },
-            unit: UNIT,
+            unit: match self.unit {
+                CostUnit::Instructions => "instructions",
+                CostUnit::Nanoseconds => "ns",
+            },
             frequency: node.frequency,
             iterations: node.iterations,
             mean: node.mean,
             variance: finite(node.variance.equal),
             stddev: finite(node.variance.equal.sqrt()),
             independent_stddev: node.variance.independent.sqrt(),
-            measured_stddev: None,
+            measured_mean: measured(node).map(|calls| calls.mean),
+            measured_stddev: measured(node).and_then(|calls| calls.stddev),
             own: (node.origin == TimedPart::Function).then_some(self.times.own),
             calls_left_out: (node.origin == TimedPart::Function).then_some(self.times.left_out),
             inexact: self.counts.counts.inexact.clone(),

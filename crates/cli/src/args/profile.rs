@@ -1,0 +1,144 @@
+//! Arguments of `ingraft profile`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use ingraft_model::EVENT_NAMES;
+
+use crate::exit::Failure;
+
+use super::{FollowMode, Measure, TargetArgs};
+
+/// Kind of a profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProfileMode {
+    // Passages of all edges. (No documentation comments here: they would make a page of the --help.)
+    Edges,
+    // Executions of all basic blocks.
+    Blocks,
+    // Numbers of instructions, calls, branches and accesses to memory.
+    Events,
+    // Blocks and branches that have run.
+    Coverage,
+    // Mean and variance of the times of functions.
+    Times,
+}
+
+/// Unit of `ingraft profile times`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TimesUnit {
+    // Exact for the function alone. (No documentation comments here: they would make a page of the --help.)
+    Instructions,
+    // Costs are fitted to measured times.
+    Ns,
+}
+
+/// `ingraft profile`.
+#[derive(Debug, Args)]
+#[command(
+    mut_arg("follow", |arg| arg.help(
+        "Profile also programs that a process starts, from when that is noticed (exec); for coverage also children (fork)"
+    )),
+    override_usage = "ingraft profile <KIND> [OPTIONS] <-p <PID>|-n <NAME> [--all]|--cgroup <PATH>> [FUNCTION]...\n       \
+                      ingraft profile <KIND> [OPTIONS] [FUNCTION]... -- <COMMAND>...",
+    after_help = "Examples:
+  ingraft profile blocks -n redis-server 'redis-server:*' --for 10s
+  ingraft profile edges -p 4711 parse --for 10s --format json
+  ingraft profile events --until-exit 'libbz2:*' -- bzip2 -k file
+  ingraft profile events -p 4711 --query --interval 500ms        (the events of each thread, while it runs)
+  ingraft profile edges -n postgres --all --for 1m -o profile    (for `ingraft report profile --as bolt`)
+  ingraft profile coverage -p 4711 'shop:*' -o shop.coverage     (for `ingraft report shop.coverage --as lcov`)
+  ingraft profile times -p 4711 'shop:*' --explain load_product  (mean and variance, and what the variance comes from)
+  ingraft profile times -p 4711 'shop:*' --for 10s --unit ns --measured latency.json
+
+KIND is edges, blocks, events, coverage or times. A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. Without one, all
+functions of the program are profiled. The counts are exact: counters are on some edges only, and the other counts are
+derived from them. A function whose counts cannot all be derived is not profiled, and is named with the reason.
+Ctrl-C ends the measurement, removes it, and prints the counts. `-o FILE` also saves them for `ingraft report`; the
+counts of several processes of one program are added up there. With --interval, the counts are also printed while the
+program runs. For each reading the threads are held for a moment.
+
+A coverage tells which blocks and branches have run since the start. A probe is removed when it has told that, so that
+the program soon runs as without. `unknown` is what cannot be told.
+
+Times are the mean and the standard deviation of the number of instructions in a call, predicted from the counts of
+edges. Callees count with the means of all their calls, if they are profiled. The deviation assumes that branches do not
+depend on each other, and that a loop has as many iterations each time. It is predicted for iterations that all take
+equally long, and for iterations that do not depend on each other. --explain tells what it comes from.
+With `--unit ns --measured FILE`, the times are nanoseconds: the costs of instructions, of accesses to memory, of branches
+and of calls are fitted to the times that `ingraft latency` has measured, and both are printed."
+)]
+pub(crate) struct ProfileArgs {
+    /// Kind of the counts
+    #[arg(value_enum, value_name = "KIND")]
+    pub(crate) kind: ProfileMode,
+
+    /// Count one more edge of each function, and compare its count with the one derived from the others
+    #[arg(long)]
+    pub(crate) check: bool,
+
+    /// Events: print at each interval how many events each thread has executed, up to its present instruction
+    #[arg(long)]
+    pub(crate) query: bool,
+
+    /// Events: count an event also in each function with all that it calls; without EVENT, instructions
+    #[arg(long, value_name = "EVENT", num_args = 0..=1, require_equals = true, default_missing_value = EVENT_NAMES[0],
+          value_parser = EVENT_NAMES)]
+    pub(crate) inclusive: Option<String>,
+
+    /// Events: with --inclusive, count also for each call that the functions make
+    #[arg(long)]
+    pub(crate) sites: bool,
+
+    /// Times: tell what the variance of this function comes from
+    #[arg(long, value_name = "FUNCTION")]
+    pub(crate) explain: Option<String>,
+
+    /// Times: unit of the times; nanoseconds need --measured
+    #[arg(long, value_enum, value_name = "UNIT")]
+    pub(crate) unit: Option<TimesUnit>,
+
+    /// Times: take measured times, callees of indirect calls, and iterations of loops from the output of `ingraft latency`, `ingraft callers`
+    /// and `ingraft watch trips@…` with --format json; may be repeated
+    #[arg(long, value_name = "FILE")]
+    pub(crate) measured: Vec<PathBuf>,
+
+    /// Times: tell how often the loops of each function iterate
+    #[arg(long)]
+    pub(crate) trips: bool,
+
+    /// Times: compare the counters that Sarkar's paper would place with those of a spanning tree
+    #[arg(long)]
+    pub(crate) counters: bool,
+
+    /// Coverage: tell also what needs a copy of its function: branches that the blocks do not show, and blocks without room
+    #[arg(long)]
+    pub(crate) branches: bool,
+
+    /// Place the counters by the counts of this saved profile of the same program, which makes the profile cheaper
+    #[arg(long, value_name = "FILE")]
+    pub(crate) weights: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) measure: Measure,
+
+    /// Functions to profile
+    #[arg(value_name = "FUNCTION")]
+    pub(crate) functions: Vec<String>,
+
+    // The field follows the positional arguments, because COMMAND is the last of them.
+    #[command(flatten)]
+    pub(crate) target: TargetArgs,
+}
+
+impl ProfileArgs {
+    /// Refuses to follow children where their counts would be lost.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        if self.kind == ProfileMode::Coverage || !self.measure.follow.contains(&FollowMode::Fork) {
+            return Ok(());
+        }
+        let kind = self.kind.to_possible_value().map(|kind| kind.get_name().to_owned()).unwrap_or_default();
+        let what = format!("`profile {kind}` cannot follow forks: only a coverage has fork children");
+        Err(Failure::usage(what, "use `profile coverage --follow fork`, or profile a child with -p PID"))
+    }
+}
