@@ -200,8 +200,9 @@ fn interval(interval: Option<Duration>, whole: Option<Duration>) -> Duration {
     whole / readings
 }
 
-/// Time between two samples of a thread, such that they cost at most this share of its time in percent.
-fn period(max_overhead: f64) -> Duration {
+/// Time between two samples of a thread, such that they cost at most this share of its time in percent, or that of the default.
+pub(super) fn period(max_overhead: Option<f64>) -> Duration {
+    let max_overhead = max_overhead.unwrap_or(BUDGET);
     let frequency = (max_overhead / 100.0 / SAMPLE_COST).clamp(0.1, FREQUENCY);
     Duration::from_secs_f64(1.0 / frequency)
 }
@@ -212,7 +213,8 @@ fn request(args: &HotArgs, state: SampledState, target: &RequestTarget) -> Sampl
         patterns: args.functions.clone(),
         threads: args.threads.iter().copied().map(Tid).collect(),
         state,
-        period: period(args.max_overhead.unwrap_or(BUDGET)),
+        period: period(args.max_overhead),
+        stacks: false,
     }
 }
 
@@ -471,9 +473,9 @@ mod tests {
 
     #[test]
     fn samples_keep_to_the_budget() {
-        assert_eq!(period(5.0), Duration::from_secs_f64(1.0 / FREQUENCY));
-        assert_eq!(period(0.1), Duration::from_millis(20));
-        assert_eq!(period(1e-9), Duration::from_secs(10));
-        assert!(period(10_000.0) > Duration::from_millis(2));
+        assert_eq!(period(Some(5.0)), Duration::from_secs_f64(1.0 / FREQUENCY));
+        assert_eq!(period(Some(0.1)), Duration::from_millis(20));
+        assert_eq!(period(Some(1e-9)), Duration::from_secs(10));
+        assert!(period(Some(10_000.0)) > Duration::from_millis(2));
     }
 }
