@@ -15,6 +15,7 @@ mod calling;
 mod calls;
 mod catch_up;
 mod choosing;
+mod climbs;
 mod clocks;
 mod corners;
 mod coroutines;

@@ -9,6 +9,7 @@ pub(crate) mod inserted;
 pub(crate) mod keyed;
 pub(crate) mod lowered;
 pub(crate) mod refused;
+pub(crate) mod stacks;
 pub(crate) mod times;
 pub(crate) mod totals;
 pub(crate) mod traces;
@@ -33,6 +34,7 @@ use ingraft_api::{
 use ingraft_model::{Activations, Bin, MetricInfo, ObjectState, Pid};
 use keyed::{CallerObject, HistObject, KeyedObject};
 use serde::Serialize;
+use stacks::StackObject;
 use times::{CauseObject, TimeObject};
 use totals::{EventTotalsObject, ProfileObject};
 use traces::{ConditionObject, GapObject, ReplayedObject, StepObject, TracedObject};
@@ -66,6 +68,7 @@ pub(crate) enum Object {
     Count(CountObject),
     Keyed(KeyedObject),
     Caller(CallerObject),
+    Stack(StackObject),
     Hist(HistObject),
     Edge(EdgeObject),
     Events(EventsObject),
