@@ -75,9 +75,11 @@ fn name(place: &ModulePlace, is_program: bool) -> String {
 /// the code of a module.
 fn places(target: &Target, modules: &Modules, images: &ImageStore, wanted: &[Avma]) -> Vec<Option<NamedPlace>> {
     let mut found = places_by(target, modules, images, wanted, key_place);
-    let unknown = || wanted.iter().zip(&found).any(|(at, place)| place.is_none() && at.0 >= PAGE);
-    let probes = unknown().then(|| target.maps().unwrap_or_default()).unwrap_or_default();
-    let probes: Vec<_> = probes.iter().filter(|mapping| mapping.path.as_os_str() == UPROBES).collect();
+    if !wanted.iter().zip(&found).any(|(at, place)| place.is_none() && at.0 >= PAGE) {
+        return found;
+    }
+    let maps = target.maps().unwrap_or_default();
+    let probes: Vec<_> = maps.iter().filter(|mapping| mapping.path.as_os_str() == UPROBES).collect();
     for (at, place) in wanted.iter().zip(&mut found).filter(|(_, place)| place.is_none()) {
         if probes.iter().any(|mapping| mapping.range.contains(at)) {
             *place = Some(return_probe(*at));
