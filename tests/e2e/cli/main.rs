@@ -33,6 +33,7 @@ mod families;
 mod faults;
 mod field;
 mod figures;
+mod found;
 mod go;
 mod goroutines;
 mod histograms;
