@@ -2,6 +2,7 @@
  *
  * probes PID
  * set PATH OFFSET   at an offset of a file, in that process; says `failed ERRNO`
+ * return PATH OFFSET   at the returns of the function that begins there, in the same way
  * hits              says how often the main thread has hit them
  * drop              takes all of them away
  */
@@ -19,12 +20,13 @@ static int type_of_uprobes(void) {
     return type;
 }
 
-static int set(int pid, const char *path, unsigned long offset) {
+static int set(int pid, const char *path, unsigned long offset, int at_return) {
     struct perf_event_attr attr = {.size = sizeof attr};
     int type = type_of_uprobes();
     if (type < 0) return ENOENT;
     attr.type = (unsigned)type;
     attr.sample_period = 1;
+    attr.config = (unsigned)at_return;
     attr.config1 = (unsigned long)path;
     attr.config2 = offset;
     int fd = (int)syscall(SYS_perf_event_open, &attr, pid, -1, -1, 8 /* PERF_FLAG_FD_CLOEXEC */);
@@ -41,7 +43,9 @@ int main(int argc, char **argv) {
         char path[3000];
         unsigned long offset;
         if (sscanf(line, "set %2999s %lu", path, &offset) == 2) {
-            say("failed %d", set(pid, path, offset));
+            say("failed %d", set(pid, path, offset, 0));
+        } else if (sscanf(line, "return %2999s %lu", path, &offset) == 2) {
+            say("failed %d", set(pid, path, offset, 1));
         } else if (!strcmp(line, "hits")) {
             unsigned long long all = 0, hits;
             for (int i = 0; i < count; i++)

@@ -18,6 +18,7 @@ const SOURCES: &[&str] = &[
     "crates/cli/src/objects/lowered.rs",
     "crates/cli/src/objects/printed.rs",
     "crates/cli/src/objects/refused.rs",
+    "crates/cli/src/objects/stacks.rs",
     "crates/cli/src/objects/times.rs",
     "crates/cli/src/objects/totals.rs",
     "crates/cli/src/objects/traces.rs",

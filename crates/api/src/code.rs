@@ -324,7 +324,7 @@ pub struct Location {
 }
 
 /// A place in a module.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ModulePlace {
     /// Base name of the mapped file.
     pub module: String,
@@ -336,6 +336,9 @@ pub struct ModulePlace {
     pub block: Option<Offset>,
     /// Path of the source file and number of the line; `None` if they are not known.
     pub source: Option<(Arc<str>, u64)>,
+    /// Names of the inlined functions whose code is at the address, innermost first, by the debugging information. The last of them is inlined
+    /// into `function`.
+    pub inlined: Vec<String>,
 }
 
 /// A place in generated code.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ingraft_model::{Pid, Tid};
 
-use crate::{Ended, NamedFunction, TargetSpec};
+use crate::{Ended, ModulePlace, NamedFunction, TargetSpec};
 
 /// State of the threads that are sampled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -42,6 +42,8 @@ pub struct SamplingRequest {
     pub state: SampledState,
     /// Time between two samples of a thread: of its processor time if it runs, else of the wall clock. The engine may take a longer one.
     pub period: Duration,
+    /// Whether the answer has the stacks below the functions that the patterns match. There must be patterns then.
+    pub stacks: bool,
 }
 
 /// The samples since the last reading, or since the beginning. Numbers are of samples unless they say otherwise.
@@ -83,6 +85,8 @@ pub struct SamplingReading {
     pub threads: Vec<SampledThread>,
     /// Samples outside of known functions, by the memory in which they are.
     pub elsewhere: Vec<NamedSamples>,
+    /// The stacks below the functions of the patterns, if the request asks for them.
+    pub stacks: Vec<StackSamples>,
     /// The end of the target, if it has ended: then no further reading comes.
     pub ended: Option<Ended>,
 }
@@ -100,6 +104,19 @@ pub struct SampledFunction {
     pub kernel: u64,
     /// Samples of `total` by the system call in which the thread waits, most frequent first. Empty for threads that run.
     pub waits: Vec<NamedSamples>,
+}
+
+/// Samples with the same stack below a function.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StackSamples {
+    /// The function. If it is more than once on the stack, its innermost call counts.
+    pub function: NamedFunction,
+    /// The calls that have led to the function, innermost first. Empty if no caller is known.
+    pub frames: Vec<ModulePlace>,
+    /// Whether the last frame is the outermost one. If not, callers are missing.
+    pub whole: bool,
+    /// The number of samples.
+    pub samples: u64,
 }
 
 /// Samples of a thread.

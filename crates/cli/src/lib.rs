@@ -22,7 +22,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use args::{Cli, Command, Common, Format, HotArgs};
+use args::{Cli, Command, Common, Format};
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use conn::{Engines, Use};
@@ -138,11 +138,11 @@ fn purpose(command: &Command) -> Use {
         | Command::Callers(_)
         | Command::Hist(_)
         | Command::Print(_)
-        | Command::Hot(HotArgs { calls: true, .. })
         | Command::Profile(_)
         | Command::Trace(_)
         | Command::Watch(_)
         | Command::Inspect(_) => Use::Measures,
+        Command::Hot(args) if args.calls || !args.command.is_empty() => Use::Measures,
         _ => Use::Reads,
     }
 }

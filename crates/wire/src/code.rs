@@ -129,7 +129,7 @@ fn known<T: WireField<W>, W>(item: W) -> Result<Option<T>, FieldError> {
 }
 
 messages! {
-    ModulePlace => CodePlace { module, function, block, source; at => file_address }
+    ModulePlace => CodePlace { module, function, block, source, inlined; at => file_address }
 }
 
 impl From<Location> for v1::LocateResponse {
@@ -143,13 +143,14 @@ impl From<Location> for v1::LocateResponse {
             note,
             ..v1::LocateResponse::default()
         };
-        if let Some(ModulePlace { module, at, function, block, source }) = place {
+        if let Some(ModulePlace { module, at, function, block, source, inlined }) = place {
             answer.offset = function.as_ref().map(|function| Offset::between(function.offset.0, at.0).0);
             answer.module = Some(module);
             answer.file_address = Some(at.0);
             answer.function = function.to_wire();
             answer.block = block.to_wire();
             answer.source = source.to_wire();
+            answer.inlined = inlined;
         }
         answer
     }
@@ -166,6 +167,7 @@ impl TryFrom<v1::LocateResponse> for Location {
                 function: read("function", found.function)?,
                 block: read("block", found.block)?,
                 source: read("source", found.source)?,
+                inlined: found.inlined,
             }),
             None => None,
         };

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use ingraft_api::{
     NamedSamples, SampledFunction, SampledState, SampledThread, SamplingMethod, SamplingReading, SamplingRequest,
+    StackSamples,
 };
 use v1::sample_response::Event;
 
@@ -20,11 +21,12 @@ messages! {
     NamedSamples => NamedSamples { name, samples }
     SampledFunction => SampledFunction { function, own, total, kernel, waits }
     SampledThread => SampledThread { tid, name, samples, kernel }
+    StackSamples => StackSamples { function, frames, whole, samples }
 }
 
 /// The request, with the time between two readings.
 pub fn request(of: SamplingRequest, interval: Duration) -> v1::SampleRequest {
-    let SamplingRequest { target, patterns, threads, state, period } = of;
+    let SamplingRequest { target, patterns, threads, state, period, stacks } = of;
     v1::SampleRequest {
         target: target.to_wire(),
         patterns,
@@ -32,12 +34,13 @@ pub fn request(of: SamplingRequest, interval: Duration) -> v1::SampleRequest {
         state: state.to_wire(),
         period_ns: period.to_wire(),
         interval_ns: interval.to_wire(),
+        stacks,
     }
 }
 
 /// Reads a request, and the time between two readings; zero if none is named.
 pub fn requested(of: v1::SampleRequest) -> Result<(SamplingRequest, Duration), FieldError> {
-    let v1::SampleRequest { target, patterns, threads, state, period_ns, interval_ns } = of;
+    let v1::SampleRequest { target, patterns, threads, state, period_ns, interval_ns, stacks } = of;
     let is_named = state != v1::SampledState::Unspecified as i32;
     let state = if is_named { read("state", state)? } else { SampledState::default() };
     let request = SamplingRequest {
@@ -46,13 +49,14 @@ pub fn requested(of: v1::SampleRequest) -> Result<(SamplingRequest, Duration), F
         threads: read("threads", threads)?,
         state,
         period: read("period_ns", period_ns)?,
+        stacks,
     };
     Ok((request, read("interval_ns", interval_ns)?))
 }
 
 /// Splits a reading into messages.
 pub fn messages(reading: SamplingReading) -> impl Iterator<Item = v1::SampleResponse> + Send {
-    let SamplingReading { functions, threads, ended, .. } = reading;
+    let SamplingReading { functions, threads, stacks, ended, .. } = reading;
     let head = v1::SampleHead {
         pid: reading.pid.0,
         time_ns: reading.time_ns,
@@ -75,8 +79,11 @@ pub fn messages(reading: SamplingReading) -> impl Iterator<Item = v1::SampleResp
         .map(|functions| Event::Functions(v1::SampledFunctionChunk { functions }));
     let threads = MessageParts::new(threads.into_iter().map(v1::SampledThread::from))
         .map(|threads| Event::Threads(v1::SampledThreadChunk { threads }));
+    let stacks = MessageParts::new(stacks.into_iter().map(v1::StackSamples::from))
+        .map(|stacks| Event::Stacks(v1::StackSamplesChunk { stacks }));
     let end = Event::End(v1::SampleEnd { ended: ended.map(v1::Ended::from) });
-    let events = std::iter::once(Event::Head(head)).chain(functions).chain(threads).chain(std::iter::once(end));
+    let events =
+        std::iter::once(Event::Head(head)).chain(functions).chain(threads).chain(stacks).chain(std::iter::once(end));
     events.map(|event| v1::SampleResponse { event: Some(event) })
 }
 
@@ -92,6 +99,7 @@ impl SamplingCollector {
             Event::Head(head) => self.0 = begun(head)?,
             Event::Functions(chunk) => self.0.functions.extend(known(chunk.functions)?),
             Event::Threads(chunk) => self.0.threads.extend(known(chunk.threads)?),
+            Event::Stacks(chunk) => self.0.stacks.extend(known(chunk.stacks)?),
             Event::End(v1::SampleEnd { ended }) => {
                 let ended = ended.map(TryInto::try_into).transpose()?;
                 return Ok(Some(SamplingReading { ended, ..std::mem::take(&mut self.0) }));
@@ -136,6 +144,7 @@ mod tests {
                 threads: s.next(),
                 state: s.next(),
                 period: s.next(),
+                stacks: s.next(),
             }
         }
     }
@@ -161,6 +170,7 @@ mod tests {
                 functions: s.next(),
                 threads: s.next(),
                 elsewhere: s.next(),
+                stacks: s.next(),
                 ended: s.next(),
             }
         }

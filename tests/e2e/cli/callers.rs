@@ -166,6 +166,37 @@ fn arguments_have_the_names_and_types_of_the_debugging_information() {
 }
 
 #[test]
+fn the_return_address_of_a_return_probe_is_shown_as_such() {
+    let mut target = Mutatee::start("callers", &[]);
+    let pid = target.pid_text();
+    let listed = tool().run(["functions", "-p", &pid, "callers:jumps"]).assert_code(0);
+    let offset = listed.one("function")["offset"].as_str().expect("an offset").to_owned();
+    let offset = u64::from_str_radix(offset.trim_start_matches("0x"), 16).expect("a number");
+    let path = program("callers").expect("g++");
+    let maps = target::maps(target.pid());
+    let own: Vec<_> = maps.iter().filter(|m| m.name == path.to_str().expect("a path")).collect();
+    let at = own[0].start + offset;
+    let text = own.iter().find(|m| (m.start..m.end).contains(&at)).expect("mapped");
+    let mut setter = Mutatee::start("probes", &[&pid]);
+    let place = format!("return {} {}", text.name, at - text.start + text.offset);
+    // The function ends in a jump to the measured one, which so returns to the kernel's code.
+    if setter.ask(&place).number("failed") != 0 {
+        skip!("uprobes cannot be set here");
+    }
+    let mut session = tool().start(["callers", "-p", &pid, "--max-overhead", "10000", "leaf"]);
+    session.wait_for("attached");
+    let truth = told(&target.ask("run 1000"), "calls");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    setter.ask("drop");
+    let all = outcome.all("caller");
+    let probe =
+        all.iter().find(|record| record["caller_module"] == "[uprobes]").unwrap_or_else(|| panic!("{outcome:#?}"));
+    assert_eq!((&probe["caller"], &probe["source"]), (&Value::from("return probe"), &Value::Null), "{probe}");
+    assert_eq!(number(probe, "calls"), truth["over"], "{outcome:#?}");
+    target.ask("run 10");
+}
+
+#[test]
 fn the_callers_of_functions_of_a_server_add_up_to_its_calls() {
     let redis = match Redis::start() {
         Ok(redis) => redis,

@@ -56,7 +56,8 @@ fn shares_are_those_that_the_program_measures_itself() {
         let base = number(&samples["base"]);
         assert!((error - (share * (1.0 - share) / base).sqrt()).abs() < 1e-9, "{row}");
         assert_eq!((&row["how"]["self"], &row["module"]), (&Value::from("sampled"), &Value::from("planted")));
-        assert!(row["wall_ns"].is_null() && row["cpu_ns"].as_u64().is_some_and(|ns| ns > 0), "{row}");
+        let (wall, cpu) = (number(&row["wall_ns"]), number(&row["cpu_ns"]));
+        assert!(cpu > 0.0 && wall >= cpu && wall < 1.2 * cpu, "it never waits: {row}");
     }
     // The last table comes before the last sums.
     let ends = outcome.objects.iter().enumerate().filter(|(_, object)| object["type"] == "samples").map(|(i, _)| i);
@@ -111,9 +112,30 @@ fn waiting_threads_are_found_with_their_system_calls() {
         assert!(name.ends_with(call), "{row}");
         // One of three threads waits there nearly all the time.
         assert!((0.2..0.4).contains(&number(&row["total"])), "{row}");
-        assert!(row["cpu_ns"].is_null() && row["wall_ns"].as_u64().is_some_and(|ns| ns > 0), "{row}");
+        assert!(number(&row["wall_ns"]) > 10.0 * number(&row["cpu_ns"]), "it does nothing but wait: {row}");
     }
     target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn running_and_waiting_are_in_one_row() {
+    let mut target = Mutatee::start("planted", &[]);
+    target.ask("run");
+    target.ask("sleep");
+    let mut session = tool().start(["hot", "-p", &target.pid_text(), "--interval", "200ms"]);
+    wait_for_samples(&mut session);
+    let outcome = session.interrupt().assert_code(0);
+    target.ask("wake");
+    target.ask("rest");
+    let hot = outcome.all("hot");
+    let rows = rows(&hot);
+    let off_cpu = |name: &str| number(&rows[name]["wall_ns"]) - number(&rows[name]["cpu_ns"]);
+    let span = number(&outcome.all("samples").last().expect("samples")["span_ns"]);
+    // The sleeper waits most of the time, and the busy thread never does. Both may have to wait for a processor.
+    assert!((0.3..1.2).contains(&(off_cpu("sleeps") / span)), "{outcome:#?}");
+    assert!(off_cpu("laps") < 0.1 * span && number(&rows["laps"]["cpu_ns"]) > 0.02 * span, "{outcome:#?}");
+    let call = rows["sleeps"]["waits"][0]["name"].as_str().expect("a system call");
+    assert!(call.ends_with("nanosleep") && rows["laps"]["waits"].as_array().is_some_and(Vec::is_empty), "{outcome:#?}");
 }
 
 #[test]
@@ -176,6 +198,15 @@ fn calls_are_counted_exactly() {
         assert!(number(&rows[function]["mean_ns"]) > 0.0, "{outcome:#?}");
     }
     target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn a_program_is_started_and_sampled_to_its_end() {
+    let script = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; exit 5";
+    let outcome = tool().run(["hot", "--", "sh", "-c", script]).assert_code(5);
+    assert_eq!(outcome.one("ended")["status"], 5, "{outcome:#?}");
+    assert!(number(&outcome.one("samples")["samples"]) > 10.0, "{outcome:#?}");
+    assert!(outcome.all("hot").iter().any(|row| row["self"].as_f64().is_some_and(|own| own > 0.05)), "{outcome:#?}");
 }
 
 #[test]

@@ -25,12 +25,13 @@ fn clients_sample_one_target_and_leave_nothing_behind() {
     let mut waiting = waiting.start(["hot", "-p", &target.pid_text(), "--off-cpu", "--interval", "100ms"]);
     wait_until("seventy is found", || running.wait_for("hot")["function"] == "seventy");
     wait_until("sleeps is found", || waiting.wait_for("hot")["function"] == "sleeps");
-    assert_eq!(samplings(daemon.pid()), 2);
+    // Each command samples threads that run and threads that wait.
+    wait_until("all samplings run", || samplings(daemon.pid()) == 4);
     waiting.kill();
-    wait_until("its sampling ends", || samplings(daemon.pid()) == 1);
+    wait_until("its samplings end", || samplings(daemon.pid()) == 2);
     let outcome = running.interrupt().assert_code(0);
     assert!(outcome.all("hot").iter().any(|row| row["function"] == "seventy"), "{outcome:#?}");
-    wait_until("the other sampling ends", || samplings(daemon.pid()) == 0);
+    wait_until("the other samplings end", || samplings(daemon.pid()) == 0);
     target::assert_clean(target.pid(), &before);
     target.ask("rest");
     target.ask("wake");

@@ -28,8 +28,8 @@ const READS_PER_BYTE: usize = 8;
 /// Location of an entry: the unit, and the offset in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EntryLocation {
-    unit: usize,
-    at: UnitOffset,
+    pub(super) unit: usize,
+    pub(super) at: UnitOffset,
 }
 
 /// The debugging information of a file as bytes: those of the file, or decompressed ones.

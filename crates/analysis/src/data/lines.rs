@@ -51,7 +51,7 @@ impl DebugInfo<'_> {
     }
 
     /// Whether a unit may have code in the ranges. A unit that does not list its ranges may have code everywhere.
-    fn may_hold(&self, unit: usize, wanted: &[SvmaRange]) -> bool {
+    pub(super) fn may_hold(&self, unit: usize, wanted: &[SvmaRange]) -> bool {
         let Some(unit) = self.units.get(unit) else { return false };
         let Ok(mut ranges) = self.dwarf.unit_ranges(unit) else { return true };
         let mut any = false;

@@ -2,6 +2,7 @@
 
 pub(crate) mod debug_info;
 pub(crate) mod error;
+pub(crate) mod inlines;
 pub(crate) mod lines;
 pub(crate) mod types;
 pub(crate) mod variables;

@@ -64,6 +64,8 @@ fn top(text: &str) -> Result<usize, String> {
     after_help = "Examples:
   ingraft callers -n redis-server dictFind --for 10s
   ingraft callers -p 4711 libc:malloc --if '$arg[0] > 100000' --top 10
+  ingraft callers -p 4711 ExecutorRun --stacks --for 30s
+  ingraft callers -p 4711 ExecutorRun --until-roots --for 10s
   ingraft callers -p 4711 ExecutorRun --format json | jq -r 'select(.type == \"caller\") | .caller'
 
 A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. The numbers are exact, and add up to the calls of the
@@ -86,6 +88,14 @@ pub(crate) struct CallersArgs {
     /// Print the metric definition (MDL) of which this command is a short form, and measure nothing
     #[arg(long)]
     pub(crate) show_mdl: bool,
+
+    /// Also sample whole stacks below the functions; their shares are of the time in a function, not of its calls
+    #[arg(long, conflicts_with = "condition")]
+    pub(crate) stacks: bool,
+
+    /// Count also the callers of the callers, until no caller is new: all in one window, at most 1,000 functions
+    #[arg(long, conflicts_with_all = ["condition", "stacks", "follow"])]
+    pub(crate) until_roots: bool,
 
     /// Functions whose callers are counted
     #[arg(value_name = "FUNCTION", required = true)]

@@ -1,8 +1,10 @@
 //! The arguments of `ingraft hot`.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use ingraft_api::SampledState;
 
 use super::{RunningTarget, duration, interval, percent};
 
@@ -19,13 +21,15 @@ pub(crate) enum HotSort {
 /// `ingraft hot`.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "ingraft hot [OPTIONS] <-p <PID>|-n <NAME>> [FUNCTION]...",
+    override_usage = "ingraft hot [OPTIONS] <-p <PID>|-n <NAME>> [FUNCTION]...\n       \
+                      ingraft hot [OPTIONS] [FUNCTION]... -- <COMMAND>...",
     after_help = "Examples:
   ingraft hot -n redis-server --for 10s                which functions take the time
   ingraft hot -n redis-server --sort total             with all that they call
   ingraft hot -n redis-server --calls --for 10s        also numbers and times of their calls
   ingraft hot -p 4711 'shop:*' --thread 4713           functions of a module, in one thread
   ingraft hot -n postgres --off-cpu --for 10s          where threads wait
+  ingraft hot -- bzip2 -k file                         a program from its start to its end
   ingraft hot -p 4711 --for 10s --format json | jq 'select(.type == \"hot\") | [.function, .self]'
 
 The kernel samples each thread by its processor time. Without --calls, nothing is put into the
@@ -33,12 +37,14 @@ process, and no thread is held. Where the kernel permits no samples, each runnin
 a moment for each sample, and a warning says so.
 SELF is the share of the samples that were in the function itself, or in the kernel on its behalf,
 with its standard error. TOTAL is the share in which the function or anything that it has called
-ran. KERNEL is the part of SELF in the kernel. TIME is the time that TOTAL stands for. Shares are of
-all samples, also of those in functions that FUNCTION leaves out.
+ran. KERNEL is the part of SELF in the kernel. TIME is the processor time that TOTAL stands for.
+Shares are of all samples, also of those in functions that FUNCTION leaves out.
+WAIT is the time that threads waited in the function or in anything that it has called, and IN the
+system call in which they waited most. The engine looks at waiting threads without a stop.
 With --calls, CALLS/S is counted exactly from the moment at which the function was found. MEAN is
 the time of a call by a clock, or with ~ its processor time by samples and calls.
-With --off-cpu, samples are looks at the threads that wait. Shares are of all looks at threads, and
-IN is the system call in which most of them wait.
+With --off-cpu, SELF and TOTAL are of looks: shares of all looks at threads that found the thread
+waiting there.
 Ctrl-C ends the command and prints the final values."
 )]
 pub(crate) struct HotArgs {
@@ -80,4 +86,19 @@ pub(crate) struct HotArgs {
     /// Only functions that match
     #[arg(value_name = "FUNCTION")]
     pub(crate) functions: Vec<String>,
+
+    /// Exit with the status of ingraft, not with that of COMMAND
+    #[arg(long)]
+    pub(crate) own_status: bool,
+
+    /// Start this command and sample it to its end
+    #[arg(last = true, value_name = "COMMAND", num_args = 1.., conflicts_with_all = ["pids", "name"])]
+    pub(crate) command: Vec<OsString>,
+}
+
+impl HotArgs {
+    /// State of the threads whose samples the shares are of.
+    pub(crate) fn state(&self) -> SampledState {
+        if self.off_cpu { SampledState::Waiting } else { SampledState::Running }
+    }
 }

@@ -778,7 +778,7 @@ impl Cli {
             Command::Watch(args) => (&args.target.running, args.target.has_others()),
             Command::Functions(args) => (&args.target, false),
             Command::Inspect(args) => (&args.target, false),
-            Command::Hot(args) => (&args.target, false),
+            Command::Hot(args) => (&args.target, !args.command.is_empty()),
             Command::Detach(args) => (&args.target, args.all || args.cgroup.is_some()),
             Command::Ps(_)
             | Command::Where(_)

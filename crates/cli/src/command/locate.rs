@@ -47,6 +47,9 @@ fn text(found: &LocationObject) -> String {
         let at = if at.starts_with('-') { at.to_owned() } else { format!("+{at}") };
         line("function", &format!("{function}{at} (the function is at {offset})"));
     }
+    if !found.inlined.is_empty() {
+        line("inlined", &found.inlined.join(", into "));
+    }
     if let Some(block) = &found.block {
         line("block", &format!("#{block}"));
     }
@@ -116,6 +119,7 @@ mod tests {
             block: Some("0x0".to_owned()),
             file: Some("shop.c".to_owned()),
             line: Some(12),
+            inlined: vec!["lookup".to_owned()],
             generated: Some(GeneratedFacts {
                 holder: Some("ingraftd 9".to_owned()),
                 part: "relocated",
@@ -132,6 +136,7 @@ mod tests {
               woven by  ingraftd 9
               original  0x5204
               function  find?price+0x4 (the function is at 0x1200)
+              inlined   lookup
               block     #0x0
               source    shop.c:12
               module    shop+0x1204

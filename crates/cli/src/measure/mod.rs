@@ -204,6 +204,8 @@ pub(crate) struct TargetMeasurement {
 
 /// Presentation of a measurement by a command.
 pub(crate) trait MeasurementView {
+    /// Learns that all code is inserted, and the program, if the command starts one, runs. Called again when further targets have come.
+    fn begun(&mut self, _sites: &[TargetMeasurement]) {}
     /// Presents a new reading of `sites[at]`.
     fn reading(&mut self, sites: &[TargetMeasurement], at: usize, out: &mut Output) -> Result<(), Stop>;
     /// Presents what was read of the profile of `sites[at]` while it runs.
@@ -329,6 +331,7 @@ impl MeasurementRun<'_> {
         let mut query = tokio::time::interval_at(Instant::now() + self.plan.interval, self.plan.interval);
         query.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut phase_ends = self.plan.phases.map(|length| Instant::now() + length);
+        view.begun(&self.sites);
         while self.sites.iter().any(TargetMeasurement::goes_on) || self.kin.comes() || self.awaits_newcomers() {
             tokio::select! {
                 biased;
@@ -340,6 +343,7 @@ impl MeasurementRun<'_> {
                 _ = kin.tick(), if events.is_some() => if let Some(events) = &events {
                     self.look_for_newcomers().await?;
                     self.look_for_kin(events, out).await?;
+                    view.begun(&self.sites);
                 },
                 () = until(phase_ends) => {
                     phase_ends = phase_ends.zip(self.plan.phases).map(|(end, length)| end + length);
@@ -703,6 +707,11 @@ impl TargetMeasurement {
             totals: None,
             printed: None,
         }
+    }
+
+    /// The engine that has made the measurement.
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
     }
 
     /// The daemon's address, if there are several.

@@ -356,6 +356,8 @@ pub(crate) struct LocationObject {
     pub(crate) block: Option<String>,
     pub(crate) file: Option<String>,
     pub(crate) line: Option<u64>,
+    /// Inlined functions whose code is at the address, innermost first.
+    pub(crate) inlined: Vec<String>,
     /// The generated code; null if there is none.
     pub(crate) generated: Option<GeneratedFacts>,
     /// Facts that are not known, and why; null if there is nothing to say.
@@ -401,6 +403,7 @@ impl LocationObject {
             function: function.map(|function| function.function),
             block: place.as_ref().and_then(|place| place.block).map(at),
             file_address: place.as_ref().map(|place| hex(place.at.0)),
+            inlined: place.as_ref().map(|place| place.inlined.clone()).unwrap_or_default(),
             module: place.map(|place| place.module),
             file,
             line,

@@ -37,11 +37,11 @@ pub(crate) struct HotObject {
     pub(crate) p99_ns: Option<u64>,
     /// Share of the kernel in `self`, from 0 to 1; null if the kernel is not sampled, or if the function itself has no sample.
     pub(crate) kernel: Option<f64>,
-    /// Time that threads waited in the function and in all that it has called, in nanoseconds; null for threads that run.
+    /// Time that threads ran or waited in the function and in all that it has called, in nanoseconds; null if waiting threads are not sampled.
     pub(crate) wall_ns: Option<u64>,
-    /// Processor time of the function and of all that it has called, in nanoseconds; null for threads that wait.
+    /// Processor time of the function and of all that it has called, in nanoseconds; null if running threads are not sampled.
     pub(crate) cpu_ns: Option<u64>,
-    /// System calls in which threads wait, most frequent first; empty for threads that run.
+    /// System calls in which threads waited in the function and in all that it has called, most frequent first.
     pub(crate) waits: Vec<NamedShare>,
     /// By what each number was found.
     pub(crate) how: BTreeMap<&'static str, &'static str>,
@@ -88,6 +88,10 @@ pub(crate) struct SamplesObject {
     pub(crate) throttled: u64,
     /// Threads at the end that could not be sampled.
     pub(crate) unsampled_threads: u64,
+    /// Number of looks at threads for the waiting times.
+    pub(crate) looks: u64,
+    /// Number of these looks that found the thread waiting.
+    pub(crate) waits: u64,
     /// Reason why a better method was not taken; null if there is none.
     pub(crate) note: Option<String>,
     /// Samples in no known function, by the memory in which they are.

@@ -6,6 +6,7 @@ use std::fmt;
 use ingraft_api::KeyValue;
 use serde::Serialize;
 
+use super::stacks::StackFrame;
 use super::{Quantiles, RecordedFunction};
 
 /// A key as what it is: the name of the variable or function to which it points, or a number.
@@ -69,6 +70,8 @@ pub(crate) struct CallerObject {
     pub(crate) caller: Option<String>,
     /// Offset of the call in the calling function, or in the module if the function is not known.
     pub(crate) call_site: Option<String>,
+    /// Inlined functions in whose code the call is, innermost first; the last is inlined into `caller`.
+    pub(crate) inlined: Vec<String>,
     /// Source line of the call as `FILE:LINE`; null if it is not known.
     pub(crate) source: Option<String>,
     /// Return address in the process; null for all callers without a record.
@@ -77,8 +80,12 @@ pub(crate) struct CallerObject {
     pub(crate) calls: i64,
     /// Whether the number is that of all callers without a record.
     pub(crate) others: bool,
-    /// Stacks are not recorded.
-    pub(crate) stack: Option<Vec<String>>,
+    /// The stack below the call on which most time passed, innermost call first; null without `--stacks`, and if no sample has met the call.
+    pub(crate) stack: Option<Vec<StackFrame>>,
+    /// Number of calls from the place to the nearest function that the command names, 1 for a direct caller; left out without
+    /// `--until-roots`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) level: Option<u64>,
 }
 
 /// The distribution of the values of an expression at the calls of a function.

@@ -10,6 +10,7 @@ pub(crate) mod keyed;
 pub(crate) mod lowered;
 pub(crate) mod printed;
 pub(crate) mod refused;
+pub(crate) mod stacks;
 pub(crate) mod times;
 pub(crate) mod totals;
 pub(crate) mod traces;
@@ -35,6 +36,7 @@ use ingraft_model::{Activations, Bin, MetricInfo, ObjectState, Pid};
 use keyed::{CallerObject, HistObject, KeyedObject};
 use printed::{CallObject, CallsObject};
 use serde::Serialize;
+use stacks::StackObject;
 use times::{CauseObject, CounterPlacesObject, TimeCostsObject, TimeObject};
 use totals::{EventTotalsObject, ProfileObject};
 use traces::{ConditionObject, GapObject, ReplayedObject, StepObject, TracedObject};
@@ -68,6 +70,7 @@ pub(crate) enum Object {
     Count(CountObject),
     Keyed(KeyedObject),
     Caller(CallerObject),
+    Stack(StackObject),
     Hist(HistObject),
     Call(CallObject),
     Calls(CallsObject),

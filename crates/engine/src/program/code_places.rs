@@ -13,6 +13,10 @@ use crate::program::modules::{Module, ModuleFile, Modules};
 
 /// Largest number of addresses that are remembered. A program with more keys has their names looked up again.
 const REMEMBERED_MAX: usize = 1 << 16;
+/// Memory in which the kernel puts the code to which functions with a return probe return.
+const UPROBES: &str = "[uprobes]";
+/// Length in bytes of a page. Keys below are numbers rather than addresses.
+const PAGE: u64 = 4096;
 
 /// Places of addresses that are keys, as far as they were looked up.
 #[derive(Debug, Default)]
@@ -70,6 +74,53 @@ fn name(place: &ModulePlace, is_program: bool) -> String {
 /// The places of addresses that are keys: the call that returns to the address, or the place itself. `None` for addresses that are not in
 /// the code of a module.
 fn places(target: &Target, modules: &Modules, images: &ImageStore, wanted: &[Avma]) -> Vec<Option<NamedPlace>> {
+    let mut found = places_by(target, modules, images, wanted, key_place);
+    if !wanted.iter().zip(&found).any(|(at, place)| place.is_none() && at.0 >= PAGE) {
+        return found;
+    }
+    let maps = target.maps().unwrap_or_default();
+    let probes: Vec<_> = maps.iter().filter(|mapping| mapping.path.as_os_str() == UPROBES).collect();
+    for (at, place) in wanted.iter().zip(&mut found).filter(|(_, place)| place.is_none()) {
+        if probes.iter().any(|mapping| mapping.range.contains(at)) {
+            *place = Some(return_probe(*at));
+        }
+    }
+    found
+}
+
+/// The place of a return address that the kernel has put in the place of the program's, because another tool probes the returns of the
+/// function. The program's return address is in the kernel.
+fn return_probe(at: Avma) -> NamedPlace {
+    let (name, module, at) = ("return probe".to_owned(), UPROBES.to_owned(), Svma(at.0));
+    let function = Some(NamedFunction { module: module.clone(), function: name.clone(), offset: at });
+    NamedPlace { name, place: ModulePlace { module, at, function, ..ModulePlace::default() } }
+}
+
+/// The places of the frames of stacks: for a caller, of which the address of the last byte of the call is given, the call; else the address.
+/// `None` for addresses that are not in the code of a module.
+pub fn frame_places(
+    target: &Target,
+    modules: &Modules,
+    images: &ImageStore,
+    wanted: &[Avma],
+) -> Vec<Option<ModulePlace>> {
+    let found = places_by(target, modules, images, wanted, |file, module, svma| {
+        let image = &module.image;
+        let after = Svma(svma.0.saturating_add(1));
+        let call = image.function_around_address(svma).and_then(|function| image.call_before(function, after));
+        place_at(file, module, call.unwrap_or(svma))
+    });
+    found.into_iter().map(|named| named.map(|named| named.place)).collect()
+}
+
+/// The places of addresses by a rule. `None` for addresses that are not in the code of a module.
+fn places_by(
+    target: &Target,
+    modules: &Modules,
+    images: &ImageStore,
+    wanted: &[Avma],
+    rule: impl Fn(&ModuleFile, &Module, Svma) -> ModulePlace,
+) -> Vec<Option<NamedPlace>> {
     let mut found: Vec<Option<NamedPlace>> = wanted.iter().map(|_| None).collect();
     let holds = |file: &ModuleFile| wanted.iter().any(|at| has_code(file, *at));
     modules.load_files(target, images, &holds);
@@ -80,15 +131,23 @@ fn places(target: &Target, modules: &Modules, images: &ImageStore, wanted: &[Avm
             if !module.image.is_text(svma) && !module.image.is_text(Svma(svma.0.wrapping_sub(1))) {
                 continue;
             }
-            let place = key_place(file, module, svma);
+            let place = rule(file, module, svma);
             lines.entry(place.at).or_default().push(number);
             found[number] = Some(NamedPlace { name: name(&place, file.is_program), place });
         }
-        let ranges: Vec<SvmaRange> = lines.keys().map(|at| *at..Svma(at.0.saturating_add(1))).collect();
-        for line in source_lines(target, file, module, &ranges) {
+        let addresses: Vec<Svma> = lines.keys().copied().collect();
+        let (sources, inlined) = source_at(target, file, module, &addresses);
+        for line in sources {
             for number in lines.range(line.range.clone()).flat_map(|(_, numbers)| numbers) {
                 if let Some(NamedPlace { place, .. }) = &mut found[*number] {
                     place.source = Some((line.file.clone(), line.line));
+                }
+            }
+        }
+        for (at, names) in inlined {
+            for number in lines.get(&at).into_iter().flatten() {
+                if let Some(NamedPlace { place, .. }) = &mut found[*number] {
+                    place.inlined.clone_from(&names);
                 }
             }
         }
@@ -129,18 +188,34 @@ pub fn place_at(file: &ModuleFile, module: &Module, svma: Svma) -> ModulePlace {
         function: f.display_name().into_owned(),
         offset: f.start(),
     });
-    ModulePlace { module: file.name.clone(), at: svma, function, block, source: None }
+    ModulePlace { module: file.name.clone(), at: svma, function, block, source: None, inlined: Vec::new() }
 }
 
 /// The source lines of code in a module, by its own debugging information or by that of its separate file.
 pub fn source_lines(target: &Target, file: &ModuleFile, module: &Module, wanted: &[SvmaRange]) -> Vec<SourceRange> {
+    ask(target, file, module, &|info| info.lines_in(wanted)).unwrap_or_default()
+}
+
+/// The source lines of code at some addresses, and for each address the names of the inlined functions there, innermost first.
+pub fn source_at(
+    target: &Target,
+    file: &ModuleFile,
+    module: &Module,
+    wanted: &[Svma],
+) -> (Vec<SourceRange>, BTreeMap<Svma, Vec<String>>) {
+    let ranges: Vec<SvmaRange> = wanted.iter().map(|at| *at..Svma(at.0.saturating_add(1))).collect();
+    ask(target, file, module, &|info| (info.lines_in(&ranges), info.inlined_at(wanted))).unwrap_or_default()
+}
+
+/// Asks the debugging information of a module, or if the module has none, that of its separate file.
+fn ask<T>(target: &Target, file: &ModuleFile, module: &Module, question: &dyn Fn(&DebugInfo<'_>) -> T) -> Option<T> {
     let elf = module.image.elf();
-    let ask = |elf| DebugInfo::of(&DebugSections::of(elf)?).map(|info| info.lines_in(wanted));
+    let ask = |elf| DebugInfo::of(&DebugSections::of(elf)?).map(|info| question(&info));
     let found = match (ask(elf), file.debug(target.pid(), elf)) {
         (Err(TypeError::NoDebugInfo), Some(separate)) => ask(separate),
         (own, _) => own,
     };
-    found.unwrap_or_default()
+    found.ok()
 }
 
 #[cfg(test)]

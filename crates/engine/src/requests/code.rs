@@ -11,7 +11,7 @@ use super::{Engine, lock, open, resolve};
 use crate::api::*;
 use crate::error::{Error, Reason};
 use crate::measure::request::{Missing, resolve_patterns};
-use crate::program::code_places::{self, place_at, source_lines};
+use crate::program::code_places::{self, place_at, source_at, source_lines};
 use crate::program::modules::{Module, ModuleFile, Modules};
 use crate::program::pattern::Pattern;
 use crate::recovery::journal::{Contents, KeptMeasurement};
@@ -109,9 +109,9 @@ impl Engine {
             return (None, why);
         };
         let mut place = place_at(file, module, at.to_svma(module.bias));
-        let one: SvmaRange = place.at..Svma(place.at.0.saturating_add(1));
-        let source = source_lines(target, file, module, std::slice::from_ref(&one)).pop();
-        place.source = source.map(|line| (line.file, line.line));
+        let (mut sources, mut inlined) = source_at(target, file, module, &[place.at]);
+        place.source = sources.pop().map(|line| (line.file, line.line));
+        place.inlined = inlined.remove(&place.at).unwrap_or_default();
         (Some(place), String::new())
     }
 

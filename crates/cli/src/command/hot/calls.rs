@@ -1,13 +1,14 @@
 //! Calls of the functions that hold most samples: counters in their code tell the number exactly, and clocks tell how long calls take, where
-//! they fit the budget. The engine decides which clocks fit: it counts the calls first.
+//! they fit the budget. Counters and clocks come and go as `classes` decides; a number that a removed counter has told stays.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use ingraft_api::{EnableRequest, Enabled, NamedFunction, Reading, Terms};
+use ingraft_api::{EnableRequest, Enabled, NamedFunction, Reading, Terms, Value};
 use ingraft_model::Pid;
 use tokio::time::Instant;
 
+use super::classes::{self, COLD, ClassChanges, ClassedFunction};
 use super::rows::HotRows;
 use crate::conn::{Client, InsertionRequest, RequestTarget};
 use crate::exit::{Failure, Stop};
@@ -20,30 +21,34 @@ use crate::output::{self, Output, words};
 /// Metric that counts calls, and metric of their times.
 const CALLS: &str = "calls";
 const TIMES: &str = "latency";
-/// Part of the samples whose functions get counters.
-const PART: f64 = 0.95;
-/// Number of samples before any function gets a counter, and of one function before it gets one.
-const SAMPLES_MIN: u64 = 50;
-const OWN_MIN: u64 = 3;
-/// Largest number of functions of one insertion, and of all.
-const FUNCTIONS_MAX: usize = 64;
-const ALL_MAX: usize = 256;
-/// Time between two insertions.
-const PAUSE: Duration = Duration::from_secs(3);
+/// Time between two decisions.
+const DECISION: Duration = Duration::from_secs(1);
+/// Number of decisions in a row after which clocks that do not fit are removed.
+const LATE: u32 = 2;
+/// Smallest budget of an insertion of clocks, in percent of a processor.
+const BUDGET_MIN: f64 = 0.01;
 
-/// Functions whose calls are counted, by one insertion.
+/// Functions whose calls are counted or timed, by one insertion.
 struct CountedCalls {
     client: Client,
     enabled: Enabled,
-    /// The last reading; `None` before the first.
+    /// The last reading, and the one before the last decision; `None` before the first.
     reading: Option<Reading>,
+    before: Option<Reading>,
+    /// Whether the insertion has clocks.
+    is_clock: bool,
+    /// Number of decisions in a row by which it was not needed.
+    unneeded: u32,
 }
 
 /// The counted functions of a target.
 #[derive(Default)]
 pub(super) struct HotCalls {
     counted: Vec<CountedCalls>,
-    tried: HashSet<NamedFunction>,
+    /// Calls that removed counters have told.
+    past: HashMap<NamedFunction, FunctionCalls>,
+    never_counted: HashSet<NamedFunction>,
+    never_timed: HashSet<NamedFunction>,
     last: Option<Instant>,
 }
 
@@ -51,37 +56,70 @@ pub(super) struct HotCalls {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct FunctionCalls {
     calls: u64,
-    /// Calls in a second since the insertion; `None` if no time has passed.
-    rate: Option<f64>,
+    /// Time in which they were counted, in nanoseconds.
+    span_ns: u64,
     /// Mean time of a call, and its 50th, 90th and 99th percentile in nanoseconds; `None` without a clock.
     times: Option<(f64, [Option<u64>; 3])>,
 }
 
-/// The functions that are to get counters: those that hold most of the samples, and that no insertion has tried.
-fn chosen<'f>(
-    own: impl Iterator<Item = (&'f NamedFunction, u64)>,
-    tried: &HashSet<NamedFunction>,
-) -> Vec<&'f NamedFunction> {
-    let mut own: Vec<_> = own.filter(|(_, samples)| *samples > 0).collect();
-    own.sort_by_key(|(function, samples)| (std::cmp::Reverse(*samples), &function.module, function.offset));
-    let all: u64 = own.iter().map(|(_, samples)| samples).sum();
-    if all < SAMPLES_MIN {
-        return Vec::new();
+impl FunctionCalls {
+    /// Calls in a second; `None` if no time has passed.
+    fn rate(&self) -> Option<f64> {
+        (self.span_ns > 0).then(|| self.calls as f64 * 1e9 / self.span_ns as f64)
     }
-    let mut before = 0;
-    let holds_most = own.into_iter().take_while(|(_, samples)| {
-        let goes_on = (before as f64) < PART * all as f64 && *samples >= OWN_MIN;
-        before += samples;
-        goes_on
-    });
-    let new = holds_most.map(|(function, _)| function).filter(|function| !tried.contains(*function));
-    new.take(FUNCTIONS_MAX.min(ALL_MAX.saturating_sub(tried.len()))).collect()
+}
+
+impl CountedCalls {
+    /// The functions that are measured, each with its value in a reading.
+    fn values<'c>(
+        &'c self,
+        reading: Option<&'c Reading>,
+    ) -> impl Iterator<Item = (&'c NamedFunction, Option<&'c Value>)> {
+        let pairs = self.enabled.pairs.iter().enumerate().filter(|(_, pair)| pair.refused.is_empty());
+        pairs.filter_map(move |(i, pair)| {
+            let value = reading.and_then(|reading| reading.values.get(i));
+            let is_in = value.is_none_or(|value| value.details().taken_out.is_none());
+            Some((pair.function.as_ref().filter(|_| is_in)?, value))
+        })
+    }
+
+    /// Calls in a second since the last decision.
+    fn rates(&self) -> impl Iterator<Item = (&NamedFunction, Option<f64>)> {
+        let (from, before) = match &self.before {
+            Some(before) => (before.time_ns, Some(before)),
+            None => (self.enabled.since_ns, None),
+        };
+        let span = self.reading.as_ref().map_or(0, |reading| reading.time_ns.saturating_sub(from));
+        let was: HashMap<&NamedFunction, i64> =
+            self.values(before).filter_map(|(function, value)| Some((function, value?.value))).collect();
+        self.values(self.reading.as_ref()).map(move |(function, value)| {
+            let calls = value.map(|value| value.value - was.get(function).copied().unwrap_or(0));
+            let calls = calls.filter(|calls| *calls >= 0 && span > 0);
+            (function, calls.map(|calls| calls as f64 * 1e9 / span as f64))
+        })
+    }
+
+    /// Adds the last reading to the calls of its functions.
+    fn add_to(&self, all: &mut HashMap<NamedFunction, FunctionCalls>) {
+        let span_ns = self.reading.as_ref().map_or(0, |reading| reading.time_ns.saturating_sub(self.enabled.since_ns));
+        for (function, value) in self.values(self.reading.as_ref()) {
+            let Some(value) = value else { continue };
+            let of = all.entry(function.clone()).or_default();
+            if !self.is_clock {
+                of.calls += u64::try_from(value.value).unwrap_or(0);
+                of.span_ns += span_ns;
+            } else if let Some(times) = value.details().distribution.as_deref().filter(|d| d.count > 0) {
+                let quantiles = [0.5, 0.9, 0.99].map(|q| times.quantile(q));
+                of.times = times.mean().map(|mean| (mean, quantiles));
+            }
+        }
+    }
 }
 
 impl HotCalls {
-    /// Gives counters to functions that have come to hold most of the samples. The clocks of all insertions together stay in the budget, in
+    /// Decides once in a second which functions get counters and clocks, and which lose them. All clocks together stay in the budget, in
     /// percent of a processor.
-    pub(super) async fn extend(
+    pub(super) async fn adapt(
         &mut self,
         client: &Client,
         rows: &HotRows,
@@ -89,37 +127,109 @@ impl HotCalls {
         begun: std::time::Instant,
         out: &mut Output,
     ) -> Result<(), Stop> {
-        let format = if out.json() { crate::args::Format::Json } else { crate::args::Format::Table };
-        if self.last.is_some_and(|last| last.elapsed() < PAUSE) {
-            return Ok(());
-        }
-        let new: Vec<NamedFunction> = chosen(rows.own_samples(), &self.tried).into_iter().cloned().collect();
-        if new.is_empty() {
+        self.read().await?;
+        if self.last.is_some_and(|last| last.elapsed() < DECISION) {
             return Ok(());
         }
         self.last = Some(Instant::now());
-        // Each insertion may use half of what is left.
-        let share = budget / f64::from(1 << (self.counted.len() + 1).min(30));
-        let pid = rows.sum().pid;
-        let patterns: Vec<String> =
-            new.iter().map(|function| format!("{}+{:#x}", function.module, function.offset.0)).collect();
-        self.tried.extend(new);
-        let mut progress = Progress::new("counting the calls of the functions with most samples", format);
-        let mut enabled = client.enable(&request(pid, &patterns, &[CALLS, TIMES], share), &mut progress).await;
-        if enabled.is_err() {
-            // No clock fits the budget, or none can be placed: calls are counted nevertheless.
-            enabled = client.enable(&request(pid, &patterns, &[CALLS], share), &mut progress).await;
+        let (names, functions) = self.functions(rows);
+        let changes = classes::decide(&functions, budget / 100.0);
+        for counted in &mut self.counted {
+            counted.before = counted.reading.clone();
         }
+        self.fall(&names, &changes, out).await?;
+        let of = |numbers: &[usize]| numbers.iter().filter_map(|i| names.get(*i).cloned()).collect::<Vec<_>>();
+        let spent: f64 = changes.timed.iter().filter_map(|i| functions.get(*i)?.rate).map(classes::cost).sum();
+        let (pid, left) = (rows.sum().pid, (budget - 100.0 * spent).max(BUDGET_MIN));
+        for (functions, is_clock, budget) in [(of(&changes.count), false, budget), (of(&changes.time), true, left)] {
+            if !functions.is_empty() {
+                self.rise(client, (pid, functions), is_clock, budget, begun, out).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// All functions with recent samples or a counter, as a decision sees them.
+    fn functions(&self, rows: &HotRows) -> (Vec<NamedFunction>, Vec<ClassedFunction>) {
+        let mut all: HashMap<&NamedFunction, ClassedFunction> = HashMap::new();
+        for (function, samples) in rows.recent_samples() {
+            all.entry(function).or_default().samples = samples;
+        }
+        for counted in &self.counted {
+            for (function, rate) in counted.rates() {
+                let of = all.entry(function).or_default();
+                match counted.is_clock {
+                    true => of.is_timed = true,
+                    false => (of.is_counted, of.rate) = (true, rate),
+                }
+            }
+        }
+        for (function, of) in &mut all {
+            of.never_counted = self.never_counted.contains(*function);
+            of.never_timed = self.never_timed.contains(*function);
+        }
+        let mut all: Vec<_> = all.into_iter().map(|(function, of)| (function.clone(), of)).collect();
+        all.sort_by(|(a, _), (b, _)| (&a.module, a.offset, &a.function).cmp(&(&b.module, b.offset, &b.function)));
+        all.into_iter().unzip()
+    }
+
+    /// Removes the insertions of which nothing has been needed for a while.
+    async fn fall(&mut self, names: &[NamedFunction], changes: &ClassChanges, out: &mut Output) -> Result<(), Stop> {
+        let those = |numbers: &[usize]| numbers.iter().filter_map(|i| names.get(*i).cloned()).collect::<HashSet<_>>();
+        let (hot, timed) = (those(&changes.hot), those(&changes.timed));
+        for counted in &mut self.counted {
+            let needed = if counted.is_clock { &timed } else { &hot };
+            let is_needed = counted.values(counted.reading.as_ref()).any(|(function, _)| needed.contains(function));
+            counted.unneeded = if is_needed { 0 } else { counted.unneeded + 1 };
+            // The engine has taken the clock out, because it cost too much.
+            let out = |value: &Value| value.details().taken_out.is_some();
+            let pairs = counted.enabled.pairs.iter().zip(counted.reading.iter().flat_map(|reading| &reading.values));
+            self.never_timed
+                .extend(pairs.filter(|(_, value)| out(value)).filter_map(|(pair, _)| pair.function.clone()));
+        }
+        let is_late = |counted: &mut CountedCalls| counted.unneeded >= if counted.is_clock { LATE } else { COLD };
+        let fallen: Vec<CountedCalls> = self.counted.extract_if(.., is_late).collect();
+        self.take_out(fallen, out).await
+    }
+
+    /// Inserts counters or clocks. The budget is for clocks, in percent of a processor.
+    async fn rise(
+        &mut self,
+        client: &Client,
+        (pid, functions): (Pid, Vec<NamedFunction>),
+        is_clock: bool,
+        budget: f64,
+        begun: std::time::Instant,
+        out: &mut Output,
+    ) -> Result<(), Stop> {
+        let format = if out.json() { crate::args::Format::Json } else { crate::args::Format::Table };
+        let patterns: Vec<String> =
+            functions.iter().map(|function| format!("{}+{:#x}", function.module, function.offset.0)).collect();
+        let what = if is_clock {
+            "timing the calls of rarely called functions"
+        } else {
+            "counting the calls of hot functions"
+        };
+        let mut progress = Progress::new(what, format);
+        let metric = if is_clock { TIMES } else { CALLS };
+        let enabled = client.enable(&request(pid, &patterns, metric, budget), &mut progress).await;
         drop(progress);
+        let never = if is_clock { &mut self.never_timed } else { &mut self.never_counted };
         match enabled {
             Ok((client, enabled)) => {
                 let attach_ms = begun.elapsed().as_secs_f64() * 1e3;
                 let announced = announcement(&enabled, client.host(), attach_ms);
-                self.counted.push(CountedCalls { client, enabled, reading: None });
+                let counted = CountedCalls { client, enabled, reading: None, before: None, is_clock, unneeded: 0 };
+                let measured: HashSet<&NamedFunction> = counted.values(None).map(|(function, _)| function).collect();
+                never.extend(functions.into_iter().filter(|function| !measured.contains(function)));
+                self.counted.push(counted);
                 out.object(&announced)
             }
             Err(failure) => {
-                output::warn(&format!("calls are not counted: {}", failure.what), format);
+                never.extend(functions);
+                if !is_clock {
+                    output::warn(&format!("calls are not counted: {}", failure.what), format);
+                }
                 Ok(())
             }
         }
@@ -134,11 +244,17 @@ impl HotCalls {
         Ok(())
     }
 
-    /// Removes the counters, and reads them a last time. All are removed, also if one of the removals fails.
+    /// Removes all counters and clocks, and reads them a last time.
     pub(super) async fn remove(&mut self, out: &mut Output) -> Result<(), Stop> {
+        let all = std::mem::take(&mut self.counted);
+        self.take_out(all, out).await
+    }
+
+    /// Removes insertions, and keeps what they have told. All are removed, also if one of the removals fails.
+    async fn take_out(&mut self, all: Vec<CountedCalls>, out: &mut Output) -> Result<(), Stop> {
         let format = if out.json() { crate::args::Format::Json } else { crate::args::Format::Table };
         let mut result = Ok(());
-        for counted in &mut self.counted {
+        for mut counted in all {
             match counted.client.remove(counted.enabled.id, counted.enabled.pairs.len()).await {
                 Ok((answer, _)) => {
                     if let Some(last) = &answer.last {
@@ -152,6 +268,7 @@ impl HotCalls {
                 }
                 Err(failure) => result = result.and(Err(failure.into())),
             }
+            counted.add_to(&mut self.past);
         }
         result
     }
@@ -161,9 +278,9 @@ impl HotCalls {
     pub(super) fn annotate(&self, rows: &mut [HotObject], span: Duration) {
         let calls = self.by_function();
         for row in rows {
-            let Some(of) = calls.get(&(row.id.module.as_str(), row.id.offset.clone())) else { continue };
+            let Some(of) = calls.get(&(row.id.module.clone(), row.id.offset.clone())) else { continue };
             row.calls = Some(of.calls);
-            row.calls_per_s = of.rate;
+            row.calls_per_s = of.rate();
             row.how.insert("calls", "counted");
             let busy = row.cpu_ns.map(|ns| ns as f64 / span.as_secs_f64().max(1e-9));
             match of.times {
@@ -172,7 +289,7 @@ impl HotCalls {
                     row.how.insert("mean_ns", "clocked");
                 }
                 None => {
-                    row.mean_ns = busy.zip(of.rate.filter(|rate| *rate > 0.0)).map(|(busy, rate)| busy / rate);
+                    row.mean_ns = busy.zip(of.rate().filter(|rate| *rate > 0.0)).map(|(busy, rate)| busy / rate);
                     if row.mean_ns.is_some() {
                         row.how.insert("mean_ns", "derived");
                     }
@@ -182,71 +299,24 @@ impl HotCalls {
     }
 
     /// The calls by module and offset, as records print them.
-    fn by_function(&self) -> HashMap<(&str, String), FunctionCalls> {
-        let mut all: HashMap<(&str, String), FunctionCalls> = HashMap::new();
-        for CountedCalls { enabled, reading, .. } in &self.counted {
-            let Some(reading) = reading else { continue };
-            let span = reading.time_ns.saturating_sub(enabled.since_ns);
-            for (pair, value) in enabled.pairs.iter().zip(&reading.values) {
-                let Some(function) = pair.function.as_ref().filter(|_| pair.refused.is_empty()) else { continue };
-                let of = all.entry((&function.module, crate::objects::hex(function.offset.0))).or_default();
-                let details = value.details();
-                if pair.pair.metric == CALLS {
-                    of.calls = u64::try_from(value.value).unwrap_or(0);
-                    of.rate = (span > 0).then(|| of.calls as f64 * 1e9 / span as f64);
-                } else if let Some(times) = details.distribution.as_deref().filter(|d| d.count > 0)
-                    && details.taken_out.is_none()
-                {
-                    let quantiles = [0.5, 0.9, 0.99].map(|q| times.quantile(q));
-                    of.times = times.mean().map(|mean| (mean, quantiles));
-                }
-            }
-        }
-        all
+    fn by_function(&self) -> HashMap<(String, String), FunctionCalls> {
+        let mut all = self.past.clone();
+        self.counted.iter().for_each(|counted| counted.add_to(&mut all));
+        let keyed = |(function, of): (NamedFunction, FunctionCalls)| {
+            // A clock tells no number of calls in a function without a counter.
+            (of.span_ns > 0).then(|| ((function.module, crate::objects::hex(function.offset.0)), of))
+        };
+        all.into_iter().filter_map(keyed).collect()
     }
 }
 
-/// The request to measure functions by these metrics.
-fn request(pid: Pid, patterns: &[String], metrics: &[&str], budget: f64) -> InsertionRequest {
+/// The request to measure functions by a metric.
+fn request(pid: Pid, patterns: &[String], metric: &str, budget: f64) -> InsertionRequest {
     let measure = EnableRequest {
         functions: patterns.to_vec(),
-        function_metrics: metrics.iter().map(|metric| (*metric).to_owned()).collect(),
+        function_metrics: vec![metric.to_owned()],
         max_overhead: Some(budget),
         ..EnableRequest::default()
     };
     InsertionRequest { target: RequestTarget::Pid(pid.0), measure, terms: Terms::default() }
-}
-
-#[cfg(test)]
-mod tests {
-    use ingraft_model::Svma;
-
-    use super::*;
-
-    fn function(n: u64) -> NamedFunction {
-        NamedFunction { module: "m".to_owned(), function: format!("f{n}"), offset: Svma(n) }
-    }
-
-    fn numbers(own: &[(u64, u64)], tried: &[u64]) -> Vec<u64> {
-        let own: Vec<_> = own.iter().map(|(n, samples)| (function(*n), *samples)).collect();
-        let tried = tried.iter().map(|n| function(*n)).collect();
-        chosen(own.iter().map(|(f, n)| (f, *n)), &tried).into_iter().map(|f| f.offset.0).collect()
-    }
-
-    #[test]
-    fn functions_that_hold_most_samples_are_counted() {
-        assert_eq!(numbers(&[(1, 100), (2, 700), (3, 190), (4, 10)], &[]), [2, 3, 1]);
-        assert_eq!(numbers(&[(1, 100), (2, 700), (3, 190), (4, 10)], &[2, 1]), [3], "the others were tried before");
-        assert!(numbers(&[(1, 10), (2, 20)], &[]).is_empty(), "too few samples");
-        assert_eq!(numbers(&[(1, 60), (2, 2), (3, 2)], &[]), [1], "too few samples of the others");
-        assert!(numbers(&[], &[]).is_empty());
-    }
-
-    #[test]
-    fn insertions_are_bounded() {
-        let many: Vec<_> = (0..1000).map(|n| (n, 1000)).collect();
-        assert_eq!(numbers(&many, &[]).len(), FUNCTIONS_MAX);
-        let tried: Vec<u64> = (0..ALL_MAX as u64).collect();
-        assert!(numbers(&many, &tried).is_empty());
-    }
 }

@@ -1,7 +1,9 @@
 //! `ingraft hot`: which functions take the time, or where threads wait.
 
 mod calls;
+mod classes;
 mod rows;
+mod started;
 
 use std::time::Duration;
 
@@ -11,6 +13,7 @@ use tokio::sync::mpsc;
 
 use self::calls::HotCalls;
 use self::rows::HotRows;
+use self::started::StartedProgram;
 use crate::args::{HotArgs, HotSort};
 use crate::conn::{Client, RequestTarget};
 use crate::exit::{Failure, Stop};
@@ -38,29 +41,62 @@ const WORTH_TELLING: f64 = 0.02;
 /// A target that is sampled.
 struct HotSite {
     client: Client,
-    rows: HotRows,
+    /// Samples of threads that run, and of those that wait.
+    running: HotRows,
+    waiting: HotRows,
     calls: HotCalls,
-    over: bool,
+    /// Whether no further samples of threads that run, or wait, are expected.
+    over: [bool; 2],
     ended: Option<EndedObject>,
 }
 
-/// A message about the site of this number: a reading, the end of its stream, or a failure.
-type SiteEvent = (usize, Result<Option<SamplingReading>, Failure>);
+impl HotSite {
+    fn rows(&self, state: SampledState) -> &HotRows {
+        match state {
+            SampledState::Running => &self.running,
+            SampledState::Waiting => &self.waiting,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.over.iter().all(|over| *over)
+    }
+}
+
+/// A message about the samples of threads in a state at the site of this number: a reading, the end of its stream, or a failure.
+type SiteEvent = (usize, SampledState, Result<Option<SamplingReading>, Failure>);
 
 /// Runs the command.
 pub(crate) async fn run(args: HotArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
     let mut signals = Signals::take()?;
-    let state = if args.off_cpu { SampledState::Waiting } else { SampledState::Running };
     let interval = interval(args.interval, args.duration);
     let (send, arriving) = mpsc::channel(16);
-    let mut sites = Vec::new();
+    let (mut sites, mut programs) = (Vec::new(), Vec::new());
+    if !args.command.is_empty() {
+        out.shared();
+        // A daemon gives the programs that it starts no output.
+        if context.engines.is_embedded() {
+            out.apart_from_program()?;
+        }
+    }
     for client in context.engines.clients() {
-        for target in measure::running(&args.target) {
-            let request = request(&args, state, &target);
-            let progress = Progress::new("reading the program", context.common.format);
-            tokio::spawn(forward((client.clone(), request, interval), progress, sites.len(), send.clone()));
-            let (rows, calls) = (HotRows::new(state), HotCalls::default());
-            sites.push(HotSite { client: client.clone(), rows, calls, over: false, ended: None });
+        let mut targets = measure::running(&args.target);
+        if !args.command.is_empty() {
+            let mut progress = Progress::new("starting the program", context.common.format);
+            let program = StartedProgram::start(client, args.command.clone(), &mut progress).await?;
+            targets.push(RequestTarget::Pid(program.pid()));
+            programs.push(program);
+        }
+        for target in targets {
+            for state in [SampledState::Running, SampledState::Waiting] {
+                let request = request(&args, state, &target);
+                let progress = Progress::new("reading the program", context.common.format);
+                let at = (sites.len(), state);
+                tokio::spawn(forward((client.clone(), request, interval), progress, at, send.clone()));
+            }
+            let client = client.clone();
+            let (running, waiting) = (HotRows::new(SampledState::Running), HotRows::new(SampledState::Waiting));
+            sites.push(HotSite { client, running, waiting, calls: HotCalls::default(), over: [false; 2], ended: None });
         }
     }
     drop(send);
@@ -70,6 +106,9 @@ pub(crate) async fn run(args: HotArgs, context: CommandContext<'_>, out: &mut Ou
     let mut removed = Ok(());
     for site in &mut run.sites {
         removed = removed.and(site.calls.remove(out).await);
+    }
+    for program in programs {
+        run.leave(program).await?;
     }
     // The samples so far are printed also if the readings have failed.
     if !matches!(followed, Err(Stop::ReaderGone)) {
@@ -92,6 +131,22 @@ struct HotRun<'c> {
 }
 
 impl HotRun<'_> {
+    /// Takes over how a program has ended that the command has started.
+    async fn leave(&mut self, program: StartedProgram) -> Result<(), Failure> {
+        let pid = program.pid();
+        let ends = self.sites.iter_mut().filter_map(|site| site.ended.as_mut());
+        let its = ends.into_iter().find(|ended| ended.pid == pid);
+        let Some(ended) = program.finish(its.is_some()).await? else { return Ok(()) };
+        if let Some(its) = its {
+            (its.status, its.signal) = (ended.status, ended.signal);
+        }
+        let status = ended.status.or(ended.signal.map(|signal| 128 + signal));
+        if let Some(status) = status.and_then(|status| u8::try_from(status).ok()).filter(|_| !self.args.own_status) {
+            self.context.status.set(status);
+        }
+        Ok(())
+    }
+
     /// Takes readings until the command must end.
     async fn follow(
         &mut self,
@@ -100,7 +155,7 @@ impl HotRun<'_> {
         out: &mut Output,
     ) -> Result<(), Stop> {
         let mut look = tokio::time::interval(LOOK);
-        while self.sites.iter().any(|site| !site.over) {
+        while self.sites.iter().any(|site| !site.is_over()) {
             tokio::select! {
                 biased;
                 () = signals.asked() => return Ok(()),
@@ -108,11 +163,11 @@ impl HotRun<'_> {
                     return Err(Stop::ReaderGone);
                 },
                 arrival = arriving.recv() => {
-                    let Some((at, event)) = arrival else { return Ok(()) };
+                    let Some((at, state, event)) = arrival else { return Ok(()) };
                     tokio::select! {
                         biased;
                         () = signals.asked() => return Ok(()),
-                        taken = self.take(at, event, out) => taken?,
+                        taken = self.take(at, state, event, out) => taken?,
                     }
                 }
             }
@@ -124,17 +179,33 @@ impl HotRun<'_> {
     async fn take(
         &mut self,
         at: usize,
+        state: SampledState,
         event: Result<Option<SamplingReading>, Failure>,
         out: &mut Output,
     ) -> Result<(), Stop> {
+        let sorts_by = self.args.state();
         let Some(site) = self.sites.get_mut(at) else { return Ok(()) };
-        let Some(reading) = event? else {
-            site.over = true;
-            return Ok(());
+        let number = usize::from(state == SampledState::Waiting);
+        let reading = match event {
+            Ok(Some(reading)) => reading,
+            Ok(None) => {
+                site.over[number] = true;
+                return Ok(());
+            }
+            // The numbers that the command sorts by are needed, the others are left out.
+            Err(failure) if state != sorts_by => {
+                site.over[number] = true;
+                let times = if state == SampledState::Waiting { "waiting" } else { "processor" };
+                let what = format!("{times} times are not known: {}", failure.what);
+                output::warn(&what, self.context.common.format);
+                return Ok(());
+            }
+            Err(failure) => return Err(failure.into()),
         };
-        let is_first = site.rows.sum().span.is_zero();
-        site.rows.add(reading);
-        let sum = site.rows.sum();
+        let rows = if state == SampledState::Running { &mut site.running } else { &mut site.waiting };
+        let is_first = rows.sum().span.is_zero();
+        rows.add(reading);
+        let sum = rows.sum();
         if is_first && !sum.note.is_empty() {
             output::warn(&sum.note, self.context.common.format);
         }
@@ -143,16 +214,18 @@ impl HotRun<'_> {
             site.ended = Some(EndedObject { host, pid, status: ended.status, signal: ended.signal, exec: ended.exec });
         }
         let spent = sum.span + self.interval / 20;
-        site.over |= site.ended.is_some() || self.args.duration.is_some_and(|whole| spent >= whole);
-        if self.args.calls && !site.over {
+        site.over[number] |= sum.ended.is_some() || self.args.duration.is_some_and(|whole| spent >= whole);
+        if state != sorts_by {
+            return Ok(());
+        }
+        if self.args.calls && !site.over[number] {
             let budget = self.args.max_overhead.unwrap_or(BUDGET);
-            site.calls.extend(&site.client, &site.rows, budget, self.context.started, out).await?;
-            site.calls.read().await?;
+            site.calls.adapt(&site.client, &site.running, budget, self.context.started, out).await?;
         }
         if out.live() {
             let text = self.text(&self.sites, out);
             out.frame(&text)?;
-        } else if self.args.interval.is_some() && !self.sites[at].over {
+        } else if self.args.interval.is_some() && !self.sites[at].over[number] {
             self.print(&self.sites[at..=at], out)?;
         }
         Ok(())
@@ -163,30 +236,40 @@ impl HotRun<'_> {
         let text = self.text(sites, out);
         out.text(&text)?;
         out.together(|out| {
-            for site in sites.iter().filter(|site| !site.rows.sum().span.is_zero()) {
+            for site in self.with_samples(sites) {
                 self.rows(site).into_iter().try_for_each(|row| out.object(&Object::Hot(row)))?;
-                out.object(&Object::Samples(site.rows.samples(site.client.host().as_deref())))?;
+                out.object(&Object::Samples(self.samples(site)))?;
             }
             Ok(())
         })
     }
 
+    /// The sites with a reading.
+    fn with_samples<'s>(&self, sites: &'s [HotSite]) -> impl Iterator<Item = &'s HotSite> {
+        let state = self.args.state();
+        sites.iter().filter(move |site| !site.rows(state).sum().span.is_zero())
+    }
+
+    fn samples(&self, site: &HotSite) -> SamplesObject {
+        let waiting = site.waiting.sum();
+        let samples = site.rows(self.args.state()).samples(site.client.host().as_deref());
+        SamplesObject { looks: waiting.looks, waits: waiting.samples, ..samples }
+    }
+
     /// The rows of a site.
     fn rows(&self, site: &HotSite) -> Vec<HotObject> {
         let sort = self.args.sort.unwrap_or(if self.args.off_cpu { HotSort::Total } else { HotSort::Own });
-        let mut rows = site.rows.functions(sort, site.client.host().as_deref());
-        site.calls.annotate(&mut rows, site.rows.sum().span);
+        let mut rows =
+            rows::functions(&site.running, &site.waiting, self.args.state(), sort, site.client.host().as_deref());
+        site.calls.annotate(&mut rows, site.running.sum().span);
         rows
     }
 
     /// A heading and a table for each target.
     fn text(&self, sites: &[HotSite], out: &Output) -> String {
-        let with_samples = sites.iter().filter(|site| !site.rows.sum().span.is_zero());
-        let tables = with_samples.map(|site| {
-            let samples = site.rows.samples(site.client.host().as_deref());
-            heading(&samples)
-                + &table(&self.rows(site), self.args.off_cpu, self.args.top, out.width())
-                + &notes(&samples)
+        let tables = self.with_samples(sites).map(|site| {
+            let samples = self.samples(site);
+            heading(&samples) + &table(&self.rows(site), self.args.top, out.width()) + &notes(&samples)
         });
         tables.collect()
     }
@@ -200,8 +283,9 @@ fn interval(interval: Option<Duration>, whole: Option<Duration>) -> Duration {
     whole / readings
 }
 
-/// Time between two samples of a thread, such that they cost at most this share of its time in percent.
-fn period(max_overhead: f64) -> Duration {
+/// Time between two samples of a thread, such that they cost at most this share of its time in percent, or that of the default.
+pub(super) fn period(max_overhead: Option<f64>) -> Duration {
+    let max_overhead = max_overhead.unwrap_or(BUDGET);
     let frequency = (max_overhead / 100.0 / SAMPLE_COST).clamp(0.1, FREQUENCY);
     Duration::from_secs_f64(1.0 / frequency)
 }
@@ -212,7 +296,8 @@ fn request(args: &HotArgs, state: SampledState, target: &RequestTarget) -> Sampl
         patterns: args.functions.clone(),
         threads: args.threads.iter().copied().map(Tid).collect(),
         state,
-        period: period(args.max_overhead.unwrap_or(BUDGET)),
+        period: period(args.max_overhead),
+        stacks: false,
     }
 }
 
@@ -220,12 +305,12 @@ fn request(args: &HotArgs, state: SampledState, target: &RequestTarget) -> Sampl
 async fn forward(
     (client, request, interval): (Client, SamplingRequest, Duration),
     mut progress: Progress,
-    at: usize,
+    (at, state): (usize, SampledState),
     send: mpsc::Sender<SiteEvent>,
 ) {
     let mut stream = match client.sample(request, interval, &mut progress).await {
         Ok(stream) => stream,
-        Err(failure) => return drop(send.send((at, Err(failure))).await),
+        Err(failure) => return drop(send.send((at, state, Err(failure))).await),
     };
     // Readings follow each other, so only the first one is waited for.
     let mut progress = Some(progress);
@@ -233,7 +318,7 @@ async fn forward(
         let event = stream.next(progress.as_mut()).await;
         progress = None;
         let goes_on = matches!(event, Ok(Some(_)));
-        if send.send((at, event)).await.is_err() || !goes_on {
+        if send.send((at, state, event)).await.is_err() || !goes_on {
             return;
         }
     }
@@ -262,7 +347,7 @@ fn heading(samples: &SamplesObject) -> String {
     format!("{HEADING}process {}{HEADING:#}{host}: {facts}\n", samples.pid)
 }
 
-fn table(rows: &[HotObject], waits: bool, top: usize, width: Option<usize>) -> String {
+fn table(rows: &[HotObject], top: usize, width: Option<usize>) -> String {
     let mut table = TextTable::new()
         .shrinking("FUNCTION")
         .shrinking("MODULE")
@@ -271,14 +356,16 @@ fn table(rows: &[HotObject], waits: bool, top: usize, width: Option<usize>) -> S
         .right("TOTAL")
         .right("KERNEL")
         .right("TIME")
+        .right("WAIT")
         .right("CALLS/S")
         .right("MEAN")
         .left("IN")
         .kept("FUNCTION", 24)
-        .optional(&["KERNEL", "±", "TIME", "MODULE"]);
+        .optional(&["KERNEL", "±", "TIME", "IN", "MODULE"]);
     for row in rows.iter().take(top) {
-        let ns = row.wall_ns.or(row.cpu_ns).unwrap_or_default();
-        let call = row.waits.first().filter(|_| waits).map(|wait| wait.name.clone()).unwrap_or_default();
+        let waited = row.wall_ns.zip(row.cpu_ns).map(|(wall, cpu)| wall.saturating_sub(cpu)).or(row.wall_ns);
+        let waited = waited.filter(|ns| *ns > 0);
+        let call = row.waits.first().map(|wait| wait.name.clone()).unwrap_or_default();
         table.row(vec![
             row.id.function.as_str().into(),
             Cell::styled(row.id.module.as_str(), DIM),
@@ -286,7 +373,8 @@ fn table(rows: &[HotObject], waits: bool, top: usize, width: Option<usize>) -> S
             Cell::styled(share(row.self_error), DIM),
             share(row.total).into(),
             row.kernel.map(share).unwrap_or_default().into(),
-            time(ns as f64).into(),
+            row.cpu_ns.map(|ns| time(ns as f64)).unwrap_or_default().into(),
+            waited.map(|ns| time(ns as f64)).unwrap_or_default().into(),
             row.calls_per_s.map(short).unwrap_or_default().into(),
             mean(row).into(),
             call.into(),
@@ -395,8 +483,12 @@ mod tests {
         let mut rows = HotRows::new(state);
         rows.add(reading);
         let samples = rows.samples(None);
-        let waits = state == SampledState::Waiting;
-        let text = heading(&samples) + &table(&rows.functions(sort, None), waits, top, None) + &notes(&samples);
+        let (running, waiting) = match state {
+            SampledState::Running => (rows, HotRows::new(SampledState::Waiting)),
+            SampledState::Waiting => (HotRows::new(SampledState::Running), rows),
+        };
+        let found = rows::functions(&running, &waiting, state, sort, None);
+        let text = heading(&samples) + &table(&found, top, None) + &notes(&samples);
         anstream::adapter::strip_str(&text).to_string()
     }
 
@@ -451,7 +543,7 @@ mod tests {
         let waiting = SamplingReading { method, looks: 2000, samples: 1500, functions, cut: 0, ..reading() };
         expect![[r#"
             process 7: 2,000 looks at threads in 2 s; in 75 % of them, the thread waits
-            FUNCTION  MODULE  SELF    ±  TOTAL    TIME  IN
+            FUNCTION  MODULE  SELF    ±  TOTAL    WAIT  IN
             wait      shop     0 %  0 %   15 %  600 ms  futex
             5.0 % of the time is in no known function: [he?ap]
             1 sample was lost, because the thread went on meanwhile
@@ -471,9 +563,9 @@ mod tests {
 
     #[test]
     fn samples_keep_to_the_budget() {
-        assert_eq!(period(5.0), Duration::from_secs_f64(1.0 / FREQUENCY));
-        assert_eq!(period(0.1), Duration::from_millis(20));
-        assert_eq!(period(1e-9), Duration::from_secs(10));
-        assert!(period(10_000.0) > Duration::from_millis(2));
+        assert_eq!(period(Some(5.0)), Duration::from_secs_f64(1.0 / FREQUENCY));
+        assert_eq!(period(Some(0.1)), Duration::from_millis(20));
+        assert_eq!(period(Some(1e-9)), Duration::from_secs(10));
+        assert!(period(Some(10_000.0)) > Duration::from_millis(2));
     }
 }

@@ -11,14 +11,19 @@ use crate::args::HotSort;
 use crate::objects::RecordedFunction;
 use crate::objects::hot::{HotObject, NamedShare, SamplesObject, ThreadShare};
 
+/// Time after which samples count half as recent ones.
+const HALF_LIFE: Duration = Duration::from_secs(3);
+
 /// The samples of one function so far.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 struct FunctionSum {
     own: u64,
     total: u64,
     kernel: u64,
     /// Time that `total` stands for.
     time: Duration,
+    /// Recent samples in the function itself; those of [`HALF_LIFE`] ago count half.
+    recent: f64,
     waits: BTreeMap<String, u64>,
 }
 
@@ -42,9 +47,12 @@ impl HotRows {
     /// Adds a reading.
     pub(super) fn add(&mut self, reading: SamplingReading) {
         let SamplingReading { functions, threads, elsewhere, .. } = &reading;
+        let fade = 0.5_f64.powf(reading.span.as_secs_f64() / HALF_LIFE.as_secs_f64());
+        self.functions.values_mut().for_each(|sum| sum.recent *= fade);
         for function in functions {
             let sum = self.functions.entry(function.function.clone()).or_default();
             sum.own += function.own;
+            sum.recent += function.own as f64;
             sum.total += function.total;
             sum.kernel += function.kernel;
             let samples = u32::try_from(function.total).unwrap_or(u32::MAX);
@@ -79,9 +87,9 @@ impl HotRows {
         &self.sum
     }
 
-    /// Samples in each function itself.
-    pub(super) fn own_samples(&self) -> impl Iterator<Item = (&NamedFunction, u64)> {
-        self.functions.iter().map(|(function, sum)| (function, sum.own))
+    /// Recent samples in each function itself; older ones count less.
+    pub(super) fn recent_samples(&self) -> impl Iterator<Item = (&NamedFunction, f64)> {
+        self.functions.iter().map(|(function, sum)| (function, sum.recent))
     }
 
     /// Number that shares are of: all samples, or for waiting threads, all looks.
@@ -92,29 +100,25 @@ impl HotRows {
         }
     }
 
-    /// The functions with samples, sorted.
-    pub(super) fn functions(&self, sort: HotSort, host: Option<&str>) -> Vec<HotObject> {
-        let mut rows: Vec<(&NamedFunction, &FunctionSum)> = self.functions.iter().collect();
-        rows.sort_by_key(|(function, sum)| {
-            let samples = match sort {
-                HotSort::Own => (sum.own, sum.total),
-                HotSort::Total => (sum.total, sum.own),
-            };
-            (Reverse(samples), &function.module, function.offset, &function.function)
-        });
-        rows.into_iter().map(|(function, sum)| self.row(function, sum, host)).collect()
+    fn sum_of(&self, function: &NamedFunction) -> FunctionSum {
+        self.functions.get(function).cloned().unwrap_or_default()
     }
 
-    fn row(&self, function: &NamedFunction, sum: &FunctionSum, host: Option<&str>) -> HotObject {
-        let base = self.base();
-        let runs = self.state == SampledState::Running;
+    /// The row of a function, with the shares of these samples.
+    fn row(&self, function: &NamedFunction, (running, waiting): (&HotRows, &HotRows), host: Option<&str>) -> HotObject {
+        let (sum, base) = (self.sum_of(function), self.base());
         let sampled = match self.sum.method {
             SamplingMethod::Perf => "sampled",
             SamplingMethod::Held | SamplingMethod::Looks => "looked at",
         };
-        let time = u64::try_from(sum.time.as_nanos()).unwrap_or(u64::MAX);
-        let time_key = if runs { "cpu_ns" } else { "wall_ns" };
-        let kernel = share(sum.kernel, sum.own);
+        let (runs, waits) = (running.sum_of(function), waiting.sum_of(function));
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let cpu_ns = (!running.sum.span.is_zero()).then(|| ns(runs.time));
+        let wall_ns = (!waiting.sum.span.is_zero()).then(|| ns(waits.time.saturating_add(runs.time)));
+        let kernel = share(runs.kernel, runs.own);
+        let mut how = BTreeMap::from([("self", sampled), ("total", sampled)]);
+        how.extend(cpu_ns.map(|_| ("cpu_ns", "derived")));
+        how.extend(wall_ns.map(|_| ("wall_ns", "derived")));
         HotObject {
             id: RecordedFunction::new(function.clone(), self.sum.pid, host.map(str::to_owned)),
             own: share(sum.own, base),
@@ -129,11 +133,11 @@ impl HotRows {
             p50_ns: None,
             p90_ns: None,
             p99_ns: None,
-            kernel: (runs && self.sum.with_kernel && sum.own > 0).then_some(kernel),
-            wall_ns: (!runs).then_some(time),
-            cpu_ns: runs.then_some(time),
-            waits: shares(&sum.waits, sum.total),
-            how: BTreeMap::from([("self", sampled), ("total", sampled), (time_key, "derived")]),
+            kernel: (running.sum.with_kernel && runs.own > 0).then_some(kernel),
+            wall_ns,
+            cpu_ns,
+            waits: shares(&waits.waits, waits.total),
+            how,
         }
     }
 
@@ -173,11 +177,36 @@ impl HotRows {
             lost: sum.lost,
             throttled: sum.throttled,
             unsampled_threads: sum.unsampled_threads as u64,
+            looks: sum.looks,
+            waits: if runs { 0 } else { sum.samples },
             note: Some(sum.note.clone()).filter(|note| !note.is_empty()),
             elsewhere: shares(&self.elsewhere, self.base()),
             threads,
         }
     }
+}
+
+/// The functions with samples of threads that run or wait, sorted. Shares are of the samples in one state.
+pub(super) fn functions(
+    running: &HotRows,
+    waiting: &HotRows,
+    state: SampledState,
+    sort: HotSort,
+    host: Option<&str>,
+) -> Vec<HotObject> {
+    let (main, other) = if state == SampledState::Running { (running, waiting) } else { (waiting, running) };
+    let more = other.functions.keys().filter(|function| !main.functions.contains_key(*function));
+    let mut all: Vec<(&NamedFunction, FunctionSum)> =
+        main.functions.keys().chain(more).map(|function| (function, main.sum_of(function))).collect();
+    all.sort_by_cached_key(|(function, sum)| {
+        let samples = match sort {
+            HotSort::Own => (sum.own, sum.total),
+            HotSort::Total => (sum.total, sum.own),
+        };
+        let by_time = other.sum_of(function).time;
+        (Reverse(samples), Reverse(by_time), function.module.clone(), function.offset, function.function.clone())
+    });
+    all.into_iter().map(|(function, _)| main.row(function, (running, waiting), host)).collect()
 }
 
 fn add_all(sums: &mut BTreeMap<String, u64>, more: &[NamedSamples]) {
@@ -236,13 +265,15 @@ mod tests {
         let mut rows = HotRows::new(SampledState::Running);
         rows.add(reading(vec![function("f", 70, 70, 7), function("main", 0, 100, 0), function("g", 30, 30, 0)]));
         rows.add(reading(vec![function("f", 60, 60, 6), function("main", 10, 100, 0), function("g", 30, 30, 0)]));
-        let own = rows.functions(HotSort::Own, None);
+        let waiting = HotRows::new(SampledState::Waiting);
+        let found = |sort, host| functions(&rows, &waiting, SampledState::Running, sort, host);
+        let own = found(HotSort::Own, None);
         let names: Vec<&str> = own.iter().map(|row| row.id.function.as_str()).collect();
         assert_eq!(names, ["f", "g", "main"]);
         assert_eq!((own[0].own, own[0].kernel, own[0].cpu_ns), (0.65, Some(0.1), Some(260_000_000)));
         assert!((own[0].self_error - (0.65_f64 * 0.35 / 200.0).sqrt()).abs() < 1e-12);
         assert_eq!((own[2].total, own[2].total_error, own[2].wall_ns), (1.0, 0.0, None));
-        let total = rows.functions(HotSort::Total, Some("h"));
+        let total = found(HotSort::Total, Some("h"));
         assert_eq!((total[0].id.function.as_str(), total[0].id.host.as_deref()), ("main", Some("h")));
         let samples = rows.samples(None);
         assert_eq!((samples.samples, samples.base, samples.span_ns), (200, 200, 2_000_000_000));
@@ -262,18 +293,25 @@ mod tests {
             method: SamplingMethod::Looks,
             ..reading(vec![waiting, function("futex_wait", 40, 40, 0)])
         });
-        let total = rows.functions(HotSort::Total, None);
+        let mut running = HotRows::new(SampledState::Running);
+        running.add(reading(vec![function("wait", 0, 5, 0), function("f", 10, 10, 1)]));
+        let total = functions(&running, &rows, SampledState::Waiting, HotSort::Total, None);
         let wait = total.iter().find(|row| row.id.function == "wait").expect("its row");
-        assert_eq!((wait.total, wait.wall_ns, wait.cpu_ns), (0.4, Some(80_000_000), None));
+        assert_eq!((wait.total, wait.wall_ns, wait.cpu_ns), (0.4, Some(90_000_000), Some(10_000_000)));
         let calls: Vec<_> = wait.waits.iter().map(|w| (w.name.as_str(), w.share)).collect();
         assert_eq!(calls, [("futex", 0.75), ("read", 0.25)]);
         assert_eq!((wait.how["wall_ns"], wait.how["self"]), ("derived", "looked at"));
+        let runs = functions(&running, &rows, SampledState::Running, HotSort::Own, None);
+        let names: Vec<&str> = runs.iter().map(|row| row.id.function.as_str()).collect();
+        assert_eq!(names, ["f", "wait", "futex_wait"], "those that only wait come last");
+        assert_eq!((runs[2].own, runs[2].cpu_ns, runs[2].wall_ns), (0.0, Some(0), Some(80_000_000)));
     }
 
     #[test]
     fn without_samples_there_are_no_shares() {
         let rows = HotRows::new(SampledState::Running);
-        assert!(rows.functions(HotSort::Own, None).is_empty());
+        let waiting = HotRows::new(SampledState::Waiting);
+        assert!(functions(&rows, &waiting, SampledState::Running, HotSort::Own, None).is_empty());
         assert_eq!((share(0, 0), error(0, 0), error(5, 5)), (0.0, 0.0, 0.0));
         assert_eq!(rows.samples(None).base, 0);
     }

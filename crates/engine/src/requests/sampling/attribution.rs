@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{Avma, FunctionId};
+use ingraft_model::{Avma, FunctionId, Svma};
 use ingraft_process::{Mapping, Target};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::stacks::StackTally;
 use super::taking::Taken;
 use super::tally::{FramePlace, SampleTally, most_first};
-use crate::api::{NamedSamples, SampledFunction};
+use crate::api::{ModulePlace, NamedSamples, SampledFunction, StackSamples};
 use crate::measure::request::{Missing, resolve_patterns};
+use crate::program::code_places::frame_places;
 use crate::program::images::ImageStore;
 use crate::program::modules::{ModuleFile, Modules};
 use crate::requests::code::named;
@@ -25,13 +27,22 @@ pub(super) struct Attribution {
     /// Mappings that belong to no file; read at most once for a reading.
     maps: Option<Vec<Mapping>>,
     known: FxHashMap<Avma, FramePlace>,
+    /// The calls of callers' frames, by the address of the last byte of the call.
+    calls: FxHashMap<Avma, ModulePlace>,
     patterns: Vec<String>,
 }
 
 impl Attribution {
     /// Places by these modules. Only functions that the patterns match are in the answers; without patterns, all.
     pub fn new(modules: Modules, patterns: Vec<String>) -> Self {
-        Attribution { modules, generated: Arc::default(), maps: None, known: FxHashMap::default(), patterns }
+        Attribution {
+            modules,
+            generated: Arc::default(),
+            maps: None,
+            known: FxHashMap::default(),
+            calls: FxHashMap::default(),
+            patterns,
+        }
     }
 
     pub fn modules(&self) -> &Modules {
@@ -57,6 +68,7 @@ impl Attribution {
     /// Sets the generated code that is in the target now.
     pub fn set_generated(&mut self, generated: Arc<Vec<Generated>>) {
         self.known.clear();
+        self.calls.clear();
         self.generated = generated;
     }
 
@@ -72,6 +84,7 @@ impl Attribution {
         let changed = news.more || !news.gone.is_empty();
         if changed {
             self.known.clear();
+            self.calls.clear();
         }
         changed
     }
@@ -119,12 +132,37 @@ impl Attribution {
         name.unwrap_or(mapping.path.as_os_str()).to_string_lossy().into()
     }
 
+    /// The functions that the patterns match; `None` without patterns.
+    pub fn wanted(&self) -> Option<FxHashSet<FunctionId>> {
+        // The modules of the patterns were analysed when the sampling began; a pattern that matches nothing any more is no error.
+        let found = || resolve_patterns(&self.modules, &self.patterns, Missing::MayCome).unwrap_or_default();
+        (!self.patterns.is_empty()).then(|| found().into_iter().collect())
+    }
+
+    /// The stacks below functions, with the places of their calls; the functions with the most samples first. A frame outside of known code has
+    /// the name of its memory as its module.
+    pub fn stacks(&mut self, target: &Target, store: &ImageStore, tally: StackTally) -> Vec<StackSamples> {
+        let unknown: Vec<Avma> = tally.addresses().filter(|at| !self.calls.contains_key(at)).collect();
+        if self.calls.len() > KNOWN_MAX {
+            self.calls.clear();
+        }
+        for (at, place) in unknown.iter().zip(frame_places(target, &self.modules, store, &unknown)) {
+            let place = place.unwrap_or_else(|| {
+                let (module, at) = (self.memory(target, *at).to_string(), Svma(at.0));
+                ModulePlace { module, at, ..ModulePlace::default() }
+            });
+            self.calls.insert(*at, place);
+        }
+        let calls = &self.calls;
+        tally.stacks(
+            |function| self.modules.resolve(function).map(|(file, _, f)| named(file, f)),
+            |at| calls.get(&at).cloned().unwrap_or_default(),
+        )
+    }
+
     /// The functions of a tally that the patterns match, those with the most samples first.
     pub fn functions(&self, tally: &SampleTally) -> Vec<SampledFunction> {
-        let wanted: Option<FxHashSet<FunctionId>> = (!self.patterns.is_empty()).then(|| {
-            // The modules of the patterns were analysed when the sampling began; a pattern that matches nothing any more is no error.
-            resolve_patterns(&self.modules, &self.patterns, Missing::MayCome).unwrap_or_default().into_iter().collect()
-        });
+        let wanted = self.wanted();
         let wanted = |id: &FunctionId| wanted.as_ref().is_none_or(|wanted| wanted.contains(id));
         let mut functions: Vec<SampledFunction> = tally
             .functions

@@ -2,6 +2,7 @@
 //! function. Nothing is inserted, and the sampling ends when its value is dropped.
 
 mod attribution;
+mod stacks;
 mod taking;
 mod tally;
 
@@ -13,8 +14,9 @@ use ingraft_model::Tid;
 use ingraft_process::{ProcessError, Target};
 
 use self::attribution::Attribution;
+use self::stacks::StackTally;
 use self::taking::{Taken, Taking};
-use self::tally::SampleTally;
+use self::tally::{FramePlace, SampleTally};
 use super::{Engine, lock, open, resolve};
 use crate::api::*;
 use crate::error::{Error, Reason};
@@ -39,6 +41,8 @@ pub struct Sampling {
     caller: Caller,
     target: Arc<Target>,
     taking: Taking,
+    /// Whether the answers have stacks.
+    with_stacks: bool,
     reader: Mutex<SampleReader>,
     _turn: SamplingTurn,
 }
@@ -89,6 +93,10 @@ impl Engine {
         progress: &dyn Fn(&str),
     ) -> Result<Sampling, Error> {
         let turn = SamplingTurn::take(&self.inner.samplings)?;
+        if request.stacks && request.patterns.is_empty() {
+            let what = "stacks are asked for, but no function below which they are";
+            return Err(Error::new(Reason::InvalidField, what, "name a function"));
+        }
         let pid = resolve(&request.target, caller)?;
         let before = Before::of(pid, caller);
         let begin = || {
@@ -117,7 +125,8 @@ impl Engine {
                 rounds: 0,
             };
             let reader = Mutex::new(reader);
-            Ok(Sampling { engine: self.clone(), caller, target, taking, reader, _turn: turn })
+            let with_stacks = request.stacks;
+            Ok(Sampling { engine: self.clone(), caller, target, taking, with_stacks, reader, _turn: turn })
         };
         begin().map_err(|e| before.explain(e))
     }
@@ -138,7 +147,7 @@ impl Sampling {
         if ended.is_none() {
             ended = self.checked()?;
         }
-        let tally = self.count(&mut reader.attribution, &taken, ended.is_none());
+        let (tally, stacks) = self.count(&mut reader.attribution, &taken, ended.is_none());
         let now = Instant::now();
         // If the process has ended, its last known processor time counts.
         let cpu = self.target.cpu_time().unwrap_or(taken.facts.cpu).max(reader.cpu);
@@ -167,6 +176,7 @@ impl Sampling {
             functions: reader.attribution.functions(&tally),
             threads: tally.threads(&name),
             elsewhere: tally.elsewhere(),
+            stacks,
             ended,
         };
         // The answer may be about a program that the caller may not trace, if the process has executed one meanwhile.
@@ -192,8 +202,8 @@ impl Sampling {
         }
     }
 
-    /// Counts samples by function. Looks at the target again only as long as it runs.
-    fn count(&self, attribution: &mut Attribution, taken: &Taken, runs: bool) -> SampleTally {
+    /// Counts samples by function and, if asked for, by stack. Looks at the target again only as long as it runs.
+    fn count(&self, attribution: &mut Attribution, taken: &Taken, runs: bool) -> (SampleTally, Vec<StackSamples>) {
         let store = &self.engine.inner.context.images;
         attribution.begin_reading();
         if !runs {
@@ -210,12 +220,18 @@ impl Sampling {
             self.taking.set_walker(Walker::new(&self.target, attribution.modules()));
         }
         let mut tally = SampleTally::default();
+        let mut stacks = StackTally::new(attribution.wanted().filter(|_| self.with_stacks).unwrap_or_default());
+        let mut places: Vec<FramePlace> = Vec::new();
         for stack in &taken.stacks {
             let frames = taken.frames(stack);
-            let places = frames.iter().enumerate().map(|(i, at)| attribution.place(&self.target, store, *at, i == 0));
-            tally.add(stack, places);
+            let found = frames.iter().enumerate().map(|(i, at)| attribution.place(&self.target, store, *at, i == 0));
+            places.clear();
+            places.extend(found);
+            stacks.add(&places, frames, stack.whole);
+            tally.add(stack, places.drain(..));
         }
-        tally
+        let stacks = attribution.stacks(&self.target, store, stacks);
+        (tally, stacks)
     }
 }
 
