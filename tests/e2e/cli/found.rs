@@ -28,7 +28,7 @@ impl Numbers {
     }
 }
 
-/// How the planted function is reached, or what it is made of.
+/// Way to the planted function, or what it is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
     /// A function of the program that is called directly.
@@ -49,7 +49,7 @@ enum Shape {
     Inlined,
     /// Three threads run it.
     Threads,
-    /// Its time is in the kernel.
+    /// The function's time is in the kernel.
     Kernel,
     /// A virtual method of C++.
     Method,

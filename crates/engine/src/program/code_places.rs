@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use ingraft_analysis::{DebugInfo, DebugSections, SourceRange, TypeError};
+use ingraft_model::machine::PAGE;
 use ingraft_model::{Avma, Offset, Svma, SvmaRange};
 use ingraft_process::Target;
 use rustc_hash::FxHashMap;
@@ -15,8 +16,6 @@ use crate::program::modules::{Module, ModuleFile, Modules};
 const REMEMBERED_MAX: usize = 1 << 16;
 /// Memory in which the kernel puts the code to which functions with a return probe return.
 const UPROBES: &str = "[uprobes]";
-/// Length in bytes of a page. Keys below are numbers rather than addresses.
-const PAGE: u64 = 4096;
 
 /// Places of addresses that are keys, as far as they were looked up.
 #[derive(Debug, Default)]
@@ -75,6 +74,7 @@ fn name(place: &ModulePlace, is_program: bool) -> String {
 /// the code of a module.
 fn places(target: &Target, modules: &Modules, images: &ImageStore, wanted: &[Avma]) -> Vec<Option<NamedPlace>> {
     let mut found = places_by(target, modules, images, wanted, key_place);
+    // Keys below the first page are numbers.
     if !wanted.iter().zip(&found).any(|(at, place)| place.is_none() && at.0 >= PAGE) {
         return found;
     }

@@ -235,7 +235,7 @@ impl MeasurementView for RootsView {
 
     fn last(&mut self, sites: &[TargetMeasurement], out: &mut Output) -> Result<(), Stop> {
         let rows = KeyRow::all(sites, &self.metric, self.top.filter(|_| out.json()).unwrap_or(Keys::MAX));
-        let graph = CallGraph::new(sites, &rows);
+        let graph = CallerGraph::new(sites, &rows);
         let missed = graph.not_climbed();
         if missed > 0 {
             let callers = plural(missed as u64, "function called", "functions called");
@@ -275,16 +275,16 @@ struct CallEdge {
 
 /// The counted calls by called function.
 #[derive(Debug, Default)]
-struct CallGraph {
+struct CallerGraph {
     /// The callers of each function, those with the most calls first.
     callers: HashMap<FunctionKey, Vec<CallEdge>>,
     /// All calls of each counted function.
     calls: HashMap<FunctionKey, i64>,
 }
 
-impl CallGraph {
+impl CallerGraph {
     fn new(sites: &[TargetMeasurement], rows: &[KeyRow<'_>]) -> Self {
-        let mut graph = CallGraph::default();
+        let mut graph = CallerGraph::default();
         for site in sites {
             for (pair, value) in site.enabled.pairs.iter().zip(&site.reading.values) {
                 if let Some(function) = pair.function.as_ref().filter(|_| pair.refused.is_empty()) {
