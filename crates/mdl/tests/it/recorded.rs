@@ -71,7 +71,7 @@ fn strings_of_cpp_have_their_length() {
     let contents: Vec<ColumnContent> = columns(&library, "queue_put").concat().into_iter().map(|c| c.1).collect();
     assert_eq!(contents, [ColumnContent::BoundedText, ColumnContent::Text]);
     let shown = show(&library, "m", "/Code/server/queue_put");
-    assert!(shown.contains("text at read($arg[0], u64), read($arg[0] + 8, u64), text at $arg[1];"), "{shown}");
+    assert!(shown.contains("text at read($arg[0], u64), read(($arg[0] + 8), u64), text at $arg[1];"), "{shown}");
 }
 
 #[test]

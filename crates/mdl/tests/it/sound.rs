@@ -93,6 +93,10 @@ impl Check<'_> {
                     self.expr(e, at, closed);
                 }
                 Stmt::AddListed(..) => panic!("the engine alone makes code that pairs share"),
+                Stmt::Record(v, capacity, recorded) => {
+                    assert_eq!(self.shape(*v), Shape::Records(*capacity, false));
+                    recorded.fields.iter().for_each(|field| self.expr(field.operand(), at, closed));
+                }
                 Stmt::Append(..) => panic!("the engine alone makes code that appends to buffers"),
                 Stmt::Mark(v, key, _) => {
                     assert_eq!(self.shape(*v), Shape::Table(Fold::Last));
