@@ -845,11 +845,8 @@ impl TargetMeasurement {
     /// Takes the calls that were printed since the last time.
     async fn take_printed(&mut self) -> Result<(), Failure> {
         let known = self.printed.take().map(|before| before.sites);
-        let mut printed = self.client.read_calls(self.enabled.id, known.is_none()).await?;
-        if let Some(sites) = known {
-            printed.sites = sites;
-        }
-        self.printed = Some(printed);
+        let printed = self.client.read_calls(self.enabled.id, known.is_none()).await?;
+        self.printed = Some(PrintedCalls { sites: known.unwrap_or(printed.sites), ..printed });
         Ok(())
     }
 
