@@ -201,7 +201,7 @@ fn interval(interval: Option<Duration>, whole: Option<Duration>) -> Duration {
 }
 
 /// Time between two samples of a thread, such that they cost at most this share of its time in percent.
-fn period(max_overhead: f64) -> Duration {
+pub(super) fn period(max_overhead: f64) -> Duration {
     let frequency = (max_overhead / 100.0 / SAMPLE_COST).clamp(0.1, FREQUENCY);
     Duration::from_secs_f64(1.0 / frequency)
 }
@@ -213,6 +213,7 @@ fn request(args: &HotArgs, state: SampledState, target: &RequestTarget) -> Sampl
         threads: args.threads.iter().copied().map(Tid).collect(),
         state,
         period: period(args.max_overhead.unwrap_or(BUDGET)),
+        sites: false,
     }
 }
 
