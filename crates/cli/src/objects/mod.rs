@@ -3,6 +3,7 @@
 
 pub(crate) mod changes;
 pub(crate) mod code;
+pub(crate) mod findings;
 mod histograms;
 pub(crate) mod hot;
 pub(crate) mod inserted;
@@ -26,6 +27,7 @@ use code::{
     BlockObject, GraphObject, InstructionObject, LocationObject, LoopObject, PointObject, SummaryObject, WayInObject,
     WovenObject,
 };
+use findings::FindingObject;
 use hot::{HotObject, SamplesObject};
 use ingraft_api::{
     EventEntry, FunctionEntry, FunctionFacts, NamedFunction, PairFacts, PairInfo, Phase, ProcessEntry, UntypedSymbol,
@@ -63,6 +65,7 @@ pub(crate) enum Object {
     History(HistoryObject),
     Hot(HotObject),
     Samples(SamplesObject),
+    Finding(FindingObject),
     Count(CountObject),
     Keyed(KeyedObject),
     Caller(CallerObject),
