@@ -44,6 +44,8 @@ pub struct SamplingRequest {
     pub period: Duration,
     /// Whether the answer has the stacks below the functions that the patterns match. There must be patterns then.
     pub stacks: bool,
+    /// Whether the answer has the sites of the samples, and the usage of the threads.
+    pub sites: bool,
 }
 
 /// The samples since the last reading, or since the beginning. Numbers are of samples unless they say otherwise.
@@ -87,6 +89,10 @@ pub struct SamplingReading {
     pub elsewhere: Vec<NamedSamples>,
     /// The stacks below the functions of the patterns, if the request asks for them.
     pub stacks: Vec<StackSamples>,
+    /// Sites of the samples, those with the most samples first; empty if they were not asked for.
+    pub sites: Vec<SampledSite>,
+    /// Usage of each present thread; empty if it was not asked for.
+    pub usage: Vec<ThreadUsage>,
     /// The end of the target, if it has ended: then no further reading comes.
     pub ended: Option<Ended>,
 }
@@ -139,4 +145,107 @@ pub struct NamedSamples {
     pub name: String,
     /// The number of samples.
     pub samples: u64,
+}
+
+/// Activity of a thread when a sample was taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum SampledMode {
+    /// It ran in the program.
+    #[default]
+    Program,
+    /// It ran in the kernel for a system call.
+    SystemCall,
+    /// It ran in the kernel, but not for a system call: for a page fault, or in an interrupt.
+    Fault,
+    /// It waited in the kernel, and signals can end the wait.
+    Waiting,
+    /// It waited in the kernel, and no signal ends the wait, as for a disk.
+    Uninterruptible,
+    /// A signal or a tracer had stopped it.
+    Stopped,
+}
+
+/// A kind of object that a thread waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WaitedKind {
+    /// A file with a path, also a named pipe.
+    #[default]
+    File,
+    /// A device.
+    Device,
+    /// A pipe.
+    Pipe,
+    /// A socket.
+    Socket,
+    /// A file without a path, such as an eventfd.
+    Anonymous,
+    /// A futex.
+    Futex,
+}
+
+/// An object that a thread waits for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct WaitedThing {
+    /// The kind.
+    pub kind: WaitedKind,
+    /// Path of a file, or the text of its link in /proc/PID/fd; empty for a futex.
+    pub name: String,
+    /// The other side of a socket: address and port, or the path of a Unix socket. Empty if it is not known.
+    pub peer: String,
+    /// Whether the other side of the socket has connected to the process; false also if it is not known.
+    pub accepted: bool,
+    /// Address of a futex, else 0.
+    pub address: u64,
+    /// Operation of a futex with its flags, else 0.
+    pub operation: u32,
+    /// Value of a futex when the wait began, else 0.
+    pub expected: u32,
+}
+
+/// Samples of one thread that agree in what the thread did, where, and what it waited for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SampledSite {
+    /// The thread.
+    pub tid: Tid,
+    /// Activity of the thread.
+    pub mode: SampledMode,
+    /// Name of the system call in which the thread waited; empty for a thread that ran.
+    pub call: String,
+    /// The object of the wait, if it is known.
+    pub object: Option<WaitedThing>,
+    /// The functions of the stack, innermost first, at most 16; frames in no known function are left out.
+    pub functions: Vec<NamedFunction>,
+    /// Whether the first of the functions is the innermost frame, and not a caller of code in no known function.
+    pub innermost: bool,
+    /// The number of samples.
+    pub samples: u64,
+}
+
+/// Usage of a thread since the last reading. Times are zero if the kernel does not count them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThreadUsage {
+    /// The thread.
+    pub tid: Tid,
+    /// Name of the thread; empty if it is not known.
+    pub name: String,
+    /// Looks at the thread in any state; 0 for samples of threads that run.
+    pub looks: u64,
+    /// Looks that found the thread on a processor, or ready for one.
+    pub running: u64,
+    /// Looks that found the thread waiting, but saw it go on before they were complete: no sample is of them.
+    pub missed: u64,
+    /// Time on a processor.
+    pub cpu: Duration,
+    /// Part of `cpu` in the kernel, as far as the kernel's ticks tell it.
+    pub system: Duration,
+    /// Time in which the thread was ready to run and had no processor.
+    pub delayed: Duration,
+    /// Page faults without a read from a disk.
+    pub minor_faults: u64,
+    /// Page faults that waited for a disk.
+    pub major_faults: u64,
+    /// Time in which the thread waited for block devices.
+    pub block_delay: Duration,
+    /// Switches to another thread because this one waited.
+    pub waits: u64,
 }

@@ -101,6 +101,7 @@ async fn with_engines(
         Command::Functions(args) => command::functions::run(args, &engines, common, out).await,
         Command::Inspect(args) => command::inspect::run(args, context, out).await,
         Command::Where(args) => command::locate::run(&args, &engines, common, out).await,
+        Command::Diagnose(args) => command::diagnose::run(args, context, out).await,
         Command::Hot(args) => command::hot::run(args, context, out).await,
         Command::Count(args) => command::count::run(args, context, out).await,
         Command::Latency(args) => command::latency::run(args, context, out).await,
@@ -138,6 +139,7 @@ fn purpose(command: &Command) -> Use {
         | Command::Callers(_)
         | Command::Hist(_)
         | Command::Print(_)
+        | Command::Diagnose(_)
         | Command::Profile(_)
         | Command::Trace(_)
         | Command::Watch(_)

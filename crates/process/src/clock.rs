@@ -249,6 +249,11 @@ impl TickReading {
     }
 }
 
+/// Processor time of the calling thread.
+pub fn own_processor_time() -> Duration {
+    Duration::from_nanos(clock_ns(clock_gettime(ClockId::ThreadCPUTime)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

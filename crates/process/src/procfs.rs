@@ -289,8 +289,8 @@ impl Credentials {
 pub(crate) enum KernelSleep {
     /// The thread is on a processor, or ready for one.
     Running,
-    /// The thread sleeps: its system call (-1 for none), and its stack pointer and program counter in user space.
-    Asleep { nr: i64, sp: u64, pc: u64 },
+    /// The thread sleeps: its system call (-1 for none) with the arguments, and its stack pointer and program counter in user space.
+    Asleep { nr: i64, args: [u64; 6], sp: u64, pc: u64 },
 }
 
 /// Whether a system call may start another program: execve and execveat, by their numbers in all three tables. A 64-bit program may use the
@@ -309,7 +309,14 @@ impl KernelSleep {
         let hex = |w: &str| u64::from_str_radix(w.trim_start_matches("0x"), 16).ok();
         let nr = words.first()?.parse().ok()?;
         let [.., sp, pc] = words.as_slice() else { return None };
-        Some(KernelSleep::Asleep { nr, sp: hex(sp)?, pc: hex(pc)? })
+        // Without a system call, the line has no arguments.
+        let mut args = [0; 6];
+        if let Some(given) = words.get(1..7).filter(|_| words.len() >= 9) {
+            for (to, word) in args.iter_mut().zip(given) {
+                *to = hex(word)?;
+            }
+        }
+        Some(KernelSleep::Asleep { nr, args, sp: hex(sp)?, pc: hex(pc)? })
     }
 }
 
@@ -345,6 +352,11 @@ pub(crate) fn status(pid: Pid) -> Result<ProcStatus, ProcessError> {
 
 pub(crate) fn thread_stat(tid: Tid) -> Option<ProcStat> {
     ProcStat::parse(&fs::read(format!("/proc/{tid}/task/{tid}/stat")).ok()?)
+}
+
+/// As [`thread_stat`], for a thread of this process only.
+pub(crate) fn thread_stat_of(pid: Pid, tid: Tid) -> Option<ProcStat> {
+    ProcStat::parse(&fs::read(format!("/proc/{pid}/task/{tid}/stat")).ok()?)
 }
 
 /// Child processes of a thread.
@@ -574,11 +586,11 @@ mod tests {
         assert_eq!(KernelSleep::parse("running\n"), Some(KernelSleep::Running));
         assert_eq!(
             KernelSleep::parse("0 0x1 0x2 0x3 0x4 0x5 0x6 0x7ffe 0x7f00\n"),
-            Some(KernelSleep::Asleep { nr: 0, sp: 0x7ffe, pc: 0x7f00 })
+            Some(KernelSleep::Asleep { nr: 0, args: [1, 2, 3, 4, 5, 6], sp: 0x7ffe, pc: 0x7f00 })
         );
         assert_eq!(
             KernelSleep::parse("-1 0x7ffe 0x7f00\n"),
-            Some(KernelSleep::Asleep { nr: -1, sp: 0x7ffe, pc: 0x7f00 })
+            Some(KernelSleep::Asleep { nr: -1, args: [0; 6], sp: 0x7ffe, pc: 0x7f00 })
         );
         assert_eq!(KernelSleep::parse(""), None);
     }

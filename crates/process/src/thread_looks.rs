@@ -4,7 +4,7 @@
 //! between two readings of that file, and is used only if both are equal. A running thread is held for a moment to read its registers; a
 //! thread that waits is never held.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ingraft_model::{Avma, Tid};
 
@@ -12,6 +12,7 @@ use crate::error::ProcessError;
 use crate::perf::{EventError, SampledRegisters, ThreadSample};
 use crate::procfs::{self, KernelSleep};
 use crate::target::Target;
+use crate::thread_waits::WaitDetails;
 use crate::tracer::{TraceeState, Tracer};
 use crate::visit::HeldRegisters;
 
@@ -42,6 +43,19 @@ pub struct ThreadLooks {
     /// Number of looks so far that found the state, but saw the thread change meanwhile.
     missed: u64,
     stack: Vec<u8>,
+    /// Looks at each thread so far; `None` if neither they nor the objects of waits were asked for.
+    details: Option<BTreeMap<Tid, LookCounts>>,
+}
+
+/// Numbers of looks at a thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LookCounts {
+    /// Looks in any state.
+    pub looks: u64,
+    /// Looks that found the thread on a processor, or ready for one.
+    pub running: u64,
+    /// Looks that found the thread waiting, but saw it go on before they were complete.
+    pub missed: u64,
 }
 
 impl ThreadLooks {
@@ -52,10 +66,30 @@ impl ThreadLooks {
             return Err(EventError::NoThread(*missing));
         }
         let only: BTreeSet<Tid> = only.iter().copied().collect();
-        let mut looks =
-            ThreadLooks { state, only, threads: Vec::new(), rounds: 0, looks: 0, missed: 0, stack: Vec::new() };
+        let mut looks = ThreadLooks {
+            state,
+            only,
+            threads: Vec::new(),
+            rounds: 0,
+            looks: 0,
+            missed: 0,
+            stack: Vec::new(),
+            details: None,
+        };
         looks.set(threads);
         Ok(looks)
+    }
+
+    /// Also reads how threads wait, and counts the looks at each thread.
+    #[must_use]
+    pub fn with_details(mut self) -> Self {
+        self.details = Some(BTreeMap::new());
+        self
+    }
+
+    /// Looks so far at each present thread; empty if they were not asked for.
+    pub fn counts(&self) -> BTreeMap<Tid, LookCounts> {
+        self.details.clone().unwrap_or_default()
     }
 
     /// Looks for threads that have begun or ended.
@@ -67,6 +101,10 @@ impl ThreadLooks {
 
     fn set(&mut self, mut threads: Vec<Tid>) {
         threads.retain(|tid| self.only.is_empty() || self.only.contains(tid));
+        if let Some(details) = &mut self.details {
+            let present: BTreeSet<Tid> = threads.iter().copied().collect();
+            details.retain(|tid, _| present.contains(tid));
+        }
         self.threads = threads;
     }
 
@@ -77,27 +115,40 @@ impl ThreadLooks {
             let Some(&tid) = self.threads.get(i) else { break };
             let Some(now) = procfs::in_kernel_of(target.pid(), tid) else { continue };
             self.looks += 1;
+            self.count(tid, |counts| {
+                counts.looks += 1;
+                counts.running += u64::from(now == KernelSleep::Running);
+            });
             match (self.state, now) {
-                (ThreadState::Waiting, KernelSleep::Asleep { nr, sp, pc }) => {
+                (ThreadState::Waiting, KernelSleep::Asleep { nr, args, sp, pc }) => {
                     self.read_stack(target, sp);
+                    let wait = self.details.as_ref().and_then(|_| WaitDetails::of(target, tid, nr, &args));
                     if procfs::in_kernel_of(target.pid(), tid) != Some(now) {
                         self.missed += 1;
+                        self.count(tid, |counts| counts.missed += 1);
                         continue;
                     }
                     let mut general = [None; 16];
                     general[RSP] = Some(sp);
                     let registers = Some(SampledRegisters { pc: Avma(pc), general }).filter(|_| pc != 0);
-                    each(&ThreadSample { tid, kernel: false, registers, stack: &self.stack, call: Some(nr) });
+                    each(&ThreadSample { tid, kernel: false, registers, stack: &self.stack, call: Some(nr), wait });
                 }
                 (ThreadState::Running, KernelSleep::Running) => match self.hold(target, tid) {
                     Ok(Some((registers, kernel))) => {
                         let stack = &self.stack;
-                        each(&ThreadSample { tid, kernel, registers: Some(registers), stack, call: None });
+                        let registers = Some(registers);
+                        each(&ThreadSample { tid, kernel, registers, stack, call: None, wait: None });
                     }
                     Ok(None) | Err(_) => self.missed += 1,
                 },
                 (ThreadState::Waiting, KernelSleep::Running) | (ThreadState::Running, KernelSleep::Asleep { .. }) => {}
             }
+        }
+    }
+
+    fn count(&mut self, tid: Tid, change: impl FnOnce(&mut LookCounts)) {
+        if let Some(details) = &mut self.details {
+            change(details.entry(tid).or_default());
         }
     }
 

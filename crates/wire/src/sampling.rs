@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use ingraft_api::{
-    NamedSamples, SampledFunction, SampledState, SampledThread, SamplingMethod, SamplingReading, SamplingRequest,
-    StackSamples,
+    NamedSamples, SampledFunction, SampledMode, SampledSite, SampledState, SampledThread, SamplingMethod,
+    SamplingReading, SamplingRequest, StackSamples, ThreadUsage, WaitedKind, WaitedThing,
 };
 use v1::sample_response::Event;
 
@@ -15,6 +15,8 @@ use crate::v1;
 enums! {
     SampledState { Running, Waiting }
     SamplingMethod { Perf, Held, Looks }
+    SampledMode { Program, SystemCall, Fault, Waiting, Uninterruptible, Stopped }
+    WaitedKind { File, Device, Pipe, Socket, Anonymous, Futex }
 }
 
 messages! {
@@ -22,11 +24,17 @@ messages! {
     SampledFunction => SampledFunction { function, own, total, kernel, waits }
     SampledThread => SampledThread { tid, name, samples, kernel }
     StackSamples => StackSamples { function, frames, whole, samples }
+    WaitedThing => WaitedThing { kind, name, peer, accepted, address, operation, expected }
+    SampledSite => SampledSite { tid, mode, call, object, functions, innermost, samples }
+    ThreadUsage => ThreadUsage {
+        tid, name, looks, running, missed, minor_faults, major_faults, waits;
+        cpu => cpu_ns, system => system_ns, delayed => delayed_ns, block_delay => block_delay_ns
+    }
 }
 
 /// The request, with the time between two readings.
 pub fn request(of: SamplingRequest, interval: Duration) -> v1::SampleRequest {
-    let SamplingRequest { target, patterns, threads, state, period, stacks } = of;
+    let SamplingRequest { target, patterns, threads, state, period, stacks, sites } = of;
     v1::SampleRequest {
         target: target.to_wire(),
         patterns,
@@ -35,12 +43,13 @@ pub fn request(of: SamplingRequest, interval: Duration) -> v1::SampleRequest {
         period_ns: period.to_wire(),
         interval_ns: interval.to_wire(),
         stacks,
+        sites,
     }
 }
 
 /// Reads a request, and the time between two readings; zero if none is named.
 pub fn requested(of: v1::SampleRequest) -> Result<(SamplingRequest, Duration), FieldError> {
-    let v1::SampleRequest { target, patterns, threads, state, period_ns, interval_ns, stacks } = of;
+    let v1::SampleRequest { target, patterns, threads, state, period_ns, interval_ns, stacks, sites } = of;
     let is_named = state != v1::SampledState::Unspecified as i32;
     let state = if is_named { read("state", state)? } else { SampledState::default() };
     let request = SamplingRequest {
@@ -50,13 +59,14 @@ pub fn requested(of: v1::SampleRequest) -> Result<(SamplingRequest, Duration), F
         state,
         period: read("period_ns", period_ns)?,
         stacks,
+        sites,
     };
     Ok((request, read("interval_ns", interval_ns)?))
 }
 
 /// Splits a reading into messages.
 pub fn messages(reading: SamplingReading) -> impl Iterator<Item = v1::SampleResponse> + Send {
-    let SamplingReading { functions, threads, stacks, ended, .. } = reading;
+    let SamplingReading { functions, threads, stacks, sites, usage, ended, .. } = reading;
     let head = v1::SampleHead {
         pid: reading.pid.0,
         time_ns: reading.time_ns,
@@ -81,9 +91,13 @@ pub fn messages(reading: SamplingReading) -> impl Iterator<Item = v1::SampleResp
         .map(|threads| Event::Threads(v1::SampledThreadChunk { threads }));
     let stacks = MessageParts::new(stacks.into_iter().map(v1::StackSamples::from))
         .map(|stacks| Event::Stacks(v1::StackSamplesChunk { stacks }));
+    let sites = MessageParts::new(sites.into_iter().map(v1::SampledSite::from))
+        .map(|sites| Event::Sites(v1::SampledSiteChunk { sites }));
+    let usage = MessageParts::new(usage.into_iter().map(v1::ThreadUsage::from))
+        .map(|threads| Event::Usage(v1::ThreadUsageChunk { threads }));
     let end = Event::End(v1::SampleEnd { ended: ended.map(v1::Ended::from) });
-    let events =
-        std::iter::once(Event::Head(head)).chain(functions).chain(threads).chain(stacks).chain(std::iter::once(end));
+    let events = std::iter::once(Event::Head(head)).chain(functions).chain(threads).chain(stacks);
+    let events = events.chain(sites).chain(usage).chain(std::iter::once(end));
     events.map(|event| v1::SampleResponse { event: Some(event) })
 }
 
@@ -100,6 +114,8 @@ impl SamplingCollector {
             Event::Functions(chunk) => self.0.functions.extend(known(chunk.functions)?),
             Event::Threads(chunk) => self.0.threads.extend(known(chunk.threads)?),
             Event::Stacks(chunk) => self.0.stacks.extend(known(chunk.stacks)?),
+            Event::Sites(chunk) => self.0.sites.extend(known(chunk.sites)?),
+            Event::Usage(chunk) => self.0.usage.extend(known(chunk.threads)?),
             Event::End(v1::SampleEnd { ended }) => {
                 let ended = ended.map(TryInto::try_into).transpose()?;
                 return Ok(Some(SamplingReading { ended, ..std::mem::take(&mut self.0) }));
@@ -145,6 +161,7 @@ mod tests {
                 state: s.next(),
                 period: s.next(),
                 stacks: s.next(),
+                sites: s.next(),
             }
         }
     }
@@ -171,6 +188,8 @@ mod tests {
                 threads: s.next(),
                 elsewhere: s.next(),
                 stacks: s.next(),
+                sites: s.next(),
+                usage: s.next(),
                 ended: s.next(),
             }
         }

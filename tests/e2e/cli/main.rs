@@ -25,6 +25,7 @@ mod coverage;
 mod cpu_times;
 mod crashes;
 mod data;
+mod diagnose;
 mod edges;
 mod endings;
 mod events;

@@ -42,6 +42,7 @@ const STEPS: &[&str] =
 fn recipe(name: &str) -> Recipe {
     let (compiler, flags, sources, strip): (_, _, &[&str], _) = match name {
         "threads" => ("gcc", C, &["threads.c"], false),
+        "ailing" => ("gcc", C, &["ailing.c"], false),
         "recorder" => ("gcc", C, &["recorder.c"], false),
         "stamps" => ("gcc", C, &["stamps.c"], false),
         "threads-stripped" => ("gcc", C, &["threads.c"], true),

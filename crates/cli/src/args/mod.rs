@@ -1,6 +1,7 @@
 //! The command line as types that clap fills in, and the checks that clap cannot express.
 
 mod calls;
+mod diagnose;
 mod hot;
 mod print;
 mod profile;
@@ -18,6 +19,7 @@ use ingraft_model::{FLAVORS_MAX, Flavor, Focus};
 
 use crate::exit::Failure;
 pub(crate) use calls::{CallSelection, CallersArgs, HistArgs};
+pub(crate) use diagnose::DiagnoseArgs;
 pub(crate) use hot::{HotArgs, HotSort};
 pub(crate) use print::PrintArgs;
 pub(crate) use profile::{ProfileArgs, ProfileMode, TimesUnit};
@@ -40,6 +42,7 @@ use values::{address, duration, flavor, focus, interval, pair, percent, phase};
   ingraft ps 'redis*'                                  what can be measured, and if not, why
   ingraft functions -n redis-server 'process*'         functions of a running program
   ingraft inspect -n redis-server processCommand       its points, blocks and loops; --svg draws them
+  ingraft diagnose -n redis-server                     what the time goes to, and where
   ingraft hot -n redis-server --for 10s                which functions take the time
   ingraft count -n redis-server processCommand --for 10s
   ingraft count --until-exit '*python3*:_PyEval_*' -- python3 script.py
@@ -163,6 +166,8 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Tell what lies at an address of a process
     Where(WhereArgs),
+    /// Search for what the time of a process goes to, and where: processor, locks, disk, other servers
+    Diagnose(DiagnoseArgs),
     /// Find the functions that take the time, or that wait
     Hot(HotArgs),
     /// Count the calls of functions, per thread, to the unit
@@ -779,6 +784,7 @@ impl Cli {
             Command::Functions(args) => (&args.target, false),
             Command::Inspect(args) => (&args.target, false),
             Command::Hot(args) => (&args.target, !args.command.is_empty()),
+            Command::Diagnose(args) => (&args.target, false),
             Command::Detach(args) => (&args.target, args.all || args.cgroup.is_some()),
             Command::Ps(_)
             | Command::Where(_)

@@ -3,6 +3,7 @@
 pub(crate) mod callers;
 pub(crate) mod count;
 pub(crate) mod detach;
+pub(crate) mod diagnose;
 mod expression;
 pub(crate) mod functions;
 pub(crate) mod hist;

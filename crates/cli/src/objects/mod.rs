@@ -3,6 +3,7 @@
 
 pub(crate) mod changes;
 pub(crate) mod code;
+pub(crate) mod findings;
 mod histograms;
 pub(crate) mod hot;
 pub(crate) mod inserted;
@@ -28,6 +29,7 @@ use code::{
     BlockObject, GraphObject, InstructionObject, LocationObject, LoopObject, PointObject, SummaryObject, WayInObject,
     WovenObject,
 };
+use findings::FindingObject;
 use hot::{HotObject, SamplesObject};
 use ingraft_api::{
     EventEntry, FunctionEntry, FunctionFacts, NamedFunction, PairFacts, PairInfo, Phase, ProcessEntry, UntypedSymbol,
@@ -67,6 +69,7 @@ pub(crate) enum Object {
     History(HistoryObject),
     Hot(HotObject),
     Samples(SamplesObject),
+    Finding(FindingObject),
     Count(CountObject),
     Keyed(KeyedObject),
     Caller(CallerObject),

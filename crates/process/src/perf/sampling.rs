@@ -20,6 +20,7 @@ use super::name::PerfEvent;
 use super::open::{EventError, KernelRefusal};
 use crate::sys;
 use crate::target::Target;
+use crate::thread_waits::WaitDetails;
 
 /// The event, by its name.
 const EVENT: &str = "cpu-clock";
@@ -74,6 +75,8 @@ pub struct ThreadSample<'a> {
     pub stack: &'a [u8],
     /// The system call in which the thread waits, or -1 if it waits outside of one; `None` for a thread that runs.
     pub call: Option<i64>,
+    /// Details of the wait; `None` for a thread that runs, and if it was not asked for.
+    pub wait: Option<WaitDetails>,
 }
 
 /// The registers of a thread when it was in the program, or before it entered the kernel.
@@ -389,7 +392,7 @@ fn sample(kernel: bool, mut rest: &[u8]) -> Option<ThreadSample<'_>> {
     let (stack, mut rest) = rest.split_at_checked(room)?;
     // Of the room for the stack, the kernel tells how much it has filled.
     let filled = if room == 0 { 0 } else { usize::try_from(word(&mut rest)?).ok()? };
-    Some(ThreadSample { tid, kernel, registers, stack: stack.get(..filled).unwrap_or(stack), call: None })
+    Some(ThreadSample { tid, kernel, registers, stack: stack.get(..filled).unwrap_or(stack), call: None, wait: None })
 }
 
 fn word(rest: &mut &[u8]) -> Option<u64> {

@@ -298,6 +298,7 @@ fn request(args: &HotArgs, state: SampledState, target: &RequestTarget) -> Sampl
         state,
         period: period(args.max_overhead),
         stacks: false,
+        sites: false,
     }
 }
 

@@ -9,7 +9,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::stacks::StackTally;
 use super::taking::Taken;
 use super::tally::{FramePlace, SampleTally, most_first};
-use crate::api::{ModulePlace, NamedSamples, SampledFunction, StackSamples};
+use crate::api::{ModulePlace, NamedSamples, SampledFunction, SampledSite, StackSamples};
 use crate::measure::request::{Missing, resolve_patterns};
 use crate::program::code_places::frame_places;
 use crate::program::images::ImageStore;
@@ -30,7 +30,12 @@ pub(super) struct Attribution {
     /// The calls of callers' frames, by the address of the last byte of the call.
     calls: FxHashMap<Avma, ModulePlace>,
     patterns: Vec<String>,
+    /// Whether the instruction before an address is a system call.
+    after_calls: FxHashMap<Avma, bool>,
 }
+
+/// The instruction `syscall`.
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
 impl Attribution {
     /// Places by these modules. Only functions that the patterns match are in the answers; without patterns, all.
@@ -42,6 +47,7 @@ impl Attribution {
             known: FxHashMap::default(),
             calls: FxHashMap::default(),
             patterns,
+            after_calls: FxHashMap::default(),
         }
     }
 
@@ -99,6 +105,42 @@ impl Attribution {
         let place = function.map_or_else(|| FramePlace::Elsewhere(self.memory(target, at)), FramePlace::Function);
         self.known.insert(at, place.clone());
         place
+    }
+
+    /// Whether a thread in the kernel with this program counter makes a system call. If not, a page fault or an interrupt has brought it there.
+    /// Memory that cannot be read counts as a system call.
+    pub fn is_after_call(&mut self, target: &Target, at: Avma) -> bool {
+        if self.after_calls.len() > KNOWN_MAX {
+            self.after_calls.clear();
+        }
+        *self.after_calls.entry(at).or_insert_with(|| {
+            let mut before = [0; SYSCALL.len()];
+            let begin = Avma(at.0.wrapping_sub(SYSCALL.len() as u64));
+            target.read(begin, &mut before).map_or(true, |()| before == SYSCALL)
+        })
+    }
+
+    /// The sites of a tally, those with the most samples first.
+    pub fn sites(&self, tally: &SampleTally) -> Vec<SampledSite> {
+        let name = |id: &FunctionId| {
+            let (file, _, function) = self.modules.resolve(*id)?;
+            Some(named(file, function))
+        };
+        let mut sites: Vec<SampledSite> = tally
+            .sites
+            .iter()
+            .map(|(key, samples)| SampledSite {
+                tid: key.tid,
+                mode: key.mode,
+                call: key.call.map(call_name).unwrap_or_default(),
+                object: key.object.clone(),
+                functions: key.functions.iter().filter_map(name).collect(),
+                innermost: key.innermost,
+                samples: *samples,
+            })
+            .collect();
+        sites.sort_by(|a, b| b.samples.cmp(&a.samples).then_with(|| (a.tid, &a.call).cmp(&(b.tid, &b.call))));
+        sites
     }
 
     /// For an address in generated code, the address in the original function.

@@ -2,21 +2,23 @@
 //! function. Nothing is inserted, and the sampling ends when its value is dropped.
 
 mod attribution;
+mod peers;
 mod stacks;
 mod taking;
 mod tally;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ingraft_model::Tid;
-use ingraft_process::{ProcessError, Target};
+use ingraft_process::{LookCounts, ProcessError, Target, ThreadAccount};
 
 use self::attribution::Attribution;
 use self::stacks::StackTally;
-use self::taking::{Taken, Taking};
-use self::tally::{FramePlace, SampleTally};
+use self::taking::{SampledStack, Taken, Taking};
+use self::tally::{FramePlace, SampleTally, SiteKey};
 use super::{Engine, lock, open, resolve};
 use crate::api::*;
 use crate::error::{Error, Reason};
@@ -44,6 +46,8 @@ pub struct Sampling {
     /// Whether the answers have stacks.
     with_stacks: bool,
     reader: Mutex<SampleReader>,
+    /// Whether readings have sites and usage.
+    sites: bool,
     _turn: SamplingTurn,
 }
 
@@ -76,6 +80,8 @@ struct SampleReader {
     throttled: u64,
     looks: u64,
     rounds: u64,
+    /// Usage of each thread at the last reading.
+    usage: BTreeMap<Tid, (ThreadAccount, LookCounts)>,
 }
 
 impl std::fmt::Debug for Sampling {
@@ -113,7 +119,8 @@ impl Engine {
             progress("reading how stacks are unwound");
             let walker = Walker::new(&target, &modules);
             let period = if request.period.is_zero() { PERIOD } else { request.period.max(PERIOD_MIN) };
-            let taking = Taking::begin(Arc::clone(&target), request.state, &request.threads, period, walker)?;
+            let taking =
+                Taking::begin(Arc::clone(&target), request.state, (&request.threads, request.sites), period, walker)?;
             target.check(caller.rights()).map_err(|e| Error::process(pid, e))?;
             let reader = SampleReader {
                 attribution: Attribution::new(modules, request.patterns.clone()),
@@ -123,10 +130,11 @@ impl Engine {
                 throttled: 0,
                 looks: 0,
                 rounds: 0,
+                usage: if request.sites { used(&target, &BTreeMap::new()) } else { BTreeMap::new() },
             };
             let reader = Mutex::new(reader);
-            let with_stacks = request.stacks;
-            Ok(Sampling { engine: self.clone(), caller, target, taking, with_stacks, reader, _turn: turn })
+            let (with_stacks, sites) = (request.stacks, request.sites);
+            Ok(Sampling { engine: self.clone(), caller, target, taking, with_stacks, reader, sites, _turn: turn })
         };
         begin().map_err(|e| before.explain(e))
     }
@@ -177,8 +185,17 @@ impl Sampling {
             threads: tally.threads(&name),
             elsewhere: tally.elsewhere(),
             stacks,
+            sites: reader.attribution.sites(&tally),
+            usage: Vec::new(),
             ended,
         };
+        if self.sites {
+            let before = std::mem::take(&mut reader.usage);
+            // A thread that has ended, or a process that has, is not in the present usage.
+            let present = used(&self.target, &taken.looks);
+            reading.usage = usage_since(&before, &present, &name);
+            reader.usage = present;
+        }
         // The answer may be about a program that the caller may not trace, if the process has executed one meanwhile.
         if reading.ended.is_none() {
             reading.ended = self.checked()?;
@@ -228,6 +245,10 @@ impl Sampling {
             places.clear();
             places.extend(found);
             stacks.add(&places, frames, stack.whole);
+            if self.sites {
+                let key = self.site(attribution, taken, stack, runs);
+                tally.add_to_site(key, places.iter().cloned());
+            }
             tally.add(stack, places.drain(..));
         }
         let stacks = attribution.stacks(&self.target, store, stacks);
@@ -235,9 +256,68 @@ impl Sampling {
     }
 }
 
+impl Sampling {
+    /// The key of a sample's site, without the functions.
+    fn site(&self, attribution: &mut Attribution, taken: &Taken, stack: &SampledStack, runs: bool) -> SiteKey {
+        let mode = match (stack.kernel, taken.frames(stack).first()) {
+            (true, Some(at)) if runs && !attribution.is_after_call(&self.target, *at) => SampledMode::Fault,
+            (true, _) => SampledMode::SystemCall,
+            (false, _) => stack.mode,
+        };
+        let object = taken.object(stack).cloned();
+        SiteKey { tid: stack.tid, mode, call: stack.call, object, functions: Vec::new(), innermost: false }
+    }
+}
+
+/// The usage of each thread since its birth, and the looks at it so far.
+fn used(target: &Target, looks: &BTreeMap<Tid, LookCounts>) -> BTreeMap<Tid, (ThreadAccount, LookCounts)> {
+    let threads = target.threads().unwrap_or_default().into_iter();
+    let of = |tid| Some((tid, (target.thread_usage(tid)?, looks.get(&tid).copied().unwrap_or_default())));
+    threads.filter_map(of).collect()
+}
+
+/// The usage of each present thread since `before`. A thread that was not there before has used all of it since.
+fn usage_since(
+    before: &BTreeMap<Tid, (ThreadAccount, LookCounts)>,
+    present: &BTreeMap<Tid, (ThreadAccount, LookCounts)>,
+    name: &dyn Fn(Tid) -> String,
+) -> Vec<ThreadUsage> {
+    let since = |(tid, (now, looks)): (&Tid, &(ThreadAccount, LookCounts))| {
+        let (then, looked) = before.get(tid).copied().unwrap_or_default();
+        ThreadUsage {
+            tid: *tid,
+            name: name(*tid),
+            looks: looks.looks.saturating_sub(looked.looks),
+            running: looks.running.saturating_sub(looked.running),
+            missed: looks.missed.saturating_sub(looked.missed),
+            cpu: now.cpu.saturating_sub(then.cpu),
+            system: now.system.saturating_sub(then.system),
+            delayed: now.delayed.saturating_sub(then.delayed),
+            minor_faults: now.minor_faults.saturating_sub(then.minor_faults),
+            major_faults: now.major_faults.saturating_sub(then.major_faults),
+            block_delay: now.block_delay.saturating_sub(then.block_delay),
+            waits: now.waits.saturating_sub(then.waits),
+        }
+    };
+    present.iter().map(since).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn usage_is_that_since_the_last_reading() {
+        let of = |waits, looks| {
+            let usage = ThreadAccount { waits, ..Default::default() };
+            (usage, LookCounts { looks, running: looks, missed: 0 })
+        };
+        let before = BTreeMap::from([(Tid(1), of(5, 10)), (Tid(2), of(9, 10))]);
+        let present = BTreeMap::from([(Tid(1), of(7, 30)), (Tid(3), of(2, 4))]);
+        let usage = usage_since(&before, &present, &|tid| format!("t{}", tid.0));
+        let found: Vec<_> = usage.iter().map(|t| (t.name.as_str(), t.waits, t.looks, t.running)).collect();
+        assert_eq!(found, [("t1", 2, 20, 20), ("t3", 2, 4, 4)]);
+    }
 
     #[test]
     fn an_engine_has_a_bounded_number_of_samplings() {

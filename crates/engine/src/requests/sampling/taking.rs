@@ -1,5 +1,6 @@
 //! The thread that takes samples of a target and unwinds their stacks.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,10 +9,14 @@ use std::time::{Duration, Instant};
 
 use ingraft_analysis::Registers;
 use ingraft_model::{Avma, Tid};
-use ingraft_process::{SampledRegisters, Target, ThreadLooks, ThreadSample, ThreadSampler, ThreadState};
+use ingraft_process::{
+    LookCounts, SampledRegisters, Target, ThreadLooks, ThreadSample, ThreadSampler, ThreadState, WaitDetails,
+    WaitedObject, own_processor_time,
+};
 use rustc_hash::FxHashMap;
 
-use crate::api::{CodePart, Ended, SampledState, SamplingMethod};
+use super::peers::SocketPeers;
+use crate::api::{CodePart, Ended, SampledMode, SampledState, SamplingMethod, WaitedThing};
 use crate::error::{Error, Reason};
 use crate::requests::lock;
 use crate::session::event_refused;
@@ -28,6 +33,10 @@ const SLICE: Duration = Duration::from_millis(20);
 const WAITING_MAX: usize = 4 << 20;
 /// Largest number of frames of one sample, more than its part of the stack has room for.
 const SAMPLE_FRAMES_MAX: usize = 4096;
+/// Number of objects of waits that wait for a reading; samples of further ones have none.
+const OBJECTS_MAX: usize = 1 << 14;
+/// Number of threads of which the last stack is kept, at most 16 KiB each.
+const UNWOUND_MAX: usize = 512;
 /// Shortest time between two rounds of looks for which threads are held.
 const HELD_PERIOD: Duration = Duration::from_millis(10);
 /// Number of times that the pause after a round of looks is longer than the round: looks take at most this fraction of a processor.
@@ -43,6 +52,10 @@ pub(super) struct SampledStack {
     pub whole: bool,
     /// System call in which the thread waits; `None` for a thread that runs.
     pub call: Option<i64>,
+    /// Activity of the thread; [`SampledMode::Program`] for a thread that runs.
+    pub mode: SampledMode,
+    /// Index of the object of the wait among those of all samples.
+    pub object: Option<u32>,
     /// Indices of its frames among the addresses of all samples.
     pub begin: u32,
     pub end: u32,
@@ -67,6 +80,10 @@ pub(super) struct TakingFacts {
 pub(super) struct Taken {
     pub stacks: Vec<SampledStack>,
     addresses: Vec<Avma>,
+    objects: Vec<WaitedThing>,
+    object_numbers: FxHashMap<WaitedObject, u32>,
+    /// Looks so far at each present thread.
+    pub looks: BTreeMap<Tid, LookCounts>,
     pub facts: TakingFacts,
     /// Samples for which there was no room here.
     dropped: u64,
@@ -76,6 +93,22 @@ impl Taken {
     /// The frames of a sample, innermost first.
     pub fn frames(&self, stack: &SampledStack) -> &[Avma] {
         self.addresses.get(stack.begin as usize..stack.end as usize).unwrap_or_default()
+    }
+
+    /// The object of the wait of a sample.
+    pub fn object(&self, stack: &SampledStack) -> Option<&WaitedThing> {
+        self.objects.get(usize::try_from(stack.object?).ok()?)
+    }
+
+    /// The number of an object; `None` if there are too many.
+    fn number_of(&mut self, object: WaitedObject, peers: &SocketPeers) -> Option<u32> {
+        if let Some(number) = self.object_numbers.get(&object) {
+            return Some(*number);
+        }
+        let number = u32::try_from(self.objects.len()).ok().filter(|_| self.objects.len() < OBJECTS_MAX)?;
+        self.objects.push(peers.describe(&object));
+        self.object_numbers.insert(object, number);
+        Some(number)
     }
 
     fn push(&mut self, stack: SampledStack, frames: impl Iterator<Item = Avma>) {
@@ -124,11 +157,12 @@ enum SampleSource {
 }
 
 impl Taking {
-    /// Begins to take samples of the threads of a target, or only of `threads` if there are any.
+    /// Begins to take samples of the threads of a target, or only of `threads` if there are any. With `details`, samples of waiting threads
+    /// have the objects of the waits.
     pub fn begin(
         target: Arc<Target>,
         wanted: SampledState,
-        threads: &[Tid],
+        (threads, details): (&[Tid], bool),
         period: Duration,
         walker: Walker,
     ) -> Result<Self, Error> {
@@ -138,7 +172,11 @@ impl Taking {
         let looks =
             |state| ThreadLooks::begin(&target, state, threads).map_err(|missing| event_refused(missing).about(pid));
         let (source, method, period) = match wanted {
-            SampledState::Waiting => (SampleSource::Looks(looks(ThreadState::Waiting)?), SamplingMethod::Looks, period),
+            SampledState::Waiting => {
+                let looks = looks(ThreadState::Waiting)?;
+                let looks = if details { looks.with_details() } else { looks };
+                (SampleSource::Looks(looks), SamplingMethod::Looks, period)
+            }
             SampledState::Running => match ThreadSampler::begin(&target, period_ns, threads) {
                 Ok(sampler) => (SampleSource::Perf(sampler), SamplingMethod::Perf, period),
                 Err(e) => {
@@ -169,6 +207,8 @@ impl Taking {
             original: FxHashMap::default(),
             places: OriginalPositions::default(),
             cpu: Duration::ZERO,
+            peers: SocketPeers::default(),
+            unwound: FxHashMap::default(),
         };
         let spawned = std::thread::Builder::new().name("samples".into()).spawn(move || worker.run());
         let failed = |e| Error::process(pid, ingraft_process::ProcessError::Own { what: "start a thread", source: e });
@@ -178,7 +218,7 @@ impl Taking {
     /// The samples since the last call.
     pub fn take(&self) -> Taken {
         let mut taken = lock(&self.state.taken);
-        let next = Taken { facts: taken.facts, dropped: taken.dropped, ..Taken::default() };
+        let next = Taken { facts: taken.facts, looks: taken.looks.clone(), dropped: taken.dropped, ..Taken::default() };
         let mut taken = std::mem::replace(&mut *taken, next);
         taken.facts.lost = taken.facts.lost.saturating_add(taken.dropped);
         taken
@@ -236,6 +276,26 @@ struct SampleWorker {
     places: OriginalPositions,
     /// Processor time of the process at the last look for new threads.
     cpu: Duration,
+    /// The other sides of sockets that threads have waited for.
+    peers: SocketPeers,
+    /// The last stack of each waiting thread, for at most [`UNWOUND_MAX`] threads.
+    unwound: FxHashMap<Tid, UnwoundStack>,
+}
+
+/// A stack with its frames.
+struct UnwoundStack {
+    registers: SampledRegisters,
+    stack: Vec<u8>,
+    frames: Vec<Avma>,
+    /// Whether the frames are complete.
+    whole: bool,
+}
+
+impl UnwoundStack {
+    /// Whether the frames are those of a thread with these registers and this stack.
+    fn is_of(&self, registers: &SampledRegisters, stack: &[u8]) -> bool {
+        self.registers == *registers && self.stack == stack
+    }
 }
 
 impl SampleWorker {
@@ -255,11 +315,14 @@ impl SampleWorker {
                 continue;
             }
             self.hear();
-            let begin = Instant::now();
+            let (begin, worked) = (Instant::now(), own_processor_time());
             self.drain();
             due = match self.source {
                 SampleSource::Perf(_) => begin + DRAIN,
-                SampleSource::Looks(_) => begin + self.period.max(begin.elapsed() * LOOKS_SHARE),
+                SampleSource::Looks(_) => {
+                    // On a busy machine, a round may wait long for a processor, which costs nobody anything.
+                    begin + self.period.max((own_processor_time().saturating_sub(worked)) * LOOKS_SHARE)
+                }
             };
             let mut replaced = false;
             if !over && followed.elapsed() >= FOLLOW {
@@ -280,14 +343,20 @@ impl SampleWorker {
         if let Some(generated) = lock(&self.state.generated).take() {
             self.generated = generated;
             self.original.clear();
+            self.unwound.clear();
         }
         if let Some(walker) = lock(&self.state.walker).take() {
             self.walker = walker;
+            self.unwound.clear();
         }
     }
 
     fn follow(&mut self) {
         self.cpu = self.state.target.cpu_time().unwrap_or(self.cpu);
+        // Threads that have ended leave their places to others.
+        if self.unwound.len() >= UNWOUND_MAX {
+            self.unwound.clear();
+        }
         match &mut self.source {
             SampleSource::Perf(sampler) => sampler.follow(&self.state.target),
             SampleSource::Looks(looks) => looks.follow(&self.state.target),
@@ -295,25 +364,40 @@ impl SampleWorker {
     }
 
     fn drain(&mut self) {
-        let SampleWorker { state, source, walker, generated, original, places, cpu, .. } = self;
-        let mut found: Vec<(SampledStack, Vec<Avma>)> = Vec::new();
+        let SampleWorker { state, source, walker, generated, original, places, cpu, peers, unwound, .. } = self;
+        let mut found: Vec<(SampledStack, Vec<Avma>, Option<WaitedObject>)> = Vec::new();
         let mut each = |sample: &ThreadSample<'_>| {
             let stack = SampledStack {
                 tid: sample.tid,
                 kernel: sample.kernel,
                 whole: false,
                 call: sample.call,
+                mode: sample.wait.as_ref().map_or(SampledMode::Program, mode),
+                object: None,
                 begin: 0,
                 end: 0,
             };
-            found.push(match sample.registers {
+            let object = sample.wait.as_ref().and_then(|wait| wait.object.clone());
+            let (stack, frames) = match sample.registers {
                 Some(registers) => {
-                    let (frames, whole) = walk(walker, places, generated, original, (&registers, sample.stack));
+                    // A thread that waits on has the same registers and stack, and so the same frames.
+                    let waits = sample.call.is_some();
+                    let last = unwound.get(&sample.tid).filter(|last| waits && last.is_of(&registers, sample.stack));
+                    let (frames, whole) = match last {
+                        Some(last) => (last.frames.clone(), last.whole),
+                        None => walk(walker, places, generated, original, (&registers, sample.stack)),
+                    };
+                    if waits && last.is_none() && (unwound.len() < UNWOUND_MAX || unwound.contains_key(&sample.tid)) {
+                        let (stack, frames) = (sample.stack.to_vec(), frames.clone());
+                        unwound.insert(sample.tid, UnwoundStack { registers, stack, frames, whole });
+                    }
                     (SampledStack { whole, ..stack }, frames)
                 }
                 None => (stack, Vec::new()),
-            });
+            };
+            found.push((stack, frames, object));
         };
+        let mut counts = BTreeMap::new();
         let facts = match source {
             SampleSource::Perf(sampler) => {
                 sampler.drain(&mut each);
@@ -329,6 +413,7 @@ impl SampleWorker {
             }
             SampleSource::Looks(looks) => {
                 looks.look(&state.target, &mut each);
+                counts = looks.counts();
                 TakingFacts {
                     with_kernel: true,
                     lost: looks.missed(),
@@ -340,9 +425,22 @@ impl SampleWorker {
                 }
             }
         };
+        peers.find(&state.target, found.iter().filter_map(|(_, _, object)| object.as_ref()));
         let mut taken = lock(&state.taken);
-        taken.facts = facts;
-        found.into_iter().for_each(|(stack, frames)| taken.push(stack, frames.into_iter()));
+        (taken.facts, taken.looks) = (facts, counts);
+        for (stack, frames, object) in found {
+            let object = object.and_then(|object| taken.number_of(object, peers));
+            taken.push(SampledStack { object, ..stack }, frames.into_iter());
+        }
+    }
+}
+
+/// The activity of a waiting thread.
+fn mode(wait: &WaitDetails) -> SampledMode {
+    match wait {
+        WaitDetails { stopped: true, .. } => SampledMode::Stopped,
+        WaitDetails { uninterruptible: true, .. } => SampledMode::Uninterruptible,
+        WaitDetails { .. } => SampledMode::Waiting,
     }
 }
 

@@ -7,7 +7,7 @@ use ingraft_model::{FunctionId, Tid};
 use rustc_hash::FxHashMap;
 
 use super::taking::SampledStack;
-use crate::api::{NamedSamples, SampledThread};
+use crate::api::{NamedSamples, SampledMode, SampledThread, WaitedThing};
 
 /// Place of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +28,24 @@ pub(super) struct FunctionTally {
     pub waits: FxHashMap<i64, u64>,
 }
 
+/// Largest number of functions of a site.
+const SITE_FUNCTIONS_MAX: usize = 16;
+/// Largest number of sites of a reading; samples of further ones are in no site.
+const SITES_MAX: usize = 1 << 14;
+
+/// Facts in which the samples of a site agree.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct SiteKey {
+    pub tid: Tid,
+    pub mode: SampledMode,
+    pub call: Option<i64>,
+    pub object: Option<WaitedThing>,
+    /// Functions of the stack, innermost first.
+    pub functions: Vec<FunctionId>,
+    /// Whether the first of the functions is the innermost frame.
+    pub innermost: bool,
+}
+
 /// The samples of a reading.
 #[derive(Debug, Default)]
 pub(super) struct SampleTally {
@@ -35,6 +53,7 @@ pub(super) struct SampleTally {
     pub kernel: u64,
     pub cut: u64,
     pub functions: FxHashMap<FunctionId, FunctionTally>,
+    pub sites: FxHashMap<SiteKey, u64>,
     elsewhere: BTreeMap<Arc<str>, u64>,
     threads: BTreeMap<Tid, (u64, u64)>,
     /// Functions that the present sample has counted for already.
@@ -78,6 +97,22 @@ impl SampleTally {
         }
     }
 
+    /// Adds the sample that was added last to its site. The functions of the key are filled in.
+    pub fn add_to_site(&mut self, mut key: SiteKey, places: impl Iterator<Item = FramePlace>) {
+        let mut places = places.peekable();
+        key.innermost = matches!(places.peek(), Some(FramePlace::Function(_)));
+        let functions = places.filter_map(|place| match place {
+            FramePlace::Function(function) => Some(function),
+            FramePlace::Elsewhere(_) => None,
+        });
+        key.functions.extend(functions.take(SITE_FUNCTIONS_MAX));
+        if let Some(samples) = self.sites.get_mut(&key) {
+            *samples += 1;
+        } else if self.sites.len() < SITES_MAX {
+            self.sites.insert(key, 1);
+        }
+    }
+
     /// The threads with samples, those with the most first.
     pub fn threads(&self, name: &dyn Fn(Tid) -> String) -> Vec<SampledThread> {
         let mut threads: Vec<_> = self.threads.iter().map(|(tid, of)| (*tid, *of)).collect();
@@ -107,7 +142,16 @@ mod tests {
     use crate::pairs::tests::function;
 
     fn stack(tid: i32, kernel: bool, call: Option<i64>) -> SampledStack {
-        SampledStack { tid: Tid(tid), kernel, whole: tid != 3, call, begin: 0, end: 0 }
+        SampledStack {
+            tid: Tid(tid),
+            kernel,
+            whole: tid != 3,
+            call,
+            mode: SampledMode::Program,
+            object: None,
+            begin: 0,
+            end: 0,
+        }
     }
 
     #[test]
@@ -130,6 +174,29 @@ mod tests {
         // The sum of all samples in functions and elsewhere is that of the samples.
         let own: u64 = tally.functions.values().map(|t| t.own).sum();
         assert_eq!(own + 2, tally.samples);
+    }
+
+    #[test]
+    fn samples_that_agree_have_one_site() {
+        let (f, g) = (function(0, 1), function(0, 2));
+        let mut tally = SampleTally::default();
+        let key = |tid| SiteKey {
+            tid: Tid(tid),
+            mode: SampledMode::Waiting,
+            call: Some(0),
+            object: None,
+            functions: Vec::new(),
+            innermost: true,
+        };
+        for tid in [1, 2, 1] {
+            let nowhere = FramePlace::Elsewhere("[heap]".into());
+            tally.add_to_site(key(tid), [FramePlace::Function(f), nowhere, FramePlace::Function(g)].into_iter());
+        }
+        tally.add_to_site(key(1), std::iter::repeat_n(FramePlace::Function(g), 100));
+        let of =
+            |tid, functions: &[FunctionId]| tally.sites.get(&SiteKey { functions: functions.to_vec(), ..key(tid) });
+        assert_eq!((of(1, &[f, g]), of(2, &[f, g])), (Some(&2), Some(&1)));
+        assert_eq!((of(1, &[g; SITE_FUNCTIONS_MAX]), tally.sites.len()), (Some(&1), 3));
     }
 
     #[test]

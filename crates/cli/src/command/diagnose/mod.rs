@@ -1,0 +1,386 @@
+//! `ingraft diagnose`: the search for what the time of a process goes to, and where, as Paradyn's Performance Consultant makes it.
+//!
+//! Looks at waiting threads and samples of running ones come first, because they put nothing into the process. `evidence` divides them among
+//! the hypotheses, `decisions` decides which of them hold and where, and `trials` tests the places found by code that is inserted for a
+//! moment.
+
+mod causes;
+mod decisions;
+mod evidence;
+mod finding;
+mod hypothesis;
+mod pasted;
+#[cfg(test)]
+mod tests;
+mod text;
+mod trials;
+
+use std::time::Duration;
+
+use ingraft_api::{Enabled, NamedFunction, Reading, SampledState, SamplingReading, SamplingRequest};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use self::decisions::Division;
+use self::evidence::Observation;
+use self::finding::Finding;
+use self::pasted::Pasted;
+use self::trials::TrialResult;
+use super::hot;
+use crate::args::{DiagnoseArgs, Format};
+use crate::conn::{Client, InsertionRequest, RequestTarget};
+use crate::exit::{Failure, Stop};
+use crate::measure::{self, CommandContext, announcement};
+use crate::objects::findings::FindingObject;
+use crate::objects::{EndedObject, Object, RemovedObject};
+use crate::output::progress::Progress;
+use crate::output::{self, Output, words};
+use crate::signals::Signals;
+
+/// Budget in percent if the command names none.
+const BUDGET: f64 = 5.0;
+/// Part of the time of the search in which nothing is inserted, by how much that is longer if looks are few, and the shortest such time.
+const LOOKING: f64 = 0.45;
+const LONGER: f64 = 1.4;
+const LOOKING_MIN: Duration = Duration::from_secs(1);
+/// Number of looks at a thread, and of samples of running threads, that the search waits for if it has time.
+const ROUNDS_MIN: u64 = 100;
+const SAMPLES_MIN: u64 = 50;
+/// Time between two readings of samples.
+const INTERVAL: Duration = Duration::from_millis(250);
+/// Longest time of a trial of failed calls, and of one of times.
+const FAILURES: Duration = Duration::from_secs(1);
+const TIMES: Duration = Duration::from_millis(2500);
+/// Time that a trial must have. The end of a search has this time for removals, too.
+const TRIAL_MIN: Duration = Duration::from_millis(500);
+/// Time between two looks whether the reader of the output is gone.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Results of a search in one target.
+#[derive(Default)]
+struct Searched {
+    host: Option<String>,
+    pid: i32,
+    findings: Vec<Finding>,
+    /// Records about insertions.
+    records: Vec<Object>,
+    warnings: Vec<String>,
+    ended: Option<EndedObject>,
+    failure: Option<Failure>,
+}
+
+/// Terms that all searches of a command have in common.
+#[derive(Clone)]
+struct SearchPlan {
+    /// Time at which the search is to end.
+    deadline: Instant,
+    looking: Duration,
+    budget: f64,
+    started: std::time::Instant,
+    format: Format,
+    /// Whether the search is to end now.
+    stop: watch::Receiver<bool>,
+}
+
+/// Runs the command.
+pub(crate) async fn run(args: DiagnoseArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
+    let mut signals = Signals::take()?;
+    let (stop, stopped) = watch::channel(false);
+    let plan = SearchPlan {
+        deadline: Instant::from_std(context.started) + args.duration,
+        looking: args.duration.mul_f64(LOOKING).max(LOOKING_MIN.min(args.duration)),
+        budget: args.max_overhead.unwrap_or(BUDGET),
+        started: context.started,
+        format: context.common.format,
+        stop: stopped,
+    };
+    let mut searches = Vec::new();
+    for (at, client) in context.engines.clients().iter().enumerate() {
+        for target in measure::running(&args.target) {
+            let pasted = (context.common.clone(), at);
+            let (client, plan) = (client.clone(), plan.clone());
+            searches.push(tokio::spawn(async move { search(client, target, &plan, &pasted).await }));
+        }
+    }
+    let mut look = tokio::time::interval(LOOK);
+    let mut reader_gone = false;
+    let mut all = Vec::new();
+    for search in &mut searches {
+        let searched = loop {
+            tokio::select! {
+                biased;
+                () = signals.asked() => {
+                    stop.send_replace(true);
+                }
+                _ = look.tick() => if out.reader_gone() {
+                    reader_gone = true;
+                    stop.send_replace(true);
+                },
+                done = &mut *search => break done,
+            }
+        };
+        let failed = |e| Failure::failed(format!("the search ended: {e}"), "report this as a defect");
+        all.push(searched.map_err(failed)?);
+    }
+    if reader_gone {
+        return Err(Stop::ReaderGone);
+    }
+    print(&all, context.common.format, out)?;
+    match all.into_iter().find_map(|searched| searched.failure) {
+        Some(failure) => Err(failure.into()),
+        None => Ok(()),
+    }
+}
+
+fn print(all: &[Searched], format: Format, out: &mut Output) -> Result<(), Stop> {
+    for searched in all {
+        searched.warnings.iter().for_each(|warning| output::warn(warning, format));
+        let host = searched.host.as_deref();
+        out.text(&text::tree(searched.pid, host, &searched.findings))?;
+        searched.records.iter().try_for_each(|record| out.object(record))?;
+        for finding in &searched.findings {
+            out.object(&Object::Finding(record(searched, finding)))?;
+        }
+        if let Some(ended) = &searched.ended {
+            out.text(&words::ended(ended))?;
+            out.object(&Object::Ended(ended.clone()))?;
+        }
+    }
+    Ok(())
+}
+
+fn record(searched: &Searched, finding: &Finding) -> FindingObject {
+    FindingObject {
+        host: searched.host.clone(),
+        pid: searched.pid,
+        id: finding.id,
+        parent: finding.parent,
+        hypothesis: finding.hypothesis.name(),
+        place: finding.place.clone(),
+        share: finding.share,
+        share_error: finding.share_error,
+        holds: finding.holds,
+        evidence: finding.evidence.clone(),
+        command: finding.command.clone(),
+        refuted_by: finding.refuted_by.clone(),
+    }
+}
+
+/// Searches one target.
+async fn search(
+    client: Client,
+    target: RequestTarget,
+    plan: &SearchPlan,
+    (common, at): &(crate::args::Common, usize),
+) -> Searched {
+    let mut searched = Searched { host: client.host(), ..Searched::default() };
+    let observation = match observe(&client, &target, plan, &mut searched).await {
+        Ok(observation) => observation,
+        Err(failure) => return Searched { failure: Some(failure), ..searched },
+    };
+    searched.pid = observation.pid.0;
+    let pasted = Pasted::new(searched.pid, common, *at);
+    let mut division = Division::of(&observation);
+    let may_insert = |searched: &Searched| searched.ended.is_none() && searched.failure.is_none() && !plan.is_over();
+    let mut retried = Vec::new();
+    let suspects = division.suspects();
+    if !suspects.is_empty() && may_insert(&searched) {
+        let request = trials::failures_request(searched.pid, &suspects, plan.budget);
+        if let Ok((enabled, reading)) = trial(&client, &[request], FAILURES, plan, &mut searched).await {
+            retried = trials::retried(&enabled, &reading);
+            let functions: Vec<NamedFunction> = retried.iter().map(|(function, ..)| function.clone()).collect();
+            division.retried(&functions);
+        }
+    }
+    let mut findings = decisions::findings(&observation, &division, &pasted);
+    decisions::tell_retries(&mut findings, &retried, &pasted);
+    let functions = trials::chosen(&findings);
+    let mutexes = findings.iter().any(|finding| finding.holds && finding.mutex.is_some());
+    if (!functions.is_empty() || mutexes) && searched.ended.is_none() {
+        let result = if may_insert(&searched) {
+            let request = |with| trials::times_request(searched.pid, &functions, with, plan.budget);
+            // Without clocks that fit, calls are counted; a program without the functions of pthreads has no metrics of mutexes.
+            let requests = [request((mutexes, true)), request((false, true)), request((false, false))];
+            match trial(&client, &requests, TIMES, plan, &mut searched).await {
+                Ok((enabled, reading)) => TrialResult::of(&enabled, &reading),
+                Err(why) => TrialResult::failed(why),
+            }
+        } else {
+            TrialResult::failed("the search had no time left for a trial".to_owned())
+        };
+        result.annotate(&mut findings, &pasted, division.activity());
+    }
+    searched.findings = findings;
+    searched
+}
+
+impl SearchPlan {
+    /// Whether an observation that began at `begun` need not be longer. The first readings may come late, because the engine analyses libraries
+    /// for them; until both have come, nothing is known.
+    fn is_enough(&self, observation: &Observation, begun: Instant) -> bool {
+        if observation.span < self.looking || !observation.has_both() {
+            return false;
+        }
+        let totals = observation.totals();
+        let wanted = totals.rounds >= ROUNDS_MIN && (totals.is_quiet() || observation.run_samples() >= SAMPLES_MIN);
+        // A part of the time of the trials is taken for it, but not all.
+        wanted || begun.elapsed() >= self.looking.mul_f64(LONGER) || self.is_over()
+    }
+
+    /// Whether no time is left for a trial.
+    fn is_over(&self) -> bool {
+        *self.stop.borrow() || Instant::now() + 2 * TRIAL_MIN > self.deadline
+    }
+}
+
+/// Returns when the search is to end early.
+async fn stopped(plan: &SearchPlan) {
+    let mut stop = plan.stop.clone();
+    if stop.wait_for(|stop| *stop).await.is_err() {
+        // The command has ended without asking for the end, so nobody waits for the answer.
+        std::future::pending::<()>().await;
+    }
+}
+
+/// A reading of samples, with the state that they are of; `None` at the end of their stream.
+type SampleEvent = (SampledState, Result<Option<SamplingReading>, Failure>);
+
+/// Looks at waiting threads and samples running ones.
+async fn observe(
+    client: &Client,
+    target: &RequestTarget,
+    plan: &SearchPlan,
+    searched: &mut Searched,
+) -> Result<Observation, Failure> {
+    let (send, mut arriving) = mpsc::channel(16);
+    for state in [SampledState::Waiting, SampledState::Running] {
+        let request = SamplingRequest {
+            target: target.spec(),
+            state,
+            period: hot::period(plan.budget),
+            sites: true,
+            ..SamplingRequest::default()
+        };
+        tokio::spawn(forward(client.clone(), request, plan.format, send.clone()));
+    }
+    drop(send);
+    let mut observation = Observation::default();
+    let mut open = 2;
+    let begun = Instant::now();
+    loop {
+        let (state, event) = tokio::select! {
+            biased;
+            () = stopped(plan) => return Ok(observation),
+            arrival = arriving.recv() => match arrival {
+                Some(arrival) => arrival,
+                None => return Ok(observation),
+            },
+        };
+        let Some(reading) = event? else {
+            open -= 1;
+            if open == 0 {
+                return Ok(observation);
+            }
+            continue;
+        };
+        if let Some(ended) = reading.ended {
+            let (host, pid) = (client.host(), reading.pid.0);
+            searched.ended =
+                Some(EndedObject { host, pid, status: ended.status, signal: ended.signal, exec: ended.exec });
+        }
+        if state == SampledState::Waiting && reading.usage.is_empty() && reading.ended.is_none() {
+            // A daemon that does not know this field of the request leaves sites and usage out, and every process would look idle.
+            let what = "the daemon does not tell where threads wait and what they use";
+            let failure = Failure::failed(what, "install the same version of ingraftd as of ingraft");
+            return Err(Failure { host: client.host(), ..failure });
+        }
+        if !reading.note.is_empty() && !searched.warnings.contains(&reading.note) {
+            searched.warnings.push(reading.note.clone());
+        }
+        match state {
+            SampledState::Waiting => observation.add_waiting(reading),
+            SampledState::Running => observation.add_running(reading),
+        }
+        if searched.ended.is_some() || plan.is_enough(&observation, begun) {
+            return Ok(observation);
+        }
+    }
+}
+
+/// Sends the readings of a sampling, until the target, the stream or the search ends.
+async fn forward(client: Client, request: SamplingRequest, format: Format, send: mpsc::Sender<SampleEvent>) {
+    let state = request.state;
+    let mut progress = Progress::new("reading the program", format);
+    let mut stream = match client.sample(request, INTERVAL, &mut progress).await {
+        Ok(stream) => stream,
+        Err(failure) => return drop(send.send((state, Err(failure))).await),
+    };
+    // Readings follow each other, so only the first one is waited for.
+    let mut progress = Some(progress);
+    loop {
+        let event = tokio::select! {
+            event = stream.next(progress.as_mut()) => event,
+            () = send.closed() => return,
+        };
+        progress = None;
+        let goes_on = matches!(event, Ok(Some(_)));
+        if send.send((state, event)).await.is_err() || !goes_on {
+            return;
+        }
+    }
+}
+
+/// Inserts code for a time at most as long as `most`, and returns the values of it. The requests are tried in their order, until one is
+/// accepted. Fails with the reason.
+async fn trial(
+    client: &Client,
+    requests: &[InsertionRequest],
+    most: Duration,
+    plan: &SearchPlan,
+    searched: &mut Searched,
+) -> Result<(Enabled, Reading), String> {
+    let mut why = "no request".to_owned();
+    for request in requests {
+        let mut progress = Progress::new("testing what was found", plan.format);
+        let enabled = client.enable(request, &mut progress).await;
+        drop(progress);
+        let (client, enabled) = match enabled {
+            Ok(enabled) => enabled,
+            Err(failure) => {
+                why = failure.what;
+                continue;
+            }
+        };
+        let attach_ms = plan.started.elapsed().as_secs_f64() * 1e3;
+        searched.records.push(announcement(&enabled, client.host(), attach_ms));
+        let until = (Instant::now() + most).min(plan.deadline - TRIAL_MIN).max(Instant::now() + TRIAL_MIN);
+        tokio::select! {
+            () = tokio::time::sleep_until(until) => {}
+            () = stopped(plan) => {}
+        }
+        let read = client.read(enabled.id, enabled.pairs.len()).await;
+        // The code is removed also if it could not be read.
+        let removed = client.remove(enabled.id, enabled.pairs.len()).await;
+        match removed {
+            Ok((answer, _)) => {
+                let removed = RemovedObject::new(&answer, client.host());
+                let disturbed = removed.warnings.iter();
+                let pid = enabled.pid.0;
+                searched.warnings.extend(disturbed.map(|what| words::disturbed(pid, &removed.host, what)));
+                if let Some(ended) = answer.last.as_ref().and_then(|last| last.ended) {
+                    let (status, signal, exec) = (ended.status, ended.signal, ended.exec);
+                    searched.ended = Some(EndedObject { host: client.host(), pid, status, signal, exec });
+                }
+                searched.records.push(Object::Removed(removed));
+                let reading = read.map_err(|failure| failure.what).or_else(|why| answer.last.ok_or(why))?;
+                return Ok((enabled, reading));
+            }
+            Err(failure) => {
+                let what = failure.what.clone();
+                searched.failure.get_or_insert(failure);
+                return Err(what);
+            }
+        }
+    }
+    Err(why)
+}

@@ -1,0 +1,197 @@
+//! Tests of `ingraft diagnose`: the first finding names the cause that a program has, and nothing is left in it.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use ingraft_testing::server::Redis;
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Mutatee, Outcome};
+use serde_json::Value;
+
+use crate::tool;
+
+/// Searches a program with one cause. The first finding must be this hypothesis, name this function, and have it as a refinement.
+fn assert_found(commands: &[&str], hypothesis: &str, function: &str) -> Outcome {
+    let mut target = Mutatee::start("ailing", &[]);
+    let before = Text::of(target.pid());
+    for command in commands {
+        target.ask(command);
+    }
+    let outcome = tool().run(["diagnose", "-p", &target.pid_text()]).assert_code(0);
+    let first = first(&outcome);
+    assert_eq!(first["hypothesis"], hypothesis, "{outcome:#?}");
+    assert!(text(first, "evidence").contains(function), "{outcome:#?}");
+    let place = format!("/Code/ailing/{function}");
+    let narrowed = |finding: &&&Value| finding["parent"] == first["id"] && finding["where"] == place.as_str();
+    let narrowed = outcome.all("finding").iter().find(narrowed).copied().cloned();
+    assert!(narrowed.is_some_and(|finding| finding["holds"] == true), "{place} is not there: {outcome:#?}");
+    assert_tree(&outcome);
+    target::assert_clean(target.pid(), &before);
+    target.ask("rest");
+    outcome
+}
+
+/// The first finding below the root that holds.
+fn first(outcome: &Outcome) -> &Value {
+    let findings = outcome.all("finding");
+    let holds = |finding: &&&Value| finding["parent"] == 1 && finding["holds"] == true;
+    findings.iter().find(holds).copied().unwrap_or_else(|| panic!("nothing holds: {outcome:#?}"))
+}
+
+fn text<'v>(finding: &'v Value, key: &str) -> &'v str {
+    finding[key].as_str().unwrap_or_else(|| panic!("{key} is no text: {finding}"))
+}
+
+/// Checks that the findings are a tree in the order of the search, in which only findings that hold are refined, and that each has a
+/// command and tells what would refute it.
+fn assert_tree(outcome: &Outcome) {
+    let findings = outcome.all("finding");
+    for (i, finding) in findings.iter().enumerate() {
+        assert_eq!(finding["id"], i as u64 + 1, "{outcome:#?}");
+        assert!(text(finding, "command").starts_with("ingraft "), "{finding}");
+        assert!(!text(finding, "refuted_by").is_empty() && !text(finding, "evidence").is_empty(), "{finding}");
+        let share = finding["share"].as_f64().expect("a share");
+        assert!((0.0..=1.0).contains(&share), "{finding}");
+        let Some(parent) = finding["parent"].as_u64() else { continue };
+        let parent = findings.iter().find(|other| other["id"] == parent).expect("the parent");
+        assert_eq!(parent["holds"], true, "a finding that fell was refined: {outcome:#?}");
+    }
+}
+
+#[test]
+fn a_hot_loop() {
+    assert_found(&["burn"], "processor bound", "burns");
+}
+
+#[test]
+fn a_mutex_that_threads_wait_for() {
+    let mut target = Mutatee::start("ailing", &[]);
+    let address = target.ask("contend").number("address");
+    let before = Text::of(target.pid());
+    let outcome = tool().run(["diagnose", "-p", &target.pid_text()]).assert_code(0);
+    let first = first(&outcome);
+    assert_eq!(first["hypothesis"], "waits for locks", "{outcome:#?}");
+    assert!(text(first, "evidence").contains("takes_turns"), "{outcome:#?}");
+    let mutex = format!("/SyncObject/Mutex/{address:#x}");
+    let found = outcome.all("finding").into_iter().find(|f| f["where"] == mutex.as_str() && f["holds"] == true);
+    assert!(found.is_some_and(|found| text(found, "evidence").contains("locks/s")), "{outcome:#?}");
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn a_disk_behind_idle_workers() {
+    // The system's directory for temporary files may be in memory, where no write is forced to a disk.
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let store = format!("store {}", directory.path().join("data").display());
+    assert_found(&["pool 64", &store], "waits for the disk", "stores");
+}
+
+#[test]
+fn page_faults() {
+    assert_found(&["churn"], "waits for memory", "churns");
+}
+
+#[test]
+fn a_callee_that_sleeps() {
+    assert_found(&["pool 4", "doze"], "sleeps", "naps");
+}
+
+#[test]
+fn another_server_that_is_slow() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    // The server ends with the test's process.
+    std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().expect("the target");
+        let mut byte = [0];
+        while client.read_exact(&mut byte).is_ok() {
+            std::thread::sleep(Duration::from_millis(20));
+            if client.write_all(&byte).is_err() {
+                return;
+            }
+        }
+    });
+    let outcome = assert_found(&[&format!("ask {port}")], "waits for input or output", "asks_upstream");
+    let place = format!("socket 127.0.0.1:{port}");
+    assert!(outcome.all("finding").iter().any(|f| f["where"] == place.as_str() && f["holds"] == true), "{outcome:#?}");
+}
+
+#[test]
+fn calls_that_fail_and_are_made_again() {
+    let outcome = assert_found(&["spin"], "retries", "polls");
+    assert!(text(first(&outcome), "evidence").contains("calls of read failed"), "{outcome:#?}");
+}
+
+#[test]
+fn an_interrupted_search_prints_what_it_has_found() {
+    let mut target = Mutatee::start("ailing", &[]);
+    let before = Text::of(target.pid());
+    target.ask("burn");
+    let session = tool().start(["diagnose", "-p", &target.pid_text(), "--for", "20s"]);
+    ingraft_testing::wait_until("the search looks", || samplings(session.pid()) == 2);
+    let outcome = session.interrupt().assert_code(0);
+    assert_tree(&outcome);
+    assert_eq!(outcome.all("finding")[0]["parent"], Value::Null, "{outcome:#?}");
+    target::assert_clean(target.pid(), &before);
+    target.ask("rest");
+}
+
+/// Number of threads of a process that take samples.
+fn samplings(pid: i32) -> usize {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return 0 };
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.trim() == "samples").count()
+}
+
+#[test]
+fn a_search_that_is_killed_in_a_trial_leaves_nothing_after_detach() {
+    let mut target = Mutatee::start("ailing", &[]);
+    let before = Text::of(target.pid());
+    target.ask("burn");
+    let tool = tool();
+    let session = tool.start(["diagnose", "-p", &target.pid_text(), "--for", "20s"]);
+    ingraft_testing::wait_until("a trial is in", || Text::of(target.pid()) != before);
+    session.kill();
+    drop(tool.detach(target.pid()).assert_code(0));
+    target::assert_clean(target.pid(), &before);
+    target.ask("rest");
+}
+
+/// Ends a load, also if the test fails.
+struct LoadEnds<'d>(&'d AtomicBool);
+
+impl Drop for LoadEnds<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn redis() {
+    let redis = match Redis::start() {
+        Ok(redis) => redis,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    let before = Text::of(redis.pid());
+    let pid = redis.pid().to_string();
+    let outcome = tool().run(["diagnose", "-p", &pid]).assert_code(0);
+    assert_eq!(first(&outcome)["hypothesis"], "mostly idle", "{outcome:#?}");
+    let holding = outcome.all("finding").iter().filter(|f| f["holds"] == true).count();
+    assert_eq!(holding, 2, "only the root and this: {outcome:#?}");
+    let done = AtomicBool::new(false);
+    let outcome = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                redis.load(&["-n", "20000", "-c", "10", "-P", "16", "-q", "-t", "set"]);
+            }
+        });
+        let _ends = LoadEnds(&done);
+        tool().run(["diagnose", "-p", &pid]).assert_code(0)
+    });
+    assert_eq!(first(&outcome)["hypothesis"], "processor bound", "{outcome:#?}");
+    let in_code = |f: &&&Value| f["parent"] == first(&outcome)["id"] && text(f, "where").starts_with("/Code/");
+    assert!(outcome.all("finding").iter().any(|f| in_code(&f)), "{outcome:#?}");
+    target::assert_clean(redis.pid(), &before);
+}
