@@ -107,9 +107,7 @@ fn slow_calls_are_printed_and_others_counted() {
     assert_eq!(numbers["left"], told(&truth, "left"));
     // A thread may wait for a processor in any call, so others may be slow too.
     assert!(numbers["printed"] >= told(&truth, "slow"), "{numbers:?}");
-    let slow = |call: &&Value| number(call, "return") % 3 == (5 * 3 + i64::from(b'n')) % 3;
-    let names: Vec<&str> =
-        outcome.all("call").into_iter().filter(slow).filter_map(|c| c["values"]["str(name)"].as_str()).collect();
+    let names: Vec<&str> = outcome.all("call").iter().filter_map(|call| call["values"]["str(name)"].as_str()).collect();
     assert!(names.iter().filter(|name| **name == "name-5").count() >= 10, "{names:?}");
     assert!(outcome.all("call").iter().all(|call| number(call, "elapsed_ns") > 2_900_000));
 }
@@ -239,7 +237,6 @@ fn printing_that_costs_too_much_is_refused_with_the_figure() {
     let arguments = ["print", "-p", &pid, "work", "--slower", "1s", "--max-overhead", "0.01", "--for", "20s"];
     let outcome = tool().run(arguments);
     assert_eq!(outcome.status.code(), Some(1), "{}", outcome.stderr);
-    let error = outcome.one("error")["what"].as_str().expect("words").to_owned();
-    assert!(error.contains('%'), "{error}");
+    assert!(outcome.stderr.contains('%'), "{}", outcome.stderr);
     target::assert_clean(target.pid(), &before);
 }
