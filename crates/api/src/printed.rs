@@ -1,6 +1,6 @@
 //! Printed calls: one record of values for each call.
 
-use ingraft_model::Column;
+use ingraft_model::RecordColumn;
 
 use crate::{ModulePlace, NamedFunction};
 
@@ -21,7 +21,7 @@ pub struct PrintedSite {
     /// The function.
     pub function: NamedFunction,
     /// Columns of its calls.
-    pub columns: Vec<Column>,
+    pub columns: Vec<RecordColumn>,
 }
 
 /// A call that was printed.

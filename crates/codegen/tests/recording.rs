@@ -7,9 +7,9 @@ use std::cell::RefCell;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{CodegenError, Environment, MiniRequest, PointRequest, Readable, TextSpace, weave_points};
 use ingraft_model::buffer::{Capacity, LOST, Words};
-use ingraft_model::record::{MADE, PERMITTED, RecordReader, SKIPPED, TakenRecord, room};
+use ingraft_model::records::{MADE, PERMITTED, RecordReader, SKIPPED, TakenRecord, room};
 use ingraft_model::{
-    Avma, Bias, BinaryOp, Expr, Field, Recorded, Snippet, Stmt, ThreadIdentity, VariableId, WallClock,
+    Avma, Bias, BinaryOp, Expr, RecordField, Recorded, Snippet, Stmt, ThreadIdentity, VariableId, WallClock,
 };
 use support::image::{Outcome, Program, SCRATCH, Step, TELL_TIME, TEXT, TEXT_LEN, TLS};
 use support::*;
@@ -23,7 +23,7 @@ fn capacity() -> Capacity {
     Capacity::of_bytes(0).expect("the least")
 }
 
-fn record(fields: Vec<Field>) -> Recorded {
+fn record(fields: Vec<RecordField>) -> Recorded {
     Recorded { number: 7, time: false, fields, limit: None }
 }
 
@@ -31,8 +31,8 @@ fn snippet(recorded: Recorded) -> Snippet {
     Snippet { stmts: vec![Stmt::Record(V, capacity(), recorded)] }
 }
 
-fn number(e: Expr) -> Field {
-    Field::Number(e)
+fn number(e: Expr) -> RecordField {
+    RecordField::Number(e)
 }
 
 fn sum(a: Expr, b: Expr) -> Expr {
@@ -183,7 +183,7 @@ fn texts_are_read_as_far_as_memory_goes() {
     let end = TEXT + TEXT_LEN as u64;
     let starts =
         [SCRATCH, SCRATCH + 0xfe0, SCRATCH + 0xff8, end - 10, end - 64, end, 0, u64::MAX - 3, 1 << 63, end - 1];
-    let out = run(record(vec![Field::Text(Expr::Arg(0))]), [vec![itself], calls(starts)].concat());
+    let out = run(record(vec![RecordField::Text(Expr::Arg(0))]), [vec![itself], calls(starts)].concat());
     let texts: Vec<Vec<u8>> = values(&out).iter().map(|words| text(words)).collect();
     let known = |from: usize| (from..from + 64).map(|i| (i * 37 + 11) as u8).collect::<Vec<u8>>();
     assert_eq!(texts.len(), starts.len());
@@ -199,9 +199,9 @@ fn texts_and_numbers_lie_in_their_order() {
     let itself = Step::Syscall { number: GETTID, args: vec![], to: TLS + 0x2d0 };
     let fields = vec![
         number(Expr::Arg(0)),
-        Field::Text(sum(Expr::Arg(0), Expr::Const(8))),
+        RecordField::Text(sum(Expr::Arg(0), Expr::Const(8))),
         number(Expr::Const(5)),
-        Field::Text(Expr::Arg(0)),
+        RecordField::Text(Expr::Arg(0)),
         number(Expr::Const(6)),
     ];
     let recorded = Recorded { time: true, ..record(fields) };
@@ -230,14 +230,14 @@ fn what_is_no_record_is_refused() {
     assert_eq!(weave(&env, Recorded { limit: Some(0), ..long(1) }), Err(CodegenError::NoRecord));
     assert_eq!(weave(&env, Recorded { number: u16::MAX, ..long(1) }), Err(CodegenError::NoRecord));
     let silent = Environment { readable: Readable { process: None, ..READABLE }, ..env };
-    assert_eq!(weave(&silent, record(vec![Field::Text(Expr::Arg(0))])), Err(CodegenError::NoReads));
+    assert_eq!(weave(&silent, record(vec![RecordField::Text(Expr::Arg(0))])), Err(CodegenError::NoReads));
 }
 
 #[test]
 fn every_flipped_bit_of_the_reading_is_found() {
     let (site, env) = (site(&CODE), environment(GLIBC));
     let (mut arena, mut space) = (arena(), TextSpace::new());
-    let asked = snippet(record(vec![Field::Text(Expr::Arg(0))]));
+    let asked = snippet(record(vec![RecordField::Text(Expr::Arg(0))]));
     let minis = [MiniRequest { id: 0, snippet: &asked, counters: &[0] }];
     let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
     let weave = weave_points(&env, &mut arena, &mut space, &requests).expect("woven");

@@ -65,11 +65,11 @@ pub enum NamedArgument {
 /// An argument that is an integer or a pointer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedParameter {
-    /// Its name in the debugging information.
+    /// Name of the argument in the debugging information.
     pub name: String,
-    /// Its number among integers and pointers.
+    /// Number of the argument among integers and pointers.
     pub number: u8,
-    /// Its type.
+    /// Type of the argument.
     pub scalar: Scalar,
     /// Whether it is a pointer to characters.
     pub is_text: bool,

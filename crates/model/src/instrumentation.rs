@@ -35,12 +35,12 @@ pub struct Instrumentation {
     /// Whether an insertion without room in the text is refused. Otherwise its function is copied.
     pub in_place: bool,
     /// Columns of the records that the code makes, by the number of the record ([`crate::snippet::Recorded::number`]).
-    pub records: Arc<[Vec<Column>]>,
+    pub records: Arc<[Vec<RecordColumn>]>,
 }
 
 /// A value of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Column {
+pub struct RecordColumn {
     /// The expression, as the definition writes it.
     pub name: String,
     /// Meaning of the value.

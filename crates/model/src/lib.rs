@@ -29,7 +29,7 @@ pub mod part;
 pub mod patch;
 pub mod point;
 pub mod point_id;
-pub mod record;
+pub mod records;
 mod refusal;
 pub mod resource;
 pub mod snippet;
@@ -50,7 +50,7 @@ pub use history::{Bin, Course, History};
 pub use hold::HoldTime;
 pub use index::{BlockId, EdgeId, FunctionId, IndexVec, Key, ModuleId};
 pub use instrumentation::{
-    Column, ColumnContent, Insertion, Instrumentation, Order, Role, ValueUnit, Variable, VariableKind,
+    ColumnContent, Insertion, Instrumentation, Order, RecordColumn, Role, ValueUnit, Variable, VariableKind,
 };
 pub use layout::{CpuClock, DataArea, ThreadIdentity, WallClock};
 pub use listed::{KeyListing, ListedKeys};
@@ -67,8 +67,8 @@ pub use point_id::{FunctionPoint, PointId};
 pub use refusal::Refusal;
 pub use resource::{Focus, FocusError, ResourcePath};
 pub use snippet::{
-    BinaryOp, CallRecord, Clock, Expr, Field, Float, FloatFormat, IntegerWidth, KeptValue, Recorded, Restore, Scalar,
-    Shape, Snippet, Stmt, TimeUnit, UnaryOp, Usage, VariableId, Whose,
+    BinaryOp, CallRecord, Clock, Expr, Float, FloatFormat, IntegerWidth, KeptValue, RecordField, Recorded, Restore,
+    Scalar, Shape, Snippet, Stmt, TimeUnit, UnaryOp, Usage, VariableId, Whose,
 };
 pub use table::{Fold, KeyTable};
 pub use vector::{IndexNames, Ranges};

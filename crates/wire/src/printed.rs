@@ -1,7 +1,7 @@
 //! Printed calls. They are split into messages, and put together again.
 
 use ingraft_api::{CallNumbers, PrintedCall, PrintedCalls, PrintedSite, PrintedValue};
-use ingraft_model::{Column, ColumnContent};
+use ingraft_model::{ColumnContent, RecordColumn};
 use v1::printed_value::Value as Wire;
 
 use crate::MessageParts;
@@ -14,7 +14,7 @@ enums! {
 
 messages! {
     CallNumbers => CallNumbers { calls, printed, unmet, skipped, lost, left }
-    Column => PrintedColumn { name, content }
+    RecordColumn => PrintedColumn { name, content }
     PrintedSite => PrintedSite { function, columns }
     PrintedCall => PrintedCall { tid, time_ns, values; site => site }
 }

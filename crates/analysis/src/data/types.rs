@@ -37,11 +37,11 @@ pub enum ArgumentPlace {
 /// An argument of a function by its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DescribedArgument {
-    /// Its name.
+    /// Name of the argument.
     pub name: String,
-    /// Its number among the integers and pointers, at most the fifth.
+    /// Number of the argument among the integers and pointers, at most the fifth.
     pub number: u8,
-    /// Its type.
+    /// Type of the argument.
     pub scalar: Scalar,
     /// Whether it is a pointer to characters.
     pub is_text: bool,

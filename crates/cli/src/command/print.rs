@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use ingraft_api::{
     CallNumbers, EnableRequest, Kind, ModulePlace, PrintOptions, PrintedCall, PrintedSite, PrintedValue,
 };
-use ingraft_model::{Capacity, Column, ColumnContent, Offset};
+use ingraft_model::{Capacity, ColumnContent, Offset, RecordColumn};
 
 use super::expression::{ExpressionMetric, with_names};
 use crate::args::PrintArgs;
@@ -177,12 +177,12 @@ struct NamedCall<'a> {
 
 impl<'a> NamedCall<'a> {
     fn new(exprs: &'a [String], of: &'a PrintedSite, call: &'a PrintedCall) -> Self {
-        // What was not asked for is behind what was: the caller, and the result and the time.
-        let is_caller = |column: &Column| column.content == ColumnContent::Caller;
+        // Values that were not asked for are behind those that were: the caller, and the result and the time.
+        let is_caller = |column: &RecordColumn| column.content == ColumnContent::Caller;
         let asked = of.columns.iter().rposition(is_caller).unwrap_or(of.columns.len());
         // An expression may stand for several values.
         let own_names = exprs.len() == asked;
-        let name = |(n, column): (usize, &'a Column)| {
+        let name = |(n, column): (usize, &'a RecordColumn)| {
             exprs.get(n).filter(|_| own_names).map_or(column.name.as_str(), String::as_str)
         };
         let names = of.columns.iter().take(asked).enumerate().map(name);
@@ -321,7 +321,7 @@ mod tests {
     #[test]
     fn lines_tell_values_and_results() {
         let exprs = ["$arg[0]".to_owned(), "str($arg[1])".to_owned(), "str($arg[2])".to_owned()];
-        let column = |content| Column { name: String::new(), content };
+        let column = |content| RecordColumn { name: String::new(), content };
         let contents = [
             ColumnContent::Number,
             ColumnContent::Text,

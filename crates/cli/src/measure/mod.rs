@@ -918,7 +918,7 @@ impl TargetMeasurement {
         if let Some(puller) = &self.trace {
             puller.end();
         }
-        // What it has was presented, and only the answer to the removal has the final numbers.
+        // All calls were presented, and only the answer to the removal has the final numbers.
         self.printed = None;
         let (answer, trace) = self.client.remove(id, pairs).await?;
         let mut removed = objects::RemovedObject::new(&answer, host);

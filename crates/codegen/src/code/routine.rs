@@ -29,7 +29,7 @@ pub(crate) enum Routine {
     /// the memory cannot be read.
     Read,
     /// Reads a text of the program by a system call: as many bytes from the address in rcx as can be read, but at most
-    /// [`ingraft_model::Field::TEXT_BYTES`], into the words that were pushed last. Returns the number of bytes in rcx.
+    /// [`ingraft_model::RecordField::TEXT_BYTES`], into the words that were pushed last. Returns the number of bytes in rcx.
     Text,
     /// Writes memory of the program by a system call: the lowest edx bytes of the word that was pushed last, to the address in rcx.
     /// Overwrites rcx.

@@ -1,4 +1,4 @@
-//! Records of values in the buffer of a thread's own shard, see [`ingraft_model::record`]. Several threads may use shard 0 at once, so there
+//! Records of values in the buffer of a thread's own shard, see [`ingraft_model::records`]. Several threads may use shard 0 at once, so there
 //! records are only counted as lost.
 
 use iced_x86::code_asm::{
@@ -7,8 +7,9 @@ use iced_x86::code_asm::{
 };
 use ingraft_model::buffer::{Capacity, FIRST, LOST, POSITION, TAKEN};
 use ingraft_model::layout::header;
-use ingraft_model::record::{self, MADE, PERMITTED, SKIPPED};
-use ingraft_model::{Field, Recorded, ThreadIdentity, VariableId};
+use ingraft_model::machine::PAGE;
+use ingraft_model::records::{self, MADE, PERMITTED, SKIPPED};
+use ingraft_model::{RecordField, Recorded, ThreadIdentity, VariableId};
 
 use crate::code::environment::Assembly;
 use crate::code::routine::Routine;
@@ -23,10 +24,8 @@ pub(crate) const TEXT: i32 = 8 * (4 + 4 + 4);
 pub(crate) const PLACES: i32 = 2;
 /// Largest limit with which records are rare, so that they do not count for the cost of the code.
 const SMALL: u32 = 1000;
-/// Length of a page in bytes.
-const PAGE: i32 = 4096;
 /// Length of a text in bytes.
-const TEXT_BYTES: i32 = Field::TEXT_BYTES as i32;
+const TEXT_BYTES: i32 = RecordField::TEXT_BYTES as i32;
 
 impl Generator<'_> {
     /// Appends a record to a buffer, or counts it as skipped or lost. A full buffer is noticed before the values are computed. It is looked
@@ -68,7 +67,7 @@ impl Generator<'_> {
         // The header comes last: the reader takes what has one.
         self.a.sub(eax, 8 * values)?;
         self.mask_word(capacity)?;
-        self.a.mov(self.at_word(v)?, record::header(recorded.number, recorded.words()) as i32)?;
+        self.a.mov(self.at_word(v)?, records::header(recorded.number, recorded.words()) as i32)?;
         self.a.jmp(end)?;
         self.place(&mut full)?;
         for _ in 0..values {
@@ -91,22 +90,22 @@ impl Generator<'_> {
     fn room(&mut self, v: VariableId, capacity: Capacity) -> Result<(), Assembly> {
         self.a.mov(rax, self.word_of(v, POSITION)?)?;
         self.a.sub(rax, self.word_of(v, TAKEN)?)?;
-        Ok(self.a.cmp(rax, record::room(capacity) as i32)?)
+        Ok(self.a.cmp(rax, records::room(capacity) as i32)?)
     }
 
     /// Pushes the values of a record, the last one first. Returns the number of words.
     fn push_values(&mut self, recorded: &Recorded) -> Result<i32, Assembly> {
         for field in recorded.fields.iter().rev() {
             match field {
-                Field::Number(e) => {
+                RecordField::Number(e) => {
                     self.value(e)?;
                     self.push(rax)?;
                 }
-                Field::Text(e) => {
+                RecordField::Text(e) => {
                     self.value(e)?;
                     self.a.mov(rcx, rax)?;
                     self.a.xor(eax, eax)?;
-                    for _ in 0..Field::TEXT_BYTES / 8 {
+                    for _ in 0..RecordField::TEXT_BYTES / 8 {
                         self.push(rax)?;
                     }
                     let mut answer = self.a.create_label();
@@ -141,7 +140,7 @@ impl Generator<'_> {
 
 impl Writer<'_> {
     /// Emits [`Routine::Text`]. The verifier compares the instructions from the place of the words to the system call one by one: the kernel
-    /// writes at most [`Field::TEXT_BYTES`] bytes, to the words that were pushed before the routine.
+    /// writes at most [`RecordField::TEXT_BYTES`] bytes, to the words that were pushed before the routine.
     pub(crate) fn text(&mut self) -> Result<(), Assembly> {
         let [mut parent, mut one, mut read, mut done] = std::array::from_fn(|_| self.a.create_label());
         self.save()?;
@@ -157,8 +156,8 @@ impl Writer<'_> {
         }
         // The bytes on the first page, and the rest.
         self.a.mov(r8d, ecx)?;
-        self.a.and(r8d, PAGE - 1)?;
-        self.a.mov(r9d, PAGE)?;
+        self.a.and(r8d, PAGE as i32 - 1)?;
+        self.a.mov(r9d, PAGE as i32)?;
         self.a.sub(r9d, r8d)?;
         self.a.cmp(r9d, TEXT_BYTES)?;
         self.a.jle(one)?;

@@ -1,7 +1,7 @@
 //! System calls of shared routines. The instructions right before a system call set its arguments, and are compared one by one.
 
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
-use ingraft_model::{CpuClock, Field, ThreadIdentity, WallClock};
+use ingraft_model::{CpuClock, RecordField, ThreadIdentity, WallClock};
 
 use super::waiting;
 use crate::code::environment::Environment;
@@ -16,7 +16,7 @@ use crate::snippet::wall::CLOCK_MONOTONIC;
 pub(super) const TIME_WORDS: usize = 2;
 const RUSAGE_WORDS: usize = 18;
 /// Number of words for a text.
-pub(super) const TEXT_WORDS: usize = Field::TEXT_BYTES as usize / 8;
+pub(super) const TEXT_WORDS: usize = RecordField::TEXT_BYTES as usize / 8;
 /// Length in bytes of `mov edi, imm32; mov rsi, rsp; mov eax, imm32`, which asks for data of the calling thread, written to the words that
 /// were pushed last.
 const CLOCK_CALL: u64 = 13;
@@ -208,7 +208,7 @@ fn names_process(env: &Environment, who: &Instruction) -> bool {
     }
 }
 
-/// The system call of [`Routine::Text`], if it copies at most [`Field::TEXT_BYTES`] bytes of the process itself, from the two places that
+/// The system call of [`Routine::Text`], if it copies at most [`RecordField::TEXT_BYTES`] bytes of the process itself, from the two places that
 /// were pushed, to the words that lay on the stack before the routine.
 fn is_text(env: &Environment, before: &dyn Fn(usize) -> Instruction) -> Option<SystemCall> {
     use Register as R;
@@ -222,7 +222,7 @@ fn is_text(env: &Environment, before: &dyn Fn(usize) -> Instruction) -> Option<S
         && pushes(before(12), R::RCX)
         && copies(before(11), R::R10, R::RSP)
         && words
-        && sets(&before(9), R::EDX, Field::TEXT_BYTES)
+        && sets(&before(9), R::EDX, RecordField::TEXT_BYTES)
         && pushes(before(8), R::RDX)
         && pushes(before(7), R::R9)
         && copies(before(6), R::RSI, R::RSP)

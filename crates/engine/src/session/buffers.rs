@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ingraft_model::Capacity;
 use ingraft_model::buffer::{BufferReader, LOST, Words as _};
-use ingraft_model::record::{RecordCounts, RecordReader, TakenRecord};
+use ingraft_model::records::{RecordCounts, RecordReader, TakenRecord};
 use ingraft_process::{SharedArea, TickClock};
 use rustc_hash::FxHashMap;
 
@@ -48,7 +48,7 @@ pub(crate) struct NewBuffers {
     pub times: bool,
     /// Whether threads wait for room in their buffers.
     pub waits: bool,
-    /// Whether threads append records of values ([`ingraft_model::record`]).
+    /// Whether threads append records of values ([`ingraft_model::records`]).
     pub values: bool,
     /// Largest number of records of values that the code of a thread makes between two times at which they are drained; `None` for no limit.
     pub burst: Option<u32>,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ingraft_model::record::RecordCounts;
+use ingraft_model::records::RecordCounts;
 use ingraft_model::token::Token;
 use ingraft_model::{FunctionId, Instrumentation, MetricInfo, PointKind, Variable};
 use ingraft_process::{Target, TickClock};

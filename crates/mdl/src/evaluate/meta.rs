@@ -6,8 +6,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use ingraft_model::{
-    Clock, Column, Flavor, Focus, FunctionId, IndexNames, Insertion, LoopEdges, ModuleId, Parts, PointId, PointKind,
-    Refusal, Resolution, ResourcePath, Shape, Snippet, Stmt, ValueUnit, Variable, VariableId, VariableKind,
+    Clock, Flavor, Focus, FunctionId, IndexNames, Insertion, LoopEdges, ModuleId, Parts, PointId, PointKind,
+    RecordColumn, Refusal, Resolution, ResourcePath, Shape, Snippet, Stmt, ValueUnit, Variable, VariableId,
+    VariableKind,
 };
 
 use super::events::{EventReadMethod, EventTimer};
@@ -173,7 +174,7 @@ pub(super) struct Evaluation<'a> {
     pub(super) before: Vec<Stmt>,
     pub(super) event_timer: Option<EventTimer>,
     /// The `print` statements, by source and position, with the columns of their records.
-    pub(super) recorded: Vec<((usize, SourceSpan), Vec<Column>)>,
+    pub(super) recorded: Vec<((usize, SourceSpan), Vec<RecordColumn>)>,
 }
 
 impl<'a> Evaluation<'a> {

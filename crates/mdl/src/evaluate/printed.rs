@@ -1,8 +1,8 @@
 //! Lowers `print(…)`: a record of values for each time that control passes the statement.
 
 use ingraft_model::{
-    CallRecord, Capacity, Column, ColumnContent, Expr as Out, Field, Recorded, Scalar, Shape, Stmt, VariableId,
-    VariableKind,
+    CallRecord, Capacity, ColumnContent, Expr as Out, RecordColumn, RecordField, Recorded, Scalar, Shape, Stmt,
+    VariableId, VariableKind,
 };
 
 use super::data::{extended, reach};
@@ -31,7 +31,7 @@ impl<'a> Evaluation<'a> {
             let Some((content, values)) = self.column(arg) else { return };
             fields.extend(values);
             let name = self.library.sources[self.source].slice(arg.span).trim().to_owned();
-            columns.push(Column { name, content });
+            columns.push(RecordColumn { name, content });
         }
         let recorded = Recorded { number: self.record_number(statement, columns), time: true, fields, limit: None };
         if recorded.words() > Recorded::WORDS_MAX {
@@ -46,7 +46,7 @@ impl<'a> Evaluation<'a> {
 
     /// Adds the arguments that the debugging information of the function names, pointers to characters as texts: as many as a call keeps
     /// until its end besides its time, and as there is room for. Without debugging information, there are none.
-    fn arguments(&mut self, fields: &mut Vec<Field>, columns: &mut Vec<Column>, others: usize) {
+    fn arguments(&mut self, fields: &mut Vec<RecordField>, columns: &mut Vec<RecordColumn>, others: usize) {
         let Some(function) = self.functions_here.first().copied() else { return };
         let known = self.beyond().arguments(function).unwrap_or_default();
         let room = Recorded::WORDS_MAX.saturating_sub(2 + others as u32);
@@ -54,30 +54,30 @@ impl<'a> Evaluation<'a> {
             let value = Out::Arg(number);
             let string = if !is_text && scalar == Scalar::POINTER { self.string(number) } else { None };
             let (content, values) = string.unwrap_or_else(|| match is_text {
-                true => (ColumnContent::Text, vec![Field::Text(value)]),
-                false => (ColumnContent::Number, vec![Field::Number(extended(value, scalar))]),
+                true => (ColumnContent::Text, vec![RecordField::Text(value)]),
+                false => (ColumnContent::Number, vec![RecordField::Number(extended(value, scalar))]),
             });
-            let words = |fields: &[Field]| fields.iter().map(Field::words).sum::<u32>();
+            let words = |fields: &[RecordField]| fields.iter().map(RecordField::words).sum::<u32>();
             if words(fields) + words(&values) <= room {
                 fields.extend(values);
-                columns.push(Column { name, content });
+                columns.push(RecordColumn { name, content });
             }
         }
     }
 
     /// The text of an argument that leads to a string of the GNU library of C++, by its members; `None` if it leads to something else.
-    fn string(&self, argument: u8) -> Option<(ColumnContent, Vec<Field>)> {
+    fn string(&self, argument: u8) -> Option<(ColumnContent, Vec<RecordField>)> {
         let function = self.functions_here.first().copied()?;
         let member = |members: &[&str]| {
             let path = self.beyond().member(function, Parameter::Argument(argument), members).ok()?;
             Some(reach(Out::Arg(argument), &path))
         };
         let (bytes, length) = (member(&["_M_dataplus", "_M_p"])?, member(&["_M_string_length"])?);
-        Some((ColumnContent::BoundedText, vec![Field::Text(bytes), Field::Number(length)]))
+        Some((ColumnContent::BoundedText, vec![RecordField::Text(bytes), RecordField::Number(length)]))
     }
 
     /// Lowers a value of a record; `None` after a finding.
-    fn column(&mut self, arg: &'a SyntaxExpr) -> Option<(ColumnContent, Vec<Field>)> {
+    fn column(&mut self, arg: &'a SyntaxExpr) -> Option<(ColumnContent, Vec<RecordField>)> {
         if let ExprKind::Call(callee, parts) = &arg.bare().kind
             && callee.name == "str"
             && !callee.quoted
@@ -90,11 +90,11 @@ impl<'a> Evaluation<'a> {
                     {
                         return Some(string);
                     }
-                    Some((ColumnContent::Text, vec![Field::Text(value)]))
+                    Some((ColumnContent::Text, vec![RecordField::Text(value)]))
                 }
                 [address, length] => {
                     let (address, length) = (self.value(address), self.value(length));
-                    Some((ColumnContent::BoundedText, vec![Field::Text(address?), Field::Number(length?)]))
+                    Some((ColumnContent::BoundedText, vec![RecordField::Text(address?), RecordField::Number(length?)]))
                 }
                 // The checker has reported others.
                 _ => None,
@@ -106,11 +106,11 @@ impl<'a> Evaluation<'a> {
             ExprKind::Elapsed(Clock::Wall) => ColumnContent::Elapsed,
             _ => ColumnContent::Number,
         };
-        Some((content, vec![Field::Number(self.value(arg)?)]))
+        Some((content, vec![RecordField::Number(self.value(arg)?)]))
     }
 
     /// The number of the records that a statement makes. The code in all functions shares it.
-    fn record_number(&mut self, statement: &SyntaxExpr, columns: Vec<Column>) -> u16 {
+    fn record_number(&mut self, statement: &SyntaxExpr, columns: Vec<RecordColumn>) -> u16 {
         let key = (self.source, statement.span);
         let known = self.recorded.iter().position(|(known, _)| *known == key);
         let number = known.unwrap_or_else(|| {

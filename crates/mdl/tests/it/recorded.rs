@@ -20,7 +20,8 @@ fn library(at_end: bool, code: &str) -> Library {
 fn columns(library: &Library, function: &str) -> Vec<Vec<(String, ColumnContent)>> {
     let focus = Focus::parse(&format!("/Code/server/{function}")).expect("a focus");
     let evaluated = evaluate(library, "m", &focus, &Table::server()).expect("right").instrumentation;
-    let named = |columns: &Vec<ingraft_model::Column>| columns.iter().map(|c| (c.name.clone(), c.content)).collect();
+    let named =
+        |columns: &Vec<ingraft_model::RecordColumn>| columns.iter().map(|c| (c.name.clone(), c.content)).collect();
     evaluated.records.iter().map(named).collect()
 }
 

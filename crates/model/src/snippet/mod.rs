@@ -1,7 +1,7 @@
 //! Snippets: machine-independent descriptions of the code to run at a point. They have no loops, so every snippet has a worst-case cost
 //! (hollingsworth97, section 3).
 
-mod recorded;
+mod needs;
 mod renumber;
 mod text;
 
@@ -15,8 +15,6 @@ use crate::listed::KeyListing;
 use crate::object::ObjectState;
 use crate::table::Fold;
 use crate::vector::Ranges;
-
-pub use self::recorded::{Field, Recorded};
 
 /// A variable of a metric-focus pair. In every shard it takes as many adjacent slots as its [`Shape`] says. The number is local to the
 /// snippets of the pair until the engine replaces it by the index of the variable's first counter.
@@ -47,7 +45,7 @@ pub enum Shape {
     Listed(KeyListing),
     /// Bytes that a thread appends, and that the engine takes while the thread runs (see [`crate::buffer`]).
     Buffer(Capacity),
-    /// Records of values that a thread appends, and that the engine takes while the thread runs (see [`crate::record`]). `true` if
+    /// Records of values that a thread appends, and that the engine takes while the thread runs (see [`crate::records`]). `true` if
     /// there is a small limit on their number, so that they cost little however often control comes to their code.
     Records(Capacity, bool),
     /// A processor event that each thread counts by itself. It takes no counters; the variable stands for the number of the event in the
@@ -471,7 +469,7 @@ pub enum Stmt {
     /// Append bytes to this thread's buffer of this capacity. If the buffer is full, or if the thread has no shard, count them as lost. If
     /// [`Appended::waits`] is set, a thread that has a shard waits for room first.
     Append(VariableId, Capacity, Appended),
-    /// Append values to this thread's buffer of this capacity, as one record (see [`crate::record`]). If there is no room, or if the thread
+    /// Append values to this thread's buffer of this capacity, as one record (see [`crate::records`]). If there is no room, or if the thread
     /// has no shard, count the record as lost.
     Record(VariableId, Capacity, Recorded),
     /// Call a function of the program and ignore its result.
@@ -506,6 +504,67 @@ impl Appended {
         let time = if self.time { crate::token::TIME_BYTES } else { 0 };
         let stack = if self.stack { crate::token::STACK_BYTES } else { 0 };
         self.bytes.len() as u32 + time + stack
+    }
+}
+
+/// Values that a snippet appends to a buffer as one record.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Recorded {
+    /// Number that tells this record's statement from others of the same buffer.
+    pub number: u16,
+    /// Whether the time by the clock of wall timers is the record's first value.
+    pub time: bool,
+    /// Further values, in this order.
+    pub fields: Vec<RecordField>,
+    /// Largest number of records that a thread makes until the engine permits more. Others are counted as skipped, and their values are not
+    /// computed. `None` if there is no limit.
+    pub limit: Option<u32>,
+}
+
+impl Recorded {
+    /// Largest number of words of a record.
+    pub const WORDS_MAX: u32 = crate::records::WORDS_MAX;
+
+    /// Number of words of the record, with its header.
+    pub fn words(&self) -> u32 {
+        1 + u32::from(self.time) + self.fields.iter().map(RecordField::words).sum::<u32>()
+    }
+}
+
+/// A value in a record.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum RecordField {
+    /// A number.
+    Number(Expr),
+    /// The bytes at an address, as many as can be read but at most [`RecordField::TEXT_BYTES`]. The first word holds how many were read; 0 if
+    /// none could be read, and in fork children that are not measured.
+    Text(Expr),
+}
+
+impl RecordField {
+    /// Largest number of bytes of a text.
+    pub const TEXT_BYTES: u32 = 64;
+
+    /// Number of words in the record.
+    pub const fn words(&self) -> u32 {
+        match self {
+            RecordField::Number(_) => 1,
+            RecordField::Text(_) => 1 + RecordField::TEXT_BYTES / 8,
+        }
+    }
+
+    /// The number, or the address of the text.
+    pub const fn operand(&self) -> &Expr {
+        match self {
+            RecordField::Number(e) | RecordField::Text(e) => e,
+        }
+    }
+
+    /// The number, or the address of the text.
+    pub const fn operand_mut(&mut self) -> &mut Expr {
+        match self {
+            RecordField::Number(e) | RecordField::Text(e) => e,
+        }
     }
 }
 
@@ -613,92 +672,6 @@ impl Snippet {
             }
         });
         found
-    }
-
-    /// Whether the snippet makes system calls: to read or set memory of the program, to read counts of the kernel, to open the counter of an
-    /// event, or to wait for room in a buffer.
-    pub fn asks_kernel(&self) -> bool {
-        self.asks_for_data() || self.waits_for_room()
-    }
-
-    /// Whether the snippet makes system calls to read or set memory of the program, to read counts of the kernel, or to open the counter of an
-    /// event.
-    pub fn asks_for_data(&self) -> bool {
-        let mut found = self.writes() || self.reads_texts();
-        self.each_expr(&mut |e| found |= matches!(e, Expr::Read(..) | Expr::Usage(_) | Expr::Event(_)));
-        found
-    }
-
-    /// Whether the snippet reads texts for a record.
-    pub fn reads_texts(&self) -> bool {
-        let mut found = false;
-        self.each_stmt(&mut |stmt| {
-            if let Stmt::Record(_, _, recorded) = stmt {
-                found |= recorded.fields.iter().any(|field| matches!(field, Field::Text(_)));
-            }
-        });
-        found
-    }
-
-    /// Whether the snippet makes records that need much of the stack: with texts, or of many values.
-    pub fn makes_large_records(&self) -> bool {
-        /// Largest number of words of a small record.
-        const SMALL: u32 = 8;
-        let mut found = self.reads_texts();
-        self.each_stmt(&mut |stmt| found |= matches!(stmt, Stmt::Record(_, _, recorded) if recorded.words() > SMALL));
-        found
-    }
-
-    /// Whether a thread may wait in the snippet for room in its buffer. It waits by system calls.
-    pub fn waits_for_room(&self) -> bool {
-        let mut found = false;
-        self.each_stmt(&mut |stmt| found |= matches!(stmt, Stmt::Append(_, _, appended) if appended.waits));
-        found
-    }
-
-    /// Whether the snippet reads or sets thread-local data of the program.
-    pub fn has_own_data(&self) -> bool {
-        let mut found = false;
-        self.each_expr(&mut |e| found |= *e == Expr::ThreadPointer);
-        found
-    }
-
-    /// Whether the snippet reads an argument of the function, or memory of the program.
-    pub fn reads_input(&self) -> bool {
-        let mut found = false;
-        self.each_stmt(&mut |stmt| {
-            if let Stmt::Open(record, _) = stmt {
-                found |= record.kept.iter().any(|kept| matches!(kept, KeptValue::Argument(_) | KeptValue::Float(_)));
-            }
-        });
-        let is_input = |e: &Expr| {
-            matches!(e, Expr::Arg(_) | Expr::ReturnAddress | Expr::Float(_) | Expr::Load(..) | Expr::Read(..))
-        };
-        self.each_expr(&mut |e| found |= is_input(e));
-        found || self.reads_texts() || !self.calls().is_empty()
-    }
-
-    /// The integers of the program that the snippet sets at fixed addresses.
-    pub fn stores(&self) -> Vec<(Avma, IntegerWidth)> {
-        let mut found = Vec::new();
-        self.each_stmt(&mut |stmt| {
-            if let Stmt::Store(at, width, _) = stmt {
-                found.push((*at, *width));
-            }
-        });
-        found
-    }
-
-    /// Whether the snippet sets memory of the program at computed addresses.
-    pub fn writes(&self) -> bool {
-        let mut found = false;
-        self.each_stmt(&mut |stmt| found |= matches!(stmt, Stmt::Write(..)));
-        found
-    }
-
-    /// Whether the snippet changes the program: it calls the program's functions, or sets its variables.
-    pub fn interferes(&self) -> bool {
-        !self.calls().is_empty() || !self.stores().is_empty() || self.writes()
     }
 
     /// Visits every statement. A statement comes before those in its body.

@@ -95,7 +95,7 @@ fn expr(e: &mut Expr, by: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snippet::{BinaryOp, Field, KeptValue, Recorded};
+    use crate::snippet::{BinaryOp, KeptValue, RecordField, Recorded};
     use crate::{Capacity, Clock};
 
     #[test]
@@ -114,7 +114,7 @@ mod tests {
                 Stmt::Record(
                     v(by + 5),
                     Capacity::of_bytes(0).expect("small"),
-                    Recorded { number: 1, time: true, fields: vec![Field::Number(sum(by + 6))], limit: None },
+                    Recorded { number: 1, time: true, fields: vec![RecordField::Number(sum(by + 6))], limit: None },
                 ),
             ],
         };

@@ -172,8 +172,8 @@ impl fmt::Display for Stmt {
                 f.write_str(if *time { " time" } else { "" })?;
                 for field in fields {
                     match field {
-                        Field::Number(e) => write!(f, ", {e}")?,
-                        Field::Text(e) => write!(f, ", text at {e}")?,
+                        RecordField::Number(e) => write!(f, ", {e}")?,
+                        RecordField::Text(e) => write!(f, ", text at {e}")?,
                     }
                 }
                 limit.map_or(Ok(()), |limit| write!(f, " limit {limit}"))?;

@@ -36,9 +36,9 @@ const QUIET: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 const ROWS: usize = 200;
 
 /// A function of one process: module and offset.
-type FunctionKey = (String, Svma);
+type ClimbedFunction = (String, Svma);
 
-fn key(function: &NamedFunction) -> FunctionKey {
+fn key(function: &NamedFunction) -> ClimbedFunction {
     (function.module.clone(), function.offset)
 }
 
@@ -106,7 +106,7 @@ struct Climb<'a> {
     starts: Vec<NamedFunction>,
     /// The functions whose callers count, in the order in which they were found.
     functions: Vec<NamedFunction>,
-    known: HashSet<FunctionKey>,
+    known: HashSet<ClimbedFunction>,
     /// Whether callers were left out because there are too many.
     is_full: bool,
     inserted: Vec<(Client, Enabled)>,
@@ -270,16 +270,16 @@ struct CallEdge {
     /// Offsets of the calls in the caller.
     sites: Vec<String>,
     /// The caller; `None` if it is not known.
-    caller: Option<FunctionKey>,
+    caller: Option<ClimbedFunction>,
 }
 
 /// The counted calls by called function.
 #[derive(Debug, Default)]
 struct CallerGraph {
     /// The callers of each function, those with the most calls first.
-    callers: HashMap<FunctionKey, Vec<CallEdge>>,
+    callers: HashMap<ClimbedFunction, Vec<CallEdge>>,
     /// All calls of each counted function.
-    calls: HashMap<FunctionKey, i64>,
+    calls: HashMap<ClimbedFunction, i64>,
 }
 
 impl CallerGraph {
@@ -292,7 +292,7 @@ impl CallerGraph {
                 }
             }
         }
-        let mut found: HashMap<FunctionKey, BTreeMap<(Option<FunctionKey>, String), CallEdge>> = HashMap::new();
+        let mut found: HashMap<ClimbedFunction, BTreeMap<(Option<ClimbedFunction>, String), CallEdge>> = HashMap::new();
         for row in rows {
             let Some(callee) = row.site.enabled.pairs[row.pair].function.as_ref() else { continue };
             let CallerObject { caller, caller_module, call_site, return_address, .. } = record(row, None);
@@ -317,15 +317,15 @@ impl CallerGraph {
 
     /// Number of callers that are not counted themselves, although they are known functions.
     fn not_climbed(&self) -> usize {
-        let callers: HashSet<&FunctionKey> =
+        let callers: HashSet<&ClimbedFunction> =
             self.callers.values().flatten().filter_map(|edge| edge.caller.as_ref()).collect();
         callers.into_iter().filter(|caller| !self.calls.contains_key(*caller) && !caller.0.starts_with('[')).count()
     }
 
     /// The distance of each function from the nearest of `starts`, in calls.
-    fn levels(&self, starts: &[NamedFunction]) -> HashMap<FunctionKey, usize> {
-        let mut levels: HashMap<FunctionKey, usize> = starts.iter().map(|start| (key(start), 0)).collect();
-        let mut open: VecDeque<FunctionKey> = starts.iter().map(key).collect();
+    fn levels(&self, starts: &[NamedFunction]) -> HashMap<ClimbedFunction, usize> {
+        let mut levels: HashMap<ClimbedFunction, usize> = starts.iter().map(|start| (key(start), 0)).collect();
+        let mut open: VecDeque<ClimbedFunction> = starts.iter().map(key).collect();
         while let Some(callee) = open.pop_front() {
             let level = levels.get(&callee).copied().unwrap_or(0);
             for caller in self.callers.get(&callee).into_iter().flatten().filter_map(|edge| edge.caller.as_ref()) {
@@ -346,7 +346,7 @@ impl CallerGraph {
         table = table.optional(&["MODULE", "AT"]);
         let (mut shown, mut rows) = (HashSet::from([key(start)]), 0);
         // The edges that are to be shown, the next one last, each with the functions that it leads to.
-        let mut open: Vec<(Vec<FunctionKey>, &CallEdge)> = self.above(vec![key(start)], top);
+        let mut open: Vec<(Vec<ClimbedFunction>, &CallEdge)> = self.above(vec![key(start)], top);
         while let Some((path, edge)) = open.pop() {
             rows += 1;
             if rows > ROWS {
@@ -388,7 +388,7 @@ impl CallerGraph {
     }
 
     /// The edges to the last function of a path, the one with the most calls last, at most so many.
-    fn above(&self, path: Vec<FunctionKey>, top: Option<usize>) -> Vec<(Vec<FunctionKey>, &CallEdge)> {
+    fn above(&self, path: Vec<ClimbedFunction>, top: Option<usize>) -> Vec<(Vec<ClimbedFunction>, &CallEdge)> {
         let edges = path.last().and_then(|callee| self.callers.get(callee)).map(Vec::as_slice).unwrap_or_default();
         let mut edges: Vec<&CallEdge> = edges.iter().collect();
         edges.sort_by_key(|edge| Reverse(edge.calls));

@@ -1,7 +1,7 @@
 //! The calls in the records that threads have made, and the limit on their number.
 
-use ingraft_model::record::TakenRecord;
-use ingraft_model::{Column, ColumnContent, Field};
+use ingraft_model::records::TakenRecord;
+use ingraft_model::{ColumnContent, RecordColumn, RecordField};
 
 use crate::api::{CallNumbers, PrintedValue};
 
@@ -42,7 +42,7 @@ impl Limiter {
 }
 
 /// A record with its first word apart: the time in ticks, and the values. `None` if it lacks values.
-pub fn call(record: &TakenRecord, columns: &[Column]) -> Option<(u64, Vec<PrintedValue>)> {
+pub fn call(record: &TakenRecord, columns: &[RecordColumn]) -> Option<(u64, Vec<PrintedValue>)> {
     let (ticks, mut words) = record.words.split_first()?;
     let mut values = Vec::with_capacity(columns.len());
     for column in columns {
@@ -67,7 +67,7 @@ fn value(content: ColumnContent, words: &[u64]) -> Option<(PrintedValue, &[u64])
         ColumnContent::Text => {
             let (bytes, rest) = text(words)?;
             let end = bytes.iter().position(|byte| *byte == 0);
-            let cut = end.is_none() && bytes.len() == Field::TEXT_BYTES as usize;
+            let cut = end.is_none() && bytes.len() == RecordField::TEXT_BYTES as usize;
             Some((shown(&bytes, end.unwrap_or(bytes.len()), cut), rest))
         }
         ColumnContent::BoundedText => {
@@ -84,7 +84,7 @@ fn value(content: ColumnContent, words: &[u64]) -> Option<(PrintedValue, &[u64])
 
 fn text(words: &[u64]) -> Option<(Vec<u8>, &[u64])> {
     let (read, words) = words.split_first()?;
-    let (text, rest) = words.split_at_checked(Field::TEXT_BYTES as usize / 8)?;
+    let (text, rest) = words.split_at_checked(RecordField::TEXT_BYTES as usize / 8)?;
     let mut bytes: Vec<u8> = text.iter().flat_map(|word| word.to_le_bytes()).collect();
     bytes.truncate(usize::try_from(*read).unwrap_or(0));
     Some((bytes, rest))
@@ -157,8 +157,8 @@ mod tests {
         assert!((0..1_000_000).all(|_| none.permits(start)));
     }
 
-    fn column(content: ColumnContent) -> Column {
-        Column { name: String::new(), content }
+    fn column(content: ColumnContent) -> RecordColumn {
+        RecordColumn { name: String::new(), content }
     }
 
     fn words(text: &[u8], read: u64) -> Vec<u64> {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ingraft_model::{
-    Column, Expr, FunctionId, Insertion, Instrumentation, MetricInfo, Order, Parts, PointKind, Shape, Snippet, Stmt,
-    ValueUnit, Variable, VariableId, VariableKind,
+    Expr, FunctionId, Insertion, Instrumentation, MetricInfo, Order, Parts, PointKind, RecordColumn, Shape, Snippet,
+    Stmt, ValueUnit, Variable, VariableId, VariableKind,
 };
 
 use crate::api::PrintOptions;
@@ -37,7 +37,7 @@ pub struct PrintCode {
     /// The code of all functions.
     pub instrumentation: Instrumentation,
     /// The functions, with the columns of their records.
-    pub sites: Vec<(FunctionId, Vec<Column>)>,
+    pub sites: Vec<(FunctionId, Vec<RecordColumn>)>,
 }
 
 impl PrintCode {

@@ -1,6 +1,6 @@
 //! Printed calls: a record of values for each call, in the buffers of threads.
 //!
-//! What is printed is what the `print` statement of a metric says. `code.rs` joins the code of the metric in all functions; `answer.rs` makes
+//! The `print` statement of a metric says what is printed. `code.rs` joins the code of the metric in all functions; `answer.rs` makes
 //! calls of the records that threads have made, and applies the limit.
 
 mod answer;
@@ -8,8 +8,8 @@ mod code;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ingraft_model::record::{RecordCounts, TakenRecord};
-use ingraft_model::{Column, Focus, FunctionId, VariableKind};
+use ingraft_model::records::{RecordCounts, TakenRecord};
+use ingraft_model::{Focus, FunctionId, RecordColumn, VariableKind};
 use ingraft_process::TickClock;
 
 use crate::api::{
@@ -28,16 +28,16 @@ use self::code::{BUFFER, CALLS, METRIC, PASSED, PrintCode};
 pub struct PrintKind {
     options: PrintOptions,
     /// The functions, in the order of their numbers.
-    sites: Vec<(FunctionId, Vec<Column>)>,
+    sites: Vec<(FunctionId, Vec<RecordColumn>)>,
     /// The counters, and the functions as they were when the code was inserted; `None` before.
-    begun: Option<Begun>,
+    begun: Option<PrintStart>,
     state: Mutex<State>,
 }
 
 /// Offset of the counter of calls without a record among those of activations ([`ingraft_model::Shape::Activations`]).
 const UNRECORDED: u32 = 2;
 
-struct Begun {
+struct PrintStart {
     calls: u32,
     passed: u32,
     /// First counters of the activations of the calls.
@@ -143,7 +143,7 @@ impl Running for PrintKind {
         }
         let foci: Vec<Focus> = wanted.iter().map(|wanted| wanted.pair.focus.clone()).collect();
         let PrintCode { instrumentation, sites } = PrintCode::new(wanted, self.options)?;
-        let look = |((function, _), focus): (&(FunctionId, Vec<Column>), Focus)| {
+        let look = |((function, _), focus): (&(FunctionId, Vec<RecordColumn>), Focus)| {
             let pair = Arc::new(MetricFocus { metric: code::LOOK.to_owned(), focus });
             let owner = Owner { measurement: asked.id, hidden: true };
             WantedPair { function: Some(*function), ..WantedPair::owned(owner, pair, code::look(*function)) }
@@ -180,7 +180,7 @@ impl Running for PrintKind {
         let variables = pair.variables().iter().zip(pair.counters());
         let activations = variables.filter(|(variable, _)| variable.kind == VariableKind::Activations);
         let activations = activations.map(|(_, first)| *first).collect();
-        self.begun = Some(Begun { calls, passed, activations, sites });
+        self.begun = Some(PrintStart { calls, passed, activations, sites });
     }
 
     /// Libraries that were loaded since have no part.

@@ -21,8 +21,9 @@
 //! A full buffer is not closed: the thread appends again as soon as there is room.
 
 use crate::buffer::{Capacity, FIRST, LOST, POSITION, SLACK, TAKEN, Words};
-use crate::snippet::Recorded;
 
+/// Largest number of words of a record.
+pub const WORDS_MAX: u32 = 48;
 /// Index of the word with the number of records made.
 pub const MADE: u32 = 2;
 /// Index of the word with the number of records skipped.
@@ -53,11 +54,11 @@ pub struct RecordReader {
 pub struct TakenRecord {
     /// Number of the statement that made it.
     pub number: u16,
-    /// Its values.
+    /// The values.
     pub words: Vec<u64>,
 }
 
-/// How many records a thread has made, skipped and lost, since its buffer was new.
+/// Numbers of records that a thread has made, skipped and lost, since its buffer was new.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordCounts {
     /// Records made, lost ones too.
@@ -99,9 +100,7 @@ impl RecordReader {
             if header == 0 {
                 break;
             }
-            broken = number == 0
-                || !(1..=Recorded::WORDS_MAX).contains(&length)
-                || u64::from(length) * 8 > position - self.taken;
+            broken = number == 0 || !(1..=WORDS_MAX).contains(&length) || u64::from(length) * 8 > position - self.taken;
             if broken {
                 break;
             }
@@ -111,7 +110,7 @@ impl RecordReader {
             records.push(TakenRecord { number: number - 1, words: values });
         }
         if broken {
-            // What a thread is about to write here is lost too.
+            // A record that a thread is about to write here is lost too.
             (0..self.capacity.bytes() / 8).for_each(|n| words.store(FIRST + n, 0));
             self.taken = 0;
             words.store(POSITION, 0);
