@@ -93,7 +93,8 @@ impl RecordReader {
     pub fn take(&mut self, words: &impl Words, most: u64, withheld: u32) -> (Vec<TakenRecord>, bool) {
         let position = words.load(POSITION);
         let (mut records, until) = (Vec::new(), self.taken.saturating_add(most));
-        let mut broken = position.wrapping_sub(self.taken) > u64::from(self.capacity.bytes()) || position % 8 != 0;
+        let mut broken =
+            position.wrapping_sub(self.taken) > u64::from(self.capacity.bytes()) || !position.is_multiple_of(8);
         while !broken && self.taken < position.min(until) {
             let header = words.load(self.word(0));
             let (number, length) = ((header & 0xffff) as u16, (header >> 16) as u32);

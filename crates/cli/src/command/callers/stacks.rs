@@ -175,6 +175,7 @@ impl StackSamplings {
                 state,
                 period: self.period,
                 stacks: true,
+                sites: false,
             };
             let start = |state| tokio::spawn(sample(site.client().clone(), request(state), Arc::clone(&sums)));
             let tasks = STATES.into_iter().map(start).collect();

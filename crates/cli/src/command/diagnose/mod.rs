@@ -257,7 +257,7 @@ async fn observe(
         let request = SamplingRequest {
             target: target.spec(),
             state,
-            period: hot::period(plan.budget),
+            period: hot::period(Some(plan.budget)),
             sites: true,
             ..SamplingRequest::default()
         };
