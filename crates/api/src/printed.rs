@@ -28,7 +28,7 @@ pub struct PrintedSite {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PrintedCall {
     /// Index of the function.
-    pub site: usize,
+    pub site: u32,
     /// Thread that made the call.
     pub tid: u32,
     /// Unix time in nanoseconds at which the record was made.

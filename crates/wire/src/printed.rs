@@ -16,7 +16,7 @@ messages! {
     CallNumbers => CallNumbers { calls, printed, unmet, skipped, lost, left }
     RecordColumn => PrintedColumn { name, content }
     PrintedSite => PrintedSite { function, columns }
-    PrintedCall => PrintedCall { tid, time_ns, values; site => site }
+    PrintedCall => PrintedCall { tid, time_ns, values, site }
 }
 
 nested! {

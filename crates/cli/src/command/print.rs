@@ -152,7 +152,7 @@ impl PrintView<'_> {
         let Some(printed) = site.printed.as_ref().filter(|printed| !printed.calls.is_empty()) else { return Ok(()) };
         out.begin_batch();
         for call in &printed.calls {
-            let Some(of) = printed.sites.get(call.site) else { continue };
+            let Some(of) = printed.sites.get(call.site as usize) else { continue };
             let call = NamedCall::new(self.exprs, of, call);
             if out.json() {
                 out.object(&Object::Call(call.object(site)))?;

@@ -87,7 +87,7 @@ impl PrintKind {
             }
             let Some((ticks, values)) = answer::call(&record, columns) else { continue };
             let time_ns = unix.saturating_sub(ns(now.saturating_sub(ticks)));
-            calls.push(PrintedCall { site, tid, time_ns, values });
+            calls.push(PrintedCall { site: record.number.into(), tid, time_ns, values });
         }
         state.printed += calls.len() as u64;
         drop(state);
