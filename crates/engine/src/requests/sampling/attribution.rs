@@ -6,10 +6,10 @@ use ingraft_model::{Avma, FunctionId, Svma};
 use ingraft_process::{Mapping, Target};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::stacks::StackTally;
+use super::stacks::{NAMES_MAX, StackTally};
 use super::taking::Taken;
-use super::tally::{FramePlace, SampleTally, most_first};
-use crate::api::{ModulePlace, NamedSamples, SampledFunction, SampledSite, StackSamples};
+use super::tally::{FramePlace, SampleTally, SiteKey, most_first};
+use crate::api::{ModulePlace, NamedFunction, NamedSamples, SampledFunction, SampledSite, StackSamples};
 use crate::measure::request::{Missing, resolve_patterns};
 use crate::program::code_places::frame_places;
 use crate::program::images::ImageStore;
@@ -19,6 +19,8 @@ use crate::weaving::parts::Generated;
 
 /// Number of addresses that are remembered with their places.
 const KNOWN_MAX: usize = 1 << 20;
+/// Largest number of calls of callers' frames that are remembered: each has names.
+const CALLS_MAX: usize = 1 << 14;
 
 /// The places of addresses in a target.
 pub(super) struct Attribution {
@@ -126,21 +128,25 @@ impl Attribution {
             let (file, _, function) = self.modules.resolve(*id)?;
             Some(named(file, function))
         };
-        let mut sites: Vec<SampledSite> = tally
-            .sites
-            .iter()
-            .map(|(key, samples)| SampledSite {
+        let mut sites: Vec<_> = tally.sites.iter().collect();
+        sites.sort_by(|(a, of_a), (b, of_b)| of_b.cmp(of_a).then_with(|| (a.tid, a.call).cmp(&(b.tid, b.call))));
+        // Names are as long as the program's symbols; sites with few samples lack them if there are too many.
+        let mut bytes = 0;
+        let site = |(key, samples): (&SiteKey, &u64)| {
+            let functions: Vec<NamedFunction> =
+                if bytes < NAMES_MAX { key.functions.iter().filter_map(name).collect() } else { Vec::new() };
+            bytes += functions.iter().map(|function| function.module.len() + function.function.len()).sum::<usize>();
+            SampledSite {
                 tid: key.tid,
                 mode: key.mode,
                 call: key.call.map(call_name).unwrap_or_default(),
                 object: key.object.clone(),
-                functions: key.functions.iter().filter_map(name).collect(),
+                functions,
                 innermost: key.innermost,
                 samples: *samples,
-            })
-            .collect();
-        sites.sort_by(|a, b| b.samples.cmp(&a.samples).then_with(|| (a.tid, &a.call).cmp(&(b.tid, &b.call))));
-        sites
+            }
+        };
+        sites.into_iter().map(site).collect()
     }
 
     /// For an address in generated code, the address in the original function.
@@ -184,10 +190,10 @@ impl Attribution {
     /// The stacks below functions, with the places of their calls; the functions with the most samples first. A frame outside of known code has
     /// the name of its memory as its module.
     pub fn stacks(&mut self, target: &Target, store: &ImageStore, tally: StackTally) -> Vec<StackSamples> {
-        let unknown: Vec<Avma> = tally.addresses().filter(|at| !self.calls.contains_key(at)).collect();
-        if self.calls.len() > KNOWN_MAX {
+        if self.calls.len() > CALLS_MAX {
             self.calls.clear();
         }
+        let unknown: Vec<Avma> = tally.addresses().filter(|at| !self.calls.contains_key(at)).collect();
         for (at, place) in unknown.iter().zip(frame_places(target, &self.modules, store, &unknown)) {
             let place = place.unwrap_or_else(|| {
                 let (module, at) = (self.memory(target, *at).to_string(), Svma(at.0));

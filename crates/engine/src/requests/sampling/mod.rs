@@ -203,6 +203,11 @@ impl Sampling {
                 return Err(Error::process(self.target.pid(), ProcessError::Replaced(self.target.pid())));
             }
         }
+        if reading.ended.is_some_and(|ended| ended.exec) {
+            // The last looks may be at the new program, before anybody knew of it.
+            (reading.sites, reading.usage) = (Vec::new(), Vec::new());
+            reading.functions.iter_mut().for_each(|function| function.waits.clear());
+        }
         let SampleReader { last, cpu: cpu_before, lost, throttled, looks, rounds, .. } = &mut *reader;
         (*last, *cpu_before) = (now, cpu);
         (*lost, *throttled, *looks, *rounds) = (facts.lost, facts.throttled, facts.looks, facts.rounds);

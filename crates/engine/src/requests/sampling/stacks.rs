@@ -10,6 +10,8 @@ use crate::api::{ModulePlace, NamedFunction, StackSamples};
 const STACKS_MAX: usize = 4096;
 /// Largest number of frames of all stacks of a reading.
 const FRAMES_MAX: usize = 1 << 18;
+/// Number of bytes of the names in the stacks of a reading after which no further stack is told; the same for the names in sites.
+pub(super) const NAMES_MAX: usize = 16 << 20;
 
 /// The samples of a reading in which one of some functions is on the stack.
 #[derive(Debug, Default)]
@@ -69,8 +71,16 @@ impl StackTally {
     ) -> Vec<StackSamples> {
         let mut all: Vec<_> = self.stacks.into_iter().collect();
         all.sort_by(|(a, of_a), (b, of_b)| of_b.cmp(of_a).then_with(|| a.cmp(b)));
+        // Names are as long as the program's symbols.
+        let mut bytes = 0;
         let stack = |((id, below, whole), samples): ((FunctionId, Box<[Avma]>, bool), u64)| {
-            let frames = below.iter().map(|at| call(*at)).collect();
+            if bytes > NAMES_MAX {
+                return None;
+            }
+            let frames: Vec<ModulePlace> = below.iter().map(|at| call(*at)).collect();
+            let length =
+                |place: &ModulePlace| place.module.len() + place.function.as_ref().map_or(0, |f| f.function.len());
+            bytes += frames.iter().map(length).sum::<usize>();
             Some(StackSamples { function: function(id)?, frames, whole, samples })
         };
         all.into_iter().filter_map(stack).collect()
