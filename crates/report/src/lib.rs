@@ -31,8 +31,8 @@ pub use saved::{
     ProfileKind, SavedProfile, UnprofiledFunction, UnsavedDetails,
 };
 pub use times::{
-    COST_CLASSES, CostUnit, FunctionTimes, MeasuredCalls, OtherMeasurements, ProfileTimes, Untimed, compared_counters,
-    times,
+    COST_CLASSES, CostUnit, FunctionTimes, MeasuredCalls, OtherMeasurements, ProfileTimes, UNPROFILED, Untimed,
+    compared_counters, times,
 };
 pub use trace::{
     NewestCause, NewestPart, TraceChunk, TraceClock, TraceEnd, TraceError, TraceRecord, TraceRecords, TraceReplay,

@@ -189,6 +189,11 @@ fn fitted(
 ) -> Option<CostFit> {
     let row = |(index, measured): (usize, &Option<MeasuredCalls>)| {
         let (measured, flow, events) = (measured.as_ref()?, flows.get(index)?, events.get(index)?);
+        // The time of callees that were not timed would count as that of the function itself.
+        let is_timed = |call: &FlowCall| others.calls.get(call.callee).is_some_and(Option::is_some);
+        if !flow.calls.iter().filter(|call| call.count > 0).all(is_timed) {
+            return None;
+        }
         // A function that calls nothing that was profiled has its whole time for itself.
         let time = measured.own.or(flow.calls.is_empty().then_some(measured.mean))?;
         let calls = Some(flow.entry.1).filter(|calls| *calls > 0)? as f64;
@@ -228,6 +233,9 @@ fn called(function: &FunctionProfile) -> impl Iterator<Item = (usize, CallTarget
     calls.chain(jumps)
 }
 
+/// Index of callees that were counted and not profiled.
+pub const UNPROFILED: usize = usize::MAX;
+
 /// The calls of an indirect call by callee: its `count` calls, shared as those that were counted by callee.
 fn shared(block: usize, count: u64, counted: &[(usize, u64)]) -> Vec<FlowCall> {
     let whole: u128 = counted.iter().map(|(_, calls)| u128::from(*calls)).sum();
@@ -240,7 +248,8 @@ fn shared(block: usize, count: u64, counted: &[(usize, u64)]) -> Vec<FlowCall> {
         given = until;
         FlowCall { block, callee: *callee, count: share }
     };
-    counted.iter().map(one).filter(|call| call.count > 0).collect()
+    // Callees that were not profiled have their share, and no times.
+    counted.iter().map(one).filter(|call| call.count > 0 && call.callee != UNPROFILED).collect()
 }
 
 /// The measured flow of a function; `None` if not all counts are known.

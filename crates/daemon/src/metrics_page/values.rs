@@ -99,6 +99,7 @@ fn bounds(values: &Distribution) -> Vec<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use ingraft_api::{Details, KeyValue, Keys};
+    use ingraft_model::histogram::HEAD;
     use ingraft_model::{Resolution, Scale};
     use proptest::prelude::*;
 
@@ -178,9 +179,9 @@ ingraft_m{pid="1",key="0x2",name="a"} 0
         ) {
             values.sort_unstable();
             let (resolution, scale) = (Resolution::Coarse, Scale { mult, shift });
-            let mut slots = vec![0; 4 + resolution.buckets() as usize];
+            let mut slots = vec![0; (HEAD + resolution.buckets()) as usize];
             for value in &values {
-                slots[4 + resolution.bucket_of(*value) as usize] += 1;
+                slots[(HEAD + resolution.bucket_of(*value)) as usize] += 1;
             }
             if let (Some(least), Some(most)) = (values.first(), values.last()) {
                 (slots[1], slots[2]) = (*most, !least);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-use ingraft_report::{CallTarget, MeasuredCalls, OtherMeasurements, SavedProfile};
+use ingraft_report::{CallTarget, MeasuredCalls, OtherMeasurements, SavedProfile, UNPROFILED};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -53,6 +53,14 @@ struct ReadLatency {
     mean_ns: Option<f64>,
     self_ns: Option<f64>,
     stddev_ns: Option<f64>,
+    /// Only some calls have times.
+    #[serde(default, rename = "if")]
+    condition: Option<String>,
+    #[serde(default)]
+    clock: Option<String>,
+    /// The clock was taken out before the end.
+    #[serde(default)]
+    taken_out_ns: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -63,6 +71,9 @@ struct ReadCaller {
     caller: Option<String>,
     call_site: Option<String>,
     calls: i64,
+    /// Only some calls were counted.
+    #[serde(default, rename = "if")]
+    condition: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -111,19 +122,24 @@ impl MeasuredRecords {
                 Failure::usage(format!("{}: {what}", path.display()), hint)
             };
             let file = std::fs::File::open(path).map_err(|e| wrong(e.to_string()))?;
-            let mut is_empty = true;
-            for (at, line) in BufReader::new(file).lines().enumerate() {
+            let (mut is_empty, mut first_wrong) = (true, None);
+            for (at, line) in BufReader::new(file).split(b'\n').enumerate() {
                 let line = line.map_err(|e| wrong(e.to_string()))?;
                 // A command that was measured prints to the same file, so that other lines mean nothing.
-                let value: Option<Value> = serde_json::from_str(&line).ok();
-                if let Some(value) = value.filter(|value| value.get("type").is_some()) {
-                    let record = serde_json::from_value(value).map_err(|e| wrong(format!("line {}: {e}", at + 1)))?;
-                    records.add(record);
-                    is_empty = false;
+                let value: Option<Value> = serde_json::from_slice(&line).ok();
+                let Some(value) = value.filter(|value| value.get("type").is_some_and(Value::is_string)) else {
+                    continue;
+                };
+                match serde_json::from_value(value) {
+                    Ok(record) => {
+                        records.add(record);
+                        is_empty = false;
+                    }
+                    Err(e) => first_wrong = first_wrong.or_else(|| Some(format!("line {}: {e}", at + 1))),
                 }
             }
             if is_empty {
-                return Err(wrong("there is no record in it".to_owned()));
+                return Err(wrong(first_wrong.unwrap_or_else(|| "there is no record in it".to_owned())));
             }
         }
         Ok(records)
@@ -131,14 +147,27 @@ impl MeasuredRecords {
 
     fn add(&mut self, record: ReadRecord) {
         match record {
-            ReadRecord::Latency(ReadLatency { module, offset, timed, mean_ns, self_ns, stddev_ns }) => {
-                let Some(mean) = mean_ns.filter(|_| timed > 0) else { return };
+            ReadRecord::Latency(ReadLatency {
+                module,
+                offset,
+                timed,
+                mean_ns,
+                self_ns,
+                stddev_ns,
+                condition,
+                clock,
+                taken_out_ns,
+            }) => {
+                let is_whole =
+                    condition.is_none() && taken_out_ns.is_none() && clock.is_none_or(|clock| clock == "wall");
+                let Some(mean) = mean_ns.filter(|_| timed > 0 && is_whole) else { return };
                 let own = self_ns.map(|sum| sum / timed as f64);
                 let calls = MeasuredCalls { timed, mean, own, stddev: stddev_ns };
                 let all = self.calls.entry((module, offset));
                 all.and_modify(|known| *known = together(*known, calls)).or_insert(calls);
             }
-            ReadRecord::Caller(ReadCaller { module, offset, caller_module, caller, call_site, calls }) => {
+            ReadRecord::Caller(ReadCaller { condition: Some(_), .. }) => {}
+            ReadRecord::Caller(ReadCaller { module, offset, caller_module, caller, call_site, calls, .. }) => {
                 let (Some(place), Ok(calls)) = (caller_module.zip(caller).zip(call_site), u64::try_from(calls)) else {
                     return;
                 };
@@ -189,8 +218,8 @@ impl MeasuredRecords {
                 let place = (one.id.module.clone(), one.id.function.clone(), one.offset(block.last));
                 let callees = self.callees.get(&place).into_iter().flatten();
                 let known: Vec<(usize, u64)> =
-                    callees.filter_map(|(callee, calls)| Some((*keys.get(callee)?, *calls))).collect();
-                if !known.is_empty() {
+                    callees.map(|(callee, calls)| (keys.get(callee).copied().unwrap_or(UNPROFILED), *calls)).collect();
+                if known.iter().any(|(callee, _)| *callee != UNPROFILED) {
                     others.indirect.insert((one.index, site.block), known);
                 }
             }
