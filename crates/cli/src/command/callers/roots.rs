@@ -66,7 +66,16 @@ pub(super) async fn run(
     if !whole {
         return Ok(());
     }
+    // The signal may have come during the removal.
+    let is_asked = tokio::select! {
+        biased;
+        () = signals.asked() => true,
+        () = std::future::ready(()) => false,
+    };
     drop(signals);
+    if is_asked {
+        return Ok(());
+    }
     if climb.is_full {
         let what = format!("the climb ends at {FUNCTIONS_MAX} functions: the callers of others are not counted");
         output::warn(&what, context.common.format);

@@ -179,6 +179,10 @@ async fn search(
         Err(failure) => return Searched { failure: Some(failure), ..searched },
     };
     searched.pid = observation.pid.0;
+    if !observation.has_both() || observation.totals().looks == 0 {
+        searched.warnings.push("the search ended before it had seen anything".to_owned());
+        return searched;
+    }
     let pasted = Pasted::new(searched.pid, common, *at);
     let mut division = Division::of(&observation);
     let may_insert = |searched: &Searched| searched.ended.is_none() && searched.failure.is_none() && !plan.is_over();

@@ -45,6 +45,8 @@ struct CountedCalls {
 #[derive(Default)]
 pub(super) struct HotCalls {
     counted: Vec<CountedCalls>,
+    /// Insertions that are being removed. A signal may end the removal in the middle.
+    falling: Vec<CountedCalls>,
     /// Calls that removed counters have told.
     past: HashMap<NamedFunction, FunctionCalls>,
     never_counted: HashSet<NamedFunction>,
@@ -188,8 +190,8 @@ impl HotCalls {
                 .extend(pairs.filter(|(_, value)| out(value)).filter_map(|(pair, _)| pair.function.clone()));
         }
         let is_late = |counted: &mut CountedCalls| counted.unneeded >= if counted.is_clock { LATE } else { COLD };
-        let fallen: Vec<CountedCalls> = self.counted.extract_if(.., is_late).collect();
-        self.take_out(fallen, out).await
+        self.falling.extend(self.counted.extract_if(.., is_late));
+        self.take_out(out).await
     }
 
     /// Inserts counters or clocks. The budget is for clocks, in percent of a processor.
@@ -246,16 +248,18 @@ impl HotCalls {
 
     /// Removes all counters and clocks, and reads them a last time.
     pub(super) async fn remove(&mut self, out: &mut Output) -> Result<(), Stop> {
-        let all = std::mem::take(&mut self.counted);
-        self.take_out(all, out).await
+        self.falling.append(&mut self.counted);
+        self.take_out(out).await
     }
 
     /// Removes insertions, and keeps what they have told. All are removed, also if one of the removals fails.
-    async fn take_out(&mut self, all: Vec<CountedCalls>, out: &mut Output) -> Result<(), Stop> {
+    async fn take_out(&mut self, out: &mut Output) -> Result<(), Stop> {
         let format = if out.json() { crate::args::Format::Json } else { crate::args::Format::Table };
         let mut result = Ok(());
-        for mut counted in all {
-            match counted.client.remove(counted.enabled.id, counted.enabled.pairs.len()).await {
+        while let Some(last) = self.falling.last() {
+            let answer = last.client.remove(last.enabled.id, last.enabled.pairs.len()).await;
+            let Some(mut counted) = self.falling.pop() else { break };
+            match answer {
                 Ok((answer, _)) => {
                     if let Some(last) = &answer.last {
                         counted.reading = Some(last.clone());
