@@ -232,7 +232,9 @@ fn examples_of_the_reference_can_be_enabled() {
             let pid = target.pid_text();
             let pair = format!("{metric}{focus}");
             let outcome = tool().run(["watch", "-p", &pid, &pair, "-I", name, "--for", "50ms", "--allow-calls"]);
-            if text.contains("hwCounter") && outcome.stderr.contains("event_not_counted") {
+            if text.contains("print(") {
+                let _ = outcome.assert_error(2, &["ingraft print"]);
+            } else if text.contains("hwCounter") && outcome.stderr.contains("event_not_counted") {
                 println!("skipped: {metric}: this machine does not count its event");
             } else {
                 let _ = outcome.assert_code(0).assert_removed();

@@ -200,7 +200,7 @@ fn what_cannot_be_printed_is_refused_in_plain_words() {
     };
     refused(&["work", "$arg[0"], 2, &["expression"]);
     refused(&["work", "str($arg[0], 1, 2)"], 2, &["expression"]);
-    refused(&["work", "no_such_argument"], 2, &["no_such_argument"]);
+    refused(&["work", "no_such_argument"], 3, &["no_such_argument"]);
     refused(&["work", "--entry", "--if", "$return == 0"], 2, &["expression"]);
     refused(&["no_such_function"], 3, &["no function matches"]);
     let many = ["work", "str($arg[1])", "str($arg[1])", "str($arg[1])", "str($arg[1])", "str($arg[1])", "str($arg[1])"];
