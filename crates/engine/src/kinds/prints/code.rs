@@ -240,8 +240,8 @@ mod tests {
             texts(&code),
             [
                 "Entry v0++; v1++; if ($arg[0]) { v3++; record v2 0 time limit 101; }",
-                "Entry v0++; open r8 elapsed {  }",
-                "Exit close r8 elapsed { v1++; record v2 1 time limit 101; }",
+                "Entry v0++; open r8 time { }",
+                "Exit close r8 time { v1++; record v2 1 time limit 101; }",
                 "Exit v1++; record v2 2 time limit 101;",
                 "Entry v0++;",
             ]
