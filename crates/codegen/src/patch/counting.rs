@@ -4,6 +4,9 @@
 //! copy, whose probes lead to the code of the points. Calls and system calls are not in the copy, so the owner is checked again when they
 //! return. Where a point does something else than to count, or where the flags are live, the counting copy leads to the probe of the
 //! ordinary one.
+//!
+//! The count of a taken branch lies at its target if no other way leads there. If others do, it lies right before the target where the code
+//! before it does not run on, or else at the end of the copy, from where a jump leads back.
 
 use ingraft_model::{Avma, BlockId, EdgeKind, Gpr, IndexVec, Key, PcMove, PointId, ThreadIdentity};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -18,6 +21,9 @@ use crate::snippet::slow::COUNT;
 /// Condition code of `jne`, and of `je`.
 const NOT_EQUAL: u8 = 5;
 const EQUAL: u8 = 4;
+
+/// Length in bytes of a conditional jump with a displacement of one byte.
+const SHORT_BRANCH: u64 = 2;
 
 /// Passage of a point.
 #[derive(Clone, Copy)]
@@ -45,6 +51,8 @@ struct CountingCopyBuilder<'c, 'a> {
     passages: FxHashMap<PointId, (Passage, u64)>,
     /// Blocks with a springboard from which a count can be reached.
     entered: FxHashSet<BlockId>,
+    /// Blocks to which one edge alone leads, a taken branch with a point: the passage of the point is at the block.
+    passed_at: FxHashMap<BlockId, PointId>,
     /// Address of each block's copy, as far as blocks are copied.
     labels: IndexVec<BlockId, u64>,
     fixups: Vec<Fixup>,
@@ -77,6 +85,7 @@ pub(super) fn emit(
         copy,
         passages,
         entered: FxHashSet::default(),
+        passed_at: FxHashMap::default(),
         labels: IndexVec::default(),
         fixups: Vec::new(),
         stubs: Vec::new(),
@@ -87,6 +96,7 @@ pub(super) fn emit(
     if counting.entered.is_empty() || counting.sets_gs() {
         return Ok(None);
     }
+    counting.passed_at = counting.passed_at()?;
     counting.write().map(Some)
 }
 
@@ -135,6 +145,19 @@ impl CountingCopyBuilder<'_, '_> {
         Ok(useful)
     }
 
+    /// For each block without a gate to which a taken branch alone leads, the point of this branch.
+    fn passed_at(&self) -> Result<FxHashMap<BlockId, PointId>, CodegenError> {
+        let mut only: FxHashMap<BlockId, Option<PointId>> = FxHashMap::default();
+        for edge in &self.copy.request.body.edges {
+            let Some(to) = target(edge) else { continue };
+            let point = self.copy.edge(edge.from, to, edge.kind)?;
+            let passes = edge.kind == EdgeKind::Taken && self.passages.contains_key(&point);
+            let own = passes && !self.entered.contains(&to) && !self.copy.is_called(to);
+            only.entry(to).and_modify(|only| *only = None).or_insert(own.then_some(point));
+        }
+        Ok(only.into_iter().filter_map(|(to, point)| Some((to, point?))).collect())
+    }
+
     /// A register that the gate of a block may use; `None` if none is free, or if the flags are not.
     fn register(&self, block: BlockId) -> Option<Gpr> {
         let free = &self.copy.request.body.blocks.get(block)?.free;
@@ -178,8 +201,12 @@ impl CountingCopyBuilder<'_, '_> {
         let code = self.copy.code;
         let mut falls = false;
         for (index, block) in code.blocks.entries() {
-            if !falls && self.entered.contains(&index) {
-                self.gate(index)?;
+            if !falls {
+                if self.entered.contains(&index) {
+                    self.gate(index)?;
+                } else if let Some(stub) = self.stub_before(block.start) {
+                    self.passage_of(&stub)?;
+                }
             }
             self.labels.push(self.copy.out.here());
             falls = self.block(index, block)? && self.run_on(index, block.end)?;
@@ -254,6 +281,9 @@ impl CountingCopyBuilder<'_, '_> {
     /// Copies a block. Returns whether control runs on behind it.
     fn block(&mut self, index: BlockId, block: &CodeBlock) -> Result<bool, EmitError> {
         let called = self.copy.is_called(index);
+        if let Some(point) = self.passed_at.get(&index).copied() {
+            self.pass(&point, block.start)?;
+        }
         if !called {
             self.pass(&PointId::Block(self.copy.offset(block.start)), block.start)?;
         }
@@ -296,7 +326,8 @@ impl CountingCopyBuilder<'_, '_> {
             Some(to) => self.copy.edge(from, to, EdgeKind::Taken)?,
             None => PointId::Exit(self.copy.offset(d.at)),
         };
-        let is_point = self.passages.contains_key(&point);
+        let at_target = inner.is_some_and(|to| self.passed_at.get(&to) == Some(&point));
+        let is_point = !at_target && self.passages.contains_key(&point);
         let is_plain_jump = d.ends && d.condition().is_none();
         if is_point && is_plain_jump {
             // After the passage, a thread has taken the jump.
@@ -307,6 +338,14 @@ impl CountingCopyBuilder<'_, '_> {
             && target <= d.at
         {
             return self.back_branch((to, target), &point, (condition, d.at), ordinary).map(|()| false);
+        }
+        if let (Some((condition, _)), false, Some(label)) =
+            (d.condition(), is_point, inner.and_then(|to| self.labels.get(to)))
+            && self.copy.out.jcc_short(condition, *label, Back::To(d.at)).is_ok()
+        {
+            let begin = self.here() - SHORT_BRANCH;
+            self.moves.push(PcMove { from: Avma(begin), to: Avma(ordinary) });
+            return Ok(d.ends);
         }
         let begin = self.here();
         let through = is_point && !is_plain_jump;
@@ -332,13 +371,26 @@ impl CountingCopyBuilder<'_, '_> {
         ordinary: u64,
     ) -> Result<(), EmitError> {
         self.note(ordinary);
-        let here = self.here();
-        self.copy.out.put_relative(&[0x0f, 0x80 | condition ^ 1], here, Back::To(at))?;
-        let field = self.here() - 4;
+        let length = self.length(point) + PROBE as u64;
+        let over = self.here() + SHORT_BRANCH + length;
+        self.copy.out.jcc_short(condition ^ 1, over, Back::To(at))?;
         self.pass(point, target)?;
-        self.jump(to, target)?;
-        let over = self.here();
-        Ok(self.copy.out.patch_relative(field, over)?)
+        self.jump(to, target)
+    }
+
+    /// Length in bytes of the passage of a point.
+    fn length(&self, point: &PointId) -> u64 {
+        match self.passages.get(point) {
+            Some((Passage::Count(_), _)) => COUNT.len() as u64 + 4,
+            Some((Passage::Leave(_), _)) => PROBE as u64,
+            None => 0,
+        }
+    }
+
+    /// Takes a stub that leads to a block, which comes next.
+    fn stub_before(&mut self, start: u64) -> Option<Stub> {
+        let index = self.stubs.iter().rposition(|stub| stub.target == start)?;
+        Some(self.stubs.remove(index))
     }
 
     /// Notes for the instructions from `begin` on that they are equivalent to those from `ordinary` on, which are as long.
@@ -364,11 +416,16 @@ impl CountingCopyBuilder<'_, '_> {
         Ok(false)
     }
 
-    /// Adds the code that a taken branch runs through.
-    fn stub(&mut self, stub: &Stub) -> Result<(), EmitError> {
+    /// Adds the passage that a taken branch runs through.
+    fn passage_of(&mut self, stub: &Stub) -> Result<(), EmitError> {
         let here = self.here();
         self.copy.out.patch_relative(stub.field, here)?;
-        self.pass(&stub.point, stub.target)?;
+        self.pass(&stub.point, stub.target)
+    }
+
+    /// Adds the passage that a taken branch runs through, and a jump to its target.
+    fn stub(&mut self, stub: &Stub) -> Result<(), EmitError> {
+        self.passage_of(stub)?;
         self.leads(self.copy.block_at(stub.target), stub.target)
     }
 

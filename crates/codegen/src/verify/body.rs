@@ -690,7 +690,7 @@ impl BodyProof<'_> {
     }
 }
 
-fn target(edge: &Edge) -> Option<BlockId> {
+pub(super) fn target(edge: &Edge) -> Option<BlockId> {
     match edge.to {
         EdgeTarget::Block(to) => Some(to),
         EdgeTarget::Outside(_) | EdgeTarget::Dynamic => None,

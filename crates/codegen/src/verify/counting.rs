@@ -15,7 +15,7 @@ use ingraft_model::machine::SPRINGBOARD;
 use ingraft_model::{Avma, BlockId, BodyBlock, EdgeKind, Gpr, PcMove, PointId, ThreadIdentity};
 use rustc_hash::FxHashMap;
 
-use super::body::{BodyProof, stays};
+use super::body::{BodyProof, stays, target};
 use super::equivalence::equal;
 use super::memory::decode;
 use super::{Flaw, VerifyError, fail};
@@ -46,7 +46,13 @@ pub(super) fn prove(env: &Environment, proof: &mut BodyProof<'_>) -> Result<(), 
             return fail(at, Flaw::Unmatched);
         }
     }
-    let mut checked = Checked { env, proof, counting, passages, moves: Vec::new() };
+    let mut into: FxHashMap<BlockId, (PointId, u32)> = FxHashMap::default();
+    for edge in &proof.request.body.edges {
+        let Some(to) = target(edge) else { continue };
+        let point = proof.edge(edge.from, to, edge.kind)?;
+        into.entry(to).or_insert((point, 0)).1 += 1;
+    }
+    let mut checked = Checked { env, proof, counting, passages, into, moves: Vec::new() };
     for (index, block) in checked.proof.request.body.blocks.entries() {
         checked.block(index, block)?;
     }
@@ -65,6 +71,8 @@ struct Checked<'c, 'a> {
     counting: &'a CountingCopy,
     /// For each point, the address of its counter in shard 0 if it is a count, and its probe in the ordinary copy.
     passages: FxHashMap<PointId, (Option<u32>, u64)>,
+    /// For each block to which edges lead, the point of one of them, and their number.
+    into: FxHashMap<BlockId, (PointId, u32)>,
     /// The instructions that were met, each with the equivalent address in the ordinary copy.
     moves: Vec<PcMove>,
 }
@@ -99,6 +107,14 @@ impl Checked<'_, '_> {
         if right { Ok(i.next_ip()) } else { fail(at, Flaw::NotEquivalent) }
     }
 
+    /// The point of the edge that alone leads to a block, if its passage must be at the block: a taken branch, and the block has no gate.
+    fn passed_at(&self, block: BlockId) -> Option<PointId> {
+        let (point, 1) = self.into.get(&block)? else { return None };
+        let is_taken = matches!(point, PointId::Edge { kind: EdgeKind::Taken, .. });
+        let alone = self.counting.gate(block).is_none() && !self.proof.calls.contains_key(&block);
+        Some(*point).filter(|_| is_taken && alone)
+    }
+
     /// Address of the instruction in the ordinary copy of a block.
     fn ordinary(&self, block: BlockId, at: u64) -> Result<u64, VerifyError> {
         match self.proof.copied.get(&(block, at)) {
@@ -111,8 +127,11 @@ impl Checked<'_, '_> {
         let (start, label) = (self.proof.start(index)?, self.label(index)?);
         let is_called = self.proof.calls.contains_key(&index);
         let mut copy = label;
+        if let Some(point) = self.passed_at(index) {
+            copy = self.pass(copy, &point, start)?;
+        }
         if !is_called {
-            copy = self.pass(label, &PointId::Block(self.proof.offset(start)), start)?;
+            copy = self.pass(copy, &PointId::Block(self.proof.offset(start)), start)?;
         }
         let (mut at, mut rest) = (start, block.bytes.as_slice());
         while !rest.is_empty() {
@@ -191,15 +210,17 @@ impl Checked<'_, '_> {
             None => PointId::Exit(self.proof.offset(at)),
         };
         let (label, taken) = self.ways(to, target)?;
+        let at_target = to.is_some_and(|to| self.passed_at(to) == Some(point));
         if o.is_jmp_short_or_near() {
-            let after = self.pass(copy, &point, at)?;
+            let after = if at_target { copy } else { self.pass(copy, &point, at)? };
             // After the passage, a thread has taken the jump.
             let (original, ordinary) = if after == copy { (at, ordinary) } else { (target, taken) };
             self.jump(after, original, (label, ordinary))?;
             return Ok(None);
         }
         let first = self.take(copy, at, ordinary)?;
-        if first.is_jcc_near() && o.is_jcc_short_or_near() && first.condition_code() != o.condition_code() {
+        let opposes = first.is_jcc_short_or_near() && first.condition_code() != o.condition_code();
+        if opposes && !at_target && o.is_jcc_short_or_near() {
             // The opposite branch leads over the passage and a jump.
             let mut opposite = first;
             opposite.negate_condition_code();
@@ -210,7 +231,7 @@ impl Checked<'_, '_> {
             return if right { Ok(Some(over)) } else { fail(copy, Flaw::NotEquivalent) };
         }
         let jump = if o.is_jcc_short_or_near() {
-            let same = first.is_jcc_near() && first.condition_code() == o.condition_code();
+            let same = first.is_jcc_short_or_near() && first.condition_code() == o.condition_code();
             Some(first).filter(|_| same)
         } else {
             // loop 1f; jmp 2f; 1: jmp target; 2:
@@ -224,9 +245,11 @@ impl Checked<'_, '_> {
         };
         let Some(jump) = jump else { return fail(copy, Flaw::NotEquivalent) };
         let leads_to = jump.near_branch_target();
-        if self.passages.contains_key(&point) {
+        if self.passages.contains_key(&point) && !at_target {
             let after = self.pass(leads_to, &point, target)?;
-            self.jump(after, target, (label, taken))?;
+            if after != label {
+                self.jump(after, target, (label, taken))?;
+            }
         } else if leads_to != label {
             return fail(copy, Flaw::NotEquivalent);
         }
