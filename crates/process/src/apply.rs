@@ -851,8 +851,12 @@ fn check_plan(plan: &PatchPlan) -> Result<(), ApplyError> {
             return bad(pair[1].from, "moves that are not sorted or not unique");
         }
     }
+    // Both are sorted, and most moves begin in generated code.
+    let mut text = plan.text.iter().peekable();
     for m in &plan.moves {
-        if strictly_inside(&plan.text, m.from) && strictly_inside(&plan.text, m.to) {
+        while text.next_if(|w| w.at.0 + u64::from(w.len) <= m.from.0).is_some() {}
+        let from_inside = text.peek().is_some_and(|w| w.at < m.from);
+        if from_inside && strictly_inside(&plan.text, m.to) {
             return bad(m.from, "a move from inside a write to inside a write");
         }
     }

@@ -253,7 +253,8 @@ impl RemovalRecord {
             }
         }
         plan.text.sort_unstable_by_key(|w| w.at);
-        plan.moves.sort_unstable();
+        // Each record is in order, which this sort makes use of.
+        plan.moves.sort();
         plan.moves.dedup();
         plan.step_out.sort_unstable_by_key(|r| (r.start, r.end));
         plan.step_out.dedup();

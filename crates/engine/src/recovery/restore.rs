@@ -33,15 +33,36 @@ pub struct RemovalOutcome {
 }
 
 /// Writes that a removal still has to make, and places that it cannot restore.
-struct Rest {
-    plan: PatchPlan,
+struct Rest<'p> {
+    text: Vec<TextWrite>,
     left: Vec<Left>,
+    /// Records whose bytes are in the text.
+    present: Vec<&'p RemovalRecord>,
+    /// Records of which no byte is in the text.
+    absent: Vec<&'p RemovalRecord>,
 }
 
-impl Rest {
+impl Rest<'_> {
     /// Whether any place may still lead to the engine's code.
     fn leads(&self) -> bool {
-        !self.plan.text.is_empty() || self.left.iter().any(|left| left.state.may_lead())
+        !self.text.is_empty() || self.left.iter().any(|left| left.state.may_lead())
+    }
+
+    /// The plan that makes the writes and moves threads out of the code.
+    fn plan(&self) -> PatchPlan {
+        let mut plan = certain(RemovalRecord::combine(self.present.iter().copied()));
+        let mut rest = certain(RemovalRecord::combine(self.absent.iter().copied()));
+        let is_known = |m: &PcMove| {
+            plan.moves.binary_search_by_key(&m.from, |known| known.from).is_ok() || contains(&plan.step_out, m.from)
+        };
+        rest.moves.retain(|m| !is_known(m));
+        plan.moves.append(&mut rest.moves);
+        plan.moves.sort();
+        plan.step_out.append(&mut rest.step_out);
+        plan.step_out.sort_unstable_by_key(|r| (r.start, r.end));
+        plan.step_out.dedup();
+        plan.text.clone_from(&self.text);
+        plan
     }
 }
 
@@ -68,7 +89,7 @@ pub fn restore(
     arenas: &[AvmaRange],
     area: Option<DataArea>,
 ) -> Result<RemovalOutcome, Error> {
-    let (Rest { plan, left: found }, first) = cut_off(target, points, area)?;
+    let CutOff { found, plan, applied: first } = cut_off(target, points, area)?;
     let mut rest = restorable(target, points)?;
     if !rest.leads() {
         rest.left.extend(copy_of(target, points, arenas).map(|at| Left { at, state: Why::Copied }));
@@ -81,7 +102,7 @@ pub fn restore(
         let leave = PatchPlan { moves: plan.moves, step_out: plan.step_out, ..PatchPlan::default() };
         end.unmap(target, &leave, arenas, area)?;
     }
-    let text_restored = rest.plan.text.is_empty() && rest.left.is_empty();
+    let text_restored = rest.text.is_empty() && rest.left.is_empty();
     let mut left = rest.left;
     left.extend(found.into_iter().filter(|left| left.state == Why::Broken));
     Left::sort(&mut left);
@@ -200,17 +221,27 @@ pub fn disturbed(target: &Target, points: &[PointRecord]) -> Result<Vec<Left>, E
     Ok(found)
 }
 
-/// Removes all jumps to the points. Returns the plan and its outcome.
-fn cut_off(target: &Target, points: &[PointRecord], area: Option<DataArea>) -> Result<(Rest, Applied), Error> {
+/// The removal of all jumps to points.
+struct CutOff {
+    /// Places that could not be restored, or were repaired.
+    found: Vec<Left>,
+    /// The plan of the removal. Its ranges to single-step were left out: threads leave them by themselves.
+    plan: PatchPlan,
+    applied: Applied,
+}
+
+/// Removes all jumps to the points.
+fn cut_off(target: &Target, points: &[PointRecord], area: Option<DataArea>) -> Result<CutOff, Error> {
     let mut look = 0;
     loop {
         look += 1;
         let rest = restorable(target, points)?;
-        let text = PatchPlan { step_out: Vec::new(), ..rest.plan.clone() };
-        let suspended = waiting::near(target, Purpose::Removal, &rest.plan.text, &[], area);
+        let mut plan = rest.plan();
+        let step_out = std::mem::take(&mut plan.step_out);
+        let suspended = waiting::near(target, Purpose::Removal, &plan.text, &[], area);
         let options = ApplyOptions { suspended, faults: FaultFrames::Leave, ..ApplyOptions::default() };
-        match target.apply(&text, &options) {
-            Ok(applied) => return Ok((rest, applied)),
+        match target.apply(&plan, &options) {
+            Ok(applied) => return Ok(CutOff { found: rest.left, plan: PatchPlan { step_out, ..plan }, applied }),
             Err(ApplyError::Changed { .. } | ApplyError::NotMapped { .. }) if look < LOOKS => {}
             Err(e) => return Err(Error::apply(target.pid(), e)),
         }
@@ -243,7 +274,7 @@ fn read(target: &Target, write: &TextWrite) -> Option<Vec<u8>> {
 /// The part of a removal that is still to be done, and the places that prevent it. For the sake of fork children, records are kept of
 /// points that are gone: other points may have come to the same text, or other code to their place. Only records whose bytes are in the
 /// text count.
-fn restorable(target: &Target, points: &[PointRecord]) -> Result<Rest, Error> {
+fn restorable<'p>(target: &Target, points: &'p [PointRecord]) -> Result<Rest<'p>, Error> {
     let ground = Ground::of(target)?;
     let (mut present, mut absent) = (Vec::new(), Vec::new());
     let mut woven: Vec<TextWrite> = Vec::new();
@@ -290,29 +321,21 @@ fn restorable(target: &Target, points: &[PointRecord]) -> Result<Rest, Error> {
     }
     woven.sort_unstable_by_key(|w| w.at);
     woven.dedup();
-
-    let mut plan = certain(RemovalRecord::combine(present));
-    let mut rest = certain(RemovalRecord::combine(absent));
-    let is_known = |m: &PcMove| {
-        plan.moves.binary_search_by_key(&m.from, |known| known.from).is_ok() || contains(&plan.step_out, m.from)
-    };
-    rest.moves.retain(|m| !is_known(m));
-    plan.moves.append(&mut rest.moves);
-    plan.moves.sort_unstable();
-    plan.step_out.append(&mut rest.step_out);
-    plan.step_out.sort_unstable_by_key(|r| (r.start, r.end));
-    plan.step_out.dedup();
-    plan.text = woven;
     let mut left: Vec<Left> = left.into_iter().map(|(left, _)| left).collect();
     Left::sort(&mut left);
-    Ok(Rest { plan, left })
+    Ok(Rest { text: woven, left, present, absent })
 }
 
 /// Removes the moves of addresses that have several destinations, because the code there belonged to several places in the text one after
 /// the other. Also removes those in ranges to single-step. A thread at such an address leaves the code by itself.
 fn certain(mut plan: PatchPlan) -> PatchPlan {
     let doubtful: Vec<Avma> = plan.moves.windows(2).filter(|m| m[0].from == m[1].from).map(|m| m[0].from).collect();
-    let steps = &plan.step_out;
-    plan.moves.retain(|m| doubtful.binary_search(&m.from).is_err() && !contains(steps, m.from));
+    // Both are sorted.
+    let mut steps = plan.step_out.iter().peekable();
+    plan.moves.retain(|m| {
+        while steps.next_if(|step| step.end <= m.from).is_some() {}
+        let is_stepped = steps.peek().is_some_and(|step| step.contains(&m.from));
+        doubtful.binary_search(&m.from).is_err() && !is_stepped
+    });
     plan
 }
