@@ -30,10 +30,6 @@ use crate::profile::Defect;
 use crate::shape::{GraphBuilder, Inexact};
 use crate::weights::Weights;
 
-/// Cost of an increment on the way to the target of a branch, beside one that lies on the straight way: on a processor of 2024, the jump that
-/// leads back takes as long as two increments.
-const DETOUR: f64 = 3.0;
-
 /// Position of a thread inside of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Position {
@@ -91,6 +87,9 @@ pub struct Wishes<'e> {
     /// Whether to count the arrivals at the entry rather than derive them, if a counter fits there. The entry of a run that ends in the
     /// middle is then counted.
     pub entries: bool,
+    /// Number of further increments that take as long as the way of a taken branch to a count and back, if other ways lead to the target too. The
+    /// place of such a count is apart from the straight way. With 0, all counts are equally cheap, as in the papers.
+    pub detour: u32,
 }
 
 /// Counts that counters have told directly. Threads that were lost in the middle of runs do not change them.
@@ -147,7 +146,7 @@ impl Runs {
 
     /// As [`Runs::new`], but the counters are placed by the counts of an earlier profile.
     pub fn by_counts(cfg: &Cfg, probes: &Probes, check: bool, earlier: &Earlier) -> Result<Self, NotCounted> {
-        Self::placed(cfg, probes, &Wishes { check, earlier: Some(earlier), entries: false })
+        Self::placed(cfg, probes, &Wishes { check, earlier: Some(earlier), ..Wishes::default() })
     }
 
     /// As [`Runs::new`], by these wishes.
@@ -167,7 +166,7 @@ impl Runs {
         };
         let mut cut = CutBuilder::new(cfg, probes);
         cut.ways_in();
-        cut.edges(&of_edge);
+        cut.edges(&of_edge, 1.0 + f64::from(wishes.detour));
         // A counter on an edge without weight is preferred to all others.
         cut.arrive(&|block| if wishes.entries && cfg.entry == Some(block) { 0.0 } else { of_block(block) });
         let entry = cfg.entry.and_then(|entry| cut.roots.get(&entry).filter(|edges| edges.is_empty()).map(|_| entry));
@@ -321,8 +320,8 @@ impl<'a> CutBuilder<'a> {
         }
     }
 
-    /// Adds the edges of the control-flow graph, cut at calls.
-    fn edges(&mut self, weight: &dyn Fn(EdgeId) -> f64) {
+    /// Adds the edges of the control-flow graph, cut at calls. `detour` is the cost of a count apart from the straight way, in increments.
+    fn edges(&mut self, weight: &dyn Fn(EdgeId) -> f64, detour: f64) {
         for (id, edge) in self.cfg.edges.entries() {
             let can_count = self.probes.has_edge(id);
             let passage = match (edge.kind, edge.to) {
@@ -356,7 +355,7 @@ impl<'a> CutBuilder<'a> {
             };
             self.passages.set(id, passage);
             let Some(arc) = passage else { continue };
-            self.weights.insert(arc, weight(id) * self.price(edge));
+            self.weights.insert(arc, weight(id) * if self.is_apart(edge) { detour } else { 1.0 });
             if can_count && matches!(edge.to, EdgeTarget::Block(_)) {
                 self.counted.insert(arc, ProbeAt::Edge(id));
             }
@@ -368,13 +367,10 @@ impl<'a> CutBuilder<'a> {
         }
     }
 
-    /// Cost of a count at an edge, in increments: a taken branch to a block with other ways in is led through code of its own.
-    fn price(&self, edge: &Edge) -> f64 {
+    /// Whether the count of an edge lies apart from the straight way: that of a taken branch to a block with other ways in.
+    fn is_apart(&self, edge: &Edge) -> bool {
         let shares = |to: BlockId| self.into.get(to).is_some_and(|into| *into > 1) || self.roots.contains_key(&to);
-        match (edge.kind, edge.to) {
-            (EdgeKind::Taken, EdgeTarget::Block(to)) if shares(to) => DETOUR,
-            _ => 1.0,
-        }
+        matches!((edge.kind, edge.to), (EdgeKind::Taken, EdgeTarget::Block(to)) if shares(to))
     }
 
     /// Adds the end of a run at a block.

@@ -155,6 +155,13 @@ pub(crate) fn random_cfg() -> impl Strategy<Value = Cfg> {
     })
 }
 
+/// Whether an edge is a taken branch to a block with other ways in.
+fn is_apart(cfg: &Cfg, edge: &Edge) -> bool {
+    let EdgeTarget::Block(to) = edge.to else { return false };
+    let into = cfg.edges.iter().filter(|other| other.to == edge.to).count();
+    edge.kind == Kind::Taken && (into > 1 || cfg.roots().contains(&to))
+}
+
 proptest! {
     #[test]
     fn all_counts_are_those_of_the_walk(
@@ -216,6 +223,17 @@ proptest! {
         let measured = Runs::by_counts(&cfg, &all(&cfg), false, &earlier).expect("a plan");
         let increments = |runs: &Runs| counters(runs, &truth).iter().sum::<u64>();
         prop_assert!(increments(&measured) <= increments(&estimated));
+        // With a price of detours, the whole cost is the least.
+        let wishes = Wishes { earlier: Some(&earlier), detour: 2, ..Wishes::default() };
+        let priced = Runs::placed(&cfg, &all(&cfg), &wishes).expect("a plan");
+        let cost = |runs: &Runs| -> u64 {
+            let price = |place: &ProbeAt| match place {
+                ProbeAt::Edge(edge) if is_apart(&cfg, &cfg.edges.as_slice()[edge.index()]) => 3,
+                ProbeAt::Edge(_) | ProbeAt::Block(_) => 1,
+            };
+            counters(runs, &truth).iter().zip(runs.counters()).map(|(count, place)| count * price(place)).sum()
+        };
+        prop_assert!(cost(&priced) <= cost(&measured).min(cost(&estimated)));
         // Counts of which some are unknown, and counts of another function, give the same profile.
         let some = earlier.edges.iter().zip(&unknown).map(|(count, unknown)| count.filter(|_| !unknown)).collect();
         for earlier in [earlier.clone(), Earlier { edges: some, ..earlier }, Earlier::default()] {
@@ -262,7 +280,7 @@ proptest! {
     ) {
         // The walk is cut off without a correction, as if a signal handler had left its last run for good.
         let truth = walk(&cfg, &choices, (0, choices.len()));
-        let runs = Runs::placed(&cfg, &all(&cfg), &Wishes { check, entries, earlier: None }).expect("a plan");
+        let runs = Runs::placed(&cfg, &all(&cfg), &Wishes { check, entries, ..Wishes::default() }).expect("a plan");
         let measured = runs.measured(&cfg, &counters(&runs, &truth));
         for (block, count) in measured.blocks.iter().enumerate() {
             prop_assert_eq!(count.unwrap_or(truth.blocks[block]), truth.blocks[block], "block {}", block);

@@ -5,11 +5,13 @@ mod calls;
 mod code;
 mod cost;
 mod daemon;
+mod edges;
 mod hold;
 mod keys;
 mod markdown;
 mod pairs;
 mod prints;
+mod programs;
 mod start;
 mod times;
 mod whole;
@@ -118,6 +120,7 @@ const GROUPS: &[BenchGroup] = &[
     ("daemon", daemon::rows),
     ("pairs", pairs::rows),
     ("cost", cost::rows),
+    ("edges", edges::rows),
     ("whole", whole::rows),
 ];
 

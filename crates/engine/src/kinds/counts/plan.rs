@@ -19,6 +19,9 @@ use crate::weaving::trial;
 
 use super::spans::{self, Spans};
 
+/// Number of increments that take as long as the jump from the count of a taken branch to its target (`cargo xtask bench edges`).
+const DETOUR: u32 = 2;
+
 /// The plan to count all blocks and edges of one function.
 #[derive(Debug)]
 pub struct CountsPlan {
@@ -70,7 +73,7 @@ impl CountsPlan {
         let FunctionGraph { cfg, events, .. } = &graph;
         let spans = options.inclusive.map(|of| Spans::new((module, f, &body), (cfg, events), &copy, of.calls));
         let earlier = options.earlier.as_deref().and_then(|earlier| earlier_counts(modules, function, earlier));
-        let wishes = Wishes { earlier, check: options.check, entries: leaps };
+        let wishes = Wishes { earlier, check: options.check, entries: leaps, detour: DETOUR };
         let runs = Runs::placed(cfg, &probes, &wishes).map_err(|why| match (why, copy.why_exposed) {
             // A block that runs in the text has no counter.
             (NotCounted::Block(_) | NotCounted::Activations, Some(exposed)) => exposed,
