@@ -158,7 +158,7 @@ impl Bucket {
 pub struct Distribution {
     /// Number of values: the sum of the buckets' counts.
     pub count: u64,
-    /// Sum of all values.
+    /// Sum of all values, modulo 2^64. [`Distribution::exact_sum`] tells whether it can have overflowed.
     pub sum: u64,
     /// The smallest value; 0 if there is none.
     pub min: u64,
@@ -245,16 +245,28 @@ impl Distribution {
         None
     }
 
-    /// The mean of all values; `None` if there is no value.
-    pub fn mean(&self) -> Option<f64> {
-        (self.count > 0).then(|| self.sum as f64 / self.count as f64)
+    /// The sum of all values. `None` if the buckets allow a sum of more than 64 bits, which the slot of the sum cannot hold.
+    pub fn exact_sum(&self) -> Option<u64> {
+        let most = self.buckets.iter().enumerate().map(|(at, bucket)| {
+            // Only the last bucket may hold values above its end.
+            let largest = if at + 1 == self.buckets.len() { self.max } else { bucket.end.saturating_sub(1) };
+            u128::from(largest) * u128::from(bucket.count)
+        });
+        let most = most.fold(0, u128::saturating_add);
+        (most <= u64::MAX.into()).then_some(self.sum)
     }
 
-    /// The standard deviation of all values, in the metric's unit. `None` if there is no value, or if the sum of the squares is not known.
+    /// The mean of all values. `None` if there is no value, or if the sum is not known.
+    pub fn mean(&self) -> Option<f64> {
+        self.exact_sum().filter(|_| self.count > 0).map(|sum| sum as f64 / self.count as f64)
+    }
+
+    /// The standard deviation of all values, in the metric's unit. `None` if there is no value, or if a sum is not known.
     /// Distributions that were added or subtracted have rounded sums, so their variance may be off by some `mean / count`.
     pub fn stddev(&self) -> Option<f64> {
         let count = u128::from(self.count);
-        let mean = (u128::from(self.sum) * u128::from(self.sum)).checked_div(count)?;
+        let sum = u128::from(self.exact_sum()?);
+        let mean = (sum * sum).checked_div(count)?;
         let spread = self.squares?.saturating_sub(mean);
         Some((spread as f64 / self.count as f64).sqrt())
     }
@@ -283,7 +295,7 @@ impl Distribution {
         let mut buckets = [self.buckets.as_slice(), other.buckets.as_slice()].concat();
         buckets.sort_by_key(|bucket| (bucket.first, bucket.end));
         let mut out = Distribution {
-            sum: self.sum.saturating_add(other.sum),
+            sum: self.sum.wrapping_add(other.sum),
             min: self.min.min(other.min),
             max: self.max.max(other.max),
             own: self.own.zip(other.own).map(|(a, b)| a.saturating_add(b)),
@@ -299,7 +311,12 @@ impl Distribution {
     /// bucket. The sum of scaled values may be off by 1.
     #[must_use]
     pub fn minus(&self, earlier: &Distribution) -> Distribution {
-        let mut out = Distribution { sum: self.sum.saturating_sub(earlier.sum), ..Self::default() };
+        let sum = match self.exact_sum() {
+            Some(sum) => sum.saturating_sub(earlier.sum),
+            // The slot may have passed 2^64 since the earlier reading.
+            None => self.sum.wrapping_sub(earlier.sum),
+        };
+        let mut out = Distribution { sum, ..Self::default() };
         for bucket in &self.buckets {
             let key = |b: &Bucket| (b.first, b.end);
             let before = earlier.buckets.binary_search_by_key(&key(bucket), key).ok();
@@ -331,6 +348,27 @@ mod tests {
     const ALL: [Resolution; 3] = [Resolution::Coarse, Resolution::Medium, Resolution::Fine];
 
     #[test]
+    fn a_sum_of_more_than_64_bits_is_not_known() {
+        // Pointers: each value is in a bucket of its own, and their sum passes 2^64 after some 131,000 values.
+        let pointers = vec![0x7ff6_b533_be20; 1000];
+        let d = distribution(&pointers, Scale::ONE);
+        assert_eq!((d.exact_sum(), d.mean()), (Some(pointers.iter().sum()), Some(pointers[0] as f64)));
+        let mut many = d.clone();
+        (1..200).for_each(|_| many.merge(&d));
+        assert_eq!((many.count, many.max), (200_000, pointers[0]));
+        assert_eq!((many.exact_sum(), many.mean(), many.stddev()), (None, None, None));
+        // What was recorded meanwhile is known, as long as its own sum has 64 bits.
+        let mut later = many.clone();
+        later.merge(&distribution(&pointers[..3], Scale::ONE));
+        assert_eq!(later.minus(&many).exact_sum(), Some(3 * pointers[0]));
+        // A negative value has all 64 bits. Two of them are too many.
+        let negative = (-1_i64).cast_unsigned();
+        assert_eq!(distribution(&[negative], Scale::ONE).exact_sum(), Some(negative));
+        assert_eq!(distribution(&[negative, negative], Scale::ONE).exact_sum(), None);
+        assert_eq!(Distribution::default().exact_sum(), Some(0));
+    }
+
+    #[test]
     fn buckets_tile_the_values() {
         for resolution in ALL {
             let (parts, mut next) = (u64::from(resolution.per_octave()), 0);
@@ -349,9 +387,9 @@ mod tests {
 
     /// Records each value as the code in the target does.
     fn record(resolution: Resolution, values: &[u64]) -> Vec<u64> {
-        let mut slots = vec![0; Shape::Histogram(resolution).slots() as usize];
+        let mut slots = vec![0_u64; Shape::Histogram(resolution).slots() as usize];
         for &value in values {
-            slots[0] += value;
+            slots[0] = slots[0].wrapping_add(value);
             slots[1] = slots[1].max(value);
             slots[2] = slots[2].max(!value);
             slots[3] += value / 2 + 1;

@@ -109,8 +109,13 @@ fn table(sites: &[TargetMeasurement], width: Option<usize>) -> String {
         cells.push(called.and_then(Distribution::mean).map(crate::output::number::short).unwrap_or_default().into());
         let quantile = |(_, q)| called.and_then(|d| d.quantile(q)).map(grouped_u64).unwrap_or_default();
         cells.extend(histogram::QUANTILES.map(quantile).map(Cell::from));
-        cells.push(called.map(|d| grouped_u64(d.sum)).unwrap_or_default().into());
+        cells.push(called.and_then(Distribution::exact_sum).map(grouped_u64).unwrap_or_default().into());
         table.row(cells);
     }
-    table.render(width)
+    let note = if distributions(sites).any(|(_, d)| d.exact_sum().is_none()) {
+        "MEAN and SUM are missing where the sum may have more than 64 bits, as that of addresses\n"
+    } else {
+        ""
+    };
+    table.render(width) + note
 }

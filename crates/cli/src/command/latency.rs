@@ -163,7 +163,7 @@ impl Presentation for Latencies {
         let quantile = |(_, q)| called.and_then(|d| d.quantile(q)).map(|ns| ns as f64);
         let deviation = called.and_then(Distribution::stddev);
         let times = [mean, deviation].into_iter().chain(histogram::QUANTILES.map(quantile));
-        let total = called.map(|d| time(d.sum as f64)).unwrap_or_default();
+        let total = called.and_then(Distribution::exact_sum).map(|ns| time(ns as f64)).unwrap_or_default();
         let own = called.and_then(|d| d.own).map(|ns| time(ns as f64)).unwrap_or_default();
         let (timed, share) = match TimedSpan::of(&row) {
             TimedSpan::Whole => {

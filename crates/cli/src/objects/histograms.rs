@@ -6,6 +6,7 @@ use serde::Serialize;
 /// Quantiles of the values of a histogram, in the metric's unit; null if there is no value.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Quantiles {
+    /// Sum; null also if it may have more than 64 bits.
     pub(crate) sum: Option<u64>,
     /// Standard deviation; null also if it is not known.
     pub(crate) stddev: Option<f64>,
@@ -22,7 +23,7 @@ pub(crate) struct Quantiles {
 impl From<&Distribution> for Quantiles {
     fn from(d: &Distribution) -> Self {
         Quantiles {
-            sum: (d.count > 0).then_some(d.sum),
+            sum: d.exact_sum().filter(|_| d.count > 0),
             stddev: d.stddev(),
             min: d.quantile(0.0),
             p50: d.quantile(0.5),
@@ -53,6 +54,7 @@ pub(crate) struct Times {
     pub(crate) calls: i64,
     /// Number of the calls that the times are of.
     pub(crate) timed: u64,
+    /// Sum; null also if it may have more than 64 bits.
     pub(crate) sum_ns: Option<u64>,
     /// Sum of the times without the callees that are measured; null also if it is not known.
     pub(crate) self_ns: Option<u64>,

@@ -58,7 +58,9 @@ fn histogram(family: &FamilyName, labels: Labels<'_>, values: &Distribution, out
         out.add(&bucket, &[labels, &[("le", &bound)]].concat(), &decimal(below.into(), 0));
     }
     out.add(&bucket, &[labels, &[("le", "+Inf")]].concat(), &count);
-    out.add(&format!("{name}_sum"), labels, &decimal(values.sum.into(), *digits));
+    if let Some(sum) = values.exact_sum() {
+        out.add(&format!("{name}_sum"), labels, &decimal(sum.into(), *digits));
+    }
     out.add(&format!("{name}_count"), labels, &count);
 }
 
