@@ -79,6 +79,18 @@ pub(crate) fn percent(p: f64) -> String {
     }
 }
 
+/// Variance of a share that `n` independent samples give: that of a binomial distribution. If all samples or none fall on the part, they do
+/// not prove a share of 1 or 0. The variance is then that of the shares from which such samples come, if all shares are equally likely before.
+pub(crate) fn share_variance(share: f64, n: f64) -> f64 {
+    if n <= 0.0 {
+        0.0
+    } else if share <= 0.0 || share >= 1.0 {
+        (n + 1.0) / ((n + 2.0).powi(2) * (n + 3.0))
+    } else {
+        share * (1.0 - share) / n
+    }
+}
+
 /// Formats milliseconds: `0.82 ms`, `31 ms`, `2.1 s`.
 pub(crate) fn millis(ms: f64) -> String {
     match ms {

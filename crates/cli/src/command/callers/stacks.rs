@@ -18,7 +18,7 @@ use crate::exit::Failure;
 use crate::measure::TargetMeasurement;
 use crate::objects::RecordedFunction;
 use crate::objects::stacks::{StackFrame, StackObject};
-use crate::output::number::{percent, plural};
+use crate::output::number::{percent, plural, share_variance};
 use crate::output::progress::Progress;
 use crate::output::{DIM, HEADING};
 
@@ -122,6 +122,9 @@ fn share(of: &StackTimes, sum: &StackTimes) -> (f64, f64) {
         return (0.0, 0.0);
     }
     let share = (of.whole() / whole).min(1.0);
+    if share <= 0.0 || share >= 1.0 {
+        return (share, share_variance(share, sum.samples.iter().sum::<u64>() as f64).sqrt());
+    }
     let variance: f64 = (0..2)
         .filter(|i| sum.samples[*i] > 0)
         .map(|i| {
@@ -321,6 +324,9 @@ mod tests {
         let all = StackTimes { samples: [100, 0], time: [Duration::from_secs(100), Duration::ZERO] };
         let (share, error) = share(&only, &all);
         assert!((share - 0.25).abs() < 1e-12 && (error - (0.25_f64 * 0.75 / 100.0).sqrt()).abs() < 1e-12, "binomial");
+        let one = StackTimes { samples: [1, 0], time: [Duration::from_millis(2), Duration::ZERO] };
+        let (share, error) = super::share(&one, &one);
+        assert!(share >= 1.0 && error > 0.2, "one sample does not tell how often another stack is seen: {error}");
         expect![[r#"
             stacks of f: shares of the time in it, by 60 samples of running and 20 looks at waiting threads
                 80 % ± 4.2 %  helper (inlined into a)+0x10  a.c:272

@@ -11,7 +11,7 @@ use super::finding::Finding;
 use super::hypothesis::{Hypothesis, TESTED_IN_ORDER};
 use super::pasted::Pasted;
 use super::trials;
-use crate::output::number::{percent, plural, short, time};
+use crate::output::number::{percent, plural, share_variance, short, time};
 
 /// Share of the active time from which on a hypothesis holds; Paradyn's Performance Consultant has the same.
 pub(super) const HOLDS: f64 = 0.2;
@@ -95,9 +95,8 @@ impl Division {
         }
         // An empty sum is -0.
         let share = (looks / self.active).clamp(0.0, 1.0) + 0.0;
-        let variance = |p: f64, n: f64| if n < 1.0 { 0.0 } else { p * (1.0 - p) / n };
-        let sampled = if runs { variance(share, self.run_samples as f64) } else { 0.0 };
-        (share, (variance(share, self.active.max(1.0)) + sampled).sqrt())
+        let sampled = if runs { share_variance(share, self.run_samples as f64) } else { 0.0 };
+        (share, (share_variance(share, self.active.max(1.0)) + sampled).sqrt())
     }
 }
 
@@ -197,7 +196,7 @@ impl<'a> FindingSearch<'a> {
             hypothesis: Hypothesis::Idle,
             place: self.process(),
             share,
-            share_error: (share * (1.0 - share) / rounds).sqrt(),
+            share_error: share_variance(share, rounds).sqrt(),
             holds: self.division.is_idle(),
             evidence: format!("{active:.2} threads active on average{wait}"),
             command: self.pasted.hot(None, None, true),

@@ -10,6 +10,7 @@ use ingraft_model::{Pid, Tid};
 use crate::args::HotSort;
 use crate::objects::RecordedFunction;
 use crate::objects::hot::{HotObject, NamedShare, SamplesObject, ThreadShare};
+use crate::output::number::share_variance;
 
 /// Time after which samples count half as recent ones.
 const HALF_LIFE: Duration = Duration::from_secs(3);
@@ -227,10 +228,9 @@ fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// Standard error of a share: that of a binomial distribution.
+/// Standard error of a share of samples.
 fn error(part: u64, whole: u64) -> f64 {
-    let p = share(part, whole).min(1.0);
-    if whole == 0 { 0.0 } else { (p * (1.0 - p) / whole as f64).sqrt() }
+    if whole == 0 { 0.0 } else { share_variance(share(part, whole).min(1.0), whole as f64).sqrt() }
 }
 
 #[cfg(test)]
@@ -272,7 +272,8 @@ mod tests {
         assert_eq!(names, ["f", "g", "main"]);
         assert_eq!((own[0].own, own[0].kernel, own[0].cpu_ns), (0.65, Some(0.1), Some(260_000_000)));
         assert!((own[0].self_error - (0.65_f64 * 0.35 / 200.0).sqrt()).abs() < 1e-12);
-        assert_eq!((own[2].total, own[2].total_error, own[2].wall_ns), (1.0, 0.0, None));
+        assert_eq!((own[2].total, own[2].wall_ns), (1.0, None));
+        assert!((own[2].total_error - 1.0 / 202.0).abs() < 2e-5, "all of 200 samples do not prove a share of 1");
         let total = found(HotSort::Total, Some("h"));
         assert_eq!((total[0].id.function.as_str(), total[0].id.host.as_deref()), ("main", Some("h")));
         let samples = rows.samples(None);
@@ -312,7 +313,8 @@ mod tests {
         let rows = HotRows::new(SampledState::Running);
         let waiting = HotRows::new(SampledState::Waiting);
         assert!(functions(&rows, &waiting, SampledState::Running, HotSort::Own, None).is_empty());
-        assert_eq!((share(0, 0), error(0, 0), error(5, 5)), (0.0, 0.0, 0.0));
+        assert_eq!((share(0, 0), error(0, 0)), (0.0, 0.0));
+        assert_eq!((error(0, 5), error(1, 1)), (error(5, 5), (2.0_f64 / 36.0).sqrt()));
         assert_eq!(rows.samples(None).base, 0);
     }
 }
