@@ -140,6 +140,9 @@ pub enum Refusal {
         "its first instruction overwrites an argument or memory, and runs before the code of another measurement there: remove that one first"
     )]
     ArgumentOverwritten,
+    /// The function takes its arguments in other registers than the C calling convention (Go), so `$arg[n]` would be something else.
+    #[error("its arguments are not where C functions have them (Go), so $arg[n] cannot be read")]
+    OtherArguments,
     /// The code belongs to a restartable sequence (rseq).
     #[error("a restartable sequence of the kernel (rseq) lies there")]
     RestartableSequence,
@@ -267,6 +270,7 @@ words! {
         | EnteredFromElsewhere | HostNotWoven,
     "exposed_to_uprobes" => ExposedToUprobes,
     "argument_overwritten" => ArgumentOverwritten,
+    "other_arguments" => OtherArguments,
     "restartable_sequence" => RestartableSequence,
     "compared_address" => ComparedAddress,
     "asynchronous_cancellation" => AsynchronousCancellation,

@@ -123,6 +123,24 @@ fn a_name_without_its_package_leads_to_the_whole_name() {
 }
 
 #[test]
+fn arguments_of_go_functions_are_refused() {
+    if !have("go") {
+        skip!("go is not installed");
+    }
+    let target = Mutatee::start("parked", &[]);
+    let pid = target.pid_text();
+    let by_argument: [&[&str]; 3] = [
+        &["print", "-p", &pid, "main.spin", "$arg[0]"],
+        &["count", "-p", &pid, "main.spin", "--by", "$arg[0]"],
+        &["hist", "-p", &pid, "main.spin", "$arg[1]"],
+    ];
+    for command in by_argument {
+        let outcome = tool().run(command).assert_code(3);
+        assert!(outcome.stderr.contains("its arguments are not where C functions have them (Go)"), "{outcome:#?}");
+    }
+}
+
+#[test]
 fn goexit_is_refused_with_its_reason() {
     if !have("go") {
         skip!("go is not installed");

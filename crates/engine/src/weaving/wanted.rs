@@ -146,17 +146,19 @@ impl WantedPoints<'_> {
         let moving = |f: &FoundPoint| f.site.as_ref().is_ok_and(|site| site.moving);
         match sites {
             Err(refusal) => self.minis.iter().filter_map(|m| pair(m, refusal)).collect(),
-            Ok(sites) => {
-                sites
-                    .iter()
-                    .filter_map(|f| Some((f, copies.site(self.function, f).err()?)))
-                    .flat_map(|(f, r)| self.minis_for(f).filter_map(move |m| pair(m, &r)))
-                    .chain(sites.iter().filter(|f| moving(f)).flat_map(|f| {
-                        self.minis_for(f).filter(cannot_move).filter_map(|m| pair(m, &Refusal::MovingCalls))
-                    }))
-                    .chain(self.minis.iter().filter_map(missing))
-                    .collect()
-            }
+            Ok(sites) => sites
+                .iter()
+                .filter_map(|f| Some((f, copies.site(self.function, f).err()?)))
+                .flat_map(|(f, r)| self.minis_for(f).filter_map(move |m| pair(m, &r)))
+                .chain(sites.iter().filter(|f| moving(f)).flat_map(|f| {
+                    let why = |m: &NewMini<'_>| match m {
+                        m if cannot_move(&m) => Some(Refusal::MovingCalls),
+                        m => m.snippet.reads_arguments().then_some(Refusal::OtherArguments),
+                    };
+                    self.minis_for(f).filter_map(move |m| pair(m, &why(m)?))
+                }))
+                .chain(self.minis.iter().filter_map(missing))
+                .collect(),
         }
     }
 }

@@ -51,18 +51,22 @@ impl Snippet {
         found
     }
 
-    /// Whether the snippet reads an argument of the function, or memory of the program.
-    pub fn reads_input(&self) -> bool {
+    /// Whether the snippet reads an argument of the function.
+    pub fn reads_arguments(&self) -> bool {
         let mut found = false;
         self.each_stmt(&mut |stmt| {
             if let Stmt::Open(record, _) = stmt {
                 found |= record.kept.iter().any(|kept| matches!(kept, KeptValue::Argument(_) | KeptValue::Float(_)));
             }
         });
-        let is_input = |e: &Expr| {
-            matches!(e, Expr::Arg(_) | Expr::ReturnAddress | Expr::Float(_) | Expr::Load(..) | Expr::Read(..))
-        };
-        self.each_expr(&mut |e| found |= is_input(e));
+        self.each_expr(&mut |e| found |= matches!(e, Expr::Arg(_) | Expr::Float(_)));
+        found
+    }
+
+    /// Whether the snippet reads an argument of the function, or memory of the program.
+    pub fn reads_input(&self) -> bool {
+        let mut found = self.reads_arguments();
+        self.each_expr(&mut |e| found |= matches!(e, Expr::ReturnAddress | Expr::Load(..) | Expr::Read(..)));
         found || self.reads_texts() || !self.calls().is_empty()
     }
 
