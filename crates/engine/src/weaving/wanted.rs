@@ -151,9 +151,9 @@ impl WantedPoints<'_> {
                 .filter_map(|f| Some((f, copies.site(self.function, f).err()?)))
                 .flat_map(|(f, r)| self.minis_for(f).filter_map(move |m| pair(m, &r)))
                 .chain(sites.iter().filter(|f| moving(f)).flat_map(|f| {
-                    let why = |m: &NewMini<'_>| match m {
-                        m if cannot_move(&m) => Some(Refusal::MovingCalls),
-                        m => m.snippet.reads_arguments().then_some(Refusal::OtherArguments),
+                    let why = |m: &NewMini<'_>| {
+                        let stays = cannot_move(&m).then_some(Refusal::MovingCalls);
+                        stays.or_else(|| m.snippet.reads_arguments().then_some(Refusal::OtherArguments))
                     };
                     self.minis_for(f).filter_map(move |m| pair(m, &why(m)?))
                 }))

@@ -510,10 +510,10 @@ mod tests {
         let without_kernel = SamplingReading { with_kernel: false, kernel: 0, cut: 0, lost: 0, ..reading() };
         expect![[r#"
             process 7: 1,000 samples in 2 s; 1.10 processors busy, the kernel is not sampled
-            FUNCTION    MODULE  SELF      ±  TOTAL    TIME
-            main        shop     0 %    0 %   90 %   1.8 s
-            find_price  shop    60 %  1.5 %   70 %   1.4 s
-            send        shop    30 %  1.4 %   30 %  600 ms
+            FUNCTION    MODULE  SELF       ±  TOTAL    TIME
+            main        shop     0 %  0.10 %   90 %   1.8 s
+            find_price  shop    60 %   1.5 %   70 %   1.4 s
+            send        shop    30 %   1.4 %   30 %  600 ms
             10 % of the time is in no known function: [he?ap]
             2 threads cannot be sampled
             kernel.perf_event_paranoid does not permit samples in the kernel; shares are of the time in the program
@@ -544,8 +544,8 @@ mod tests {
         let waiting = SamplingReading { method, looks: 2000, samples: 1500, functions, cut: 0, ..reading() };
         expect![[r#"
             process 7: 2,000 looks at threads in 2 s; in 75 % of them, the thread waits
-            FUNCTION  MODULE  SELF    ±  TOTAL    WAIT  IN
-            wait      shop     0 %  0 %   15 %  600 ms  futex
+            FUNCTION  MODULE  SELF       ±  TOTAL    WAIT  IN
+            wait      shop     0 %  0.05 %   15 %  600 ms  futex
             5.0 % of the time is in no known function: [he?ap]
             1 sample was lost, because the thread went on meanwhile
             2 threads cannot be sampled

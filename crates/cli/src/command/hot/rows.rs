@@ -273,7 +273,8 @@ mod tests {
         assert_eq!((own[0].own, own[0].kernel, own[0].cpu_ns), (0.65, Some(0.1), Some(260_000_000)));
         assert!((own[0].self_error - (0.65_f64 * 0.35 / 200.0).sqrt()).abs() < 1e-12);
         assert_eq!((own[2].total, own[2].wall_ns), (1.0, None));
-        assert!((own[2].total_error - 1.0 / 202.0).abs() < 2e-5, "all of 200 samples do not prove a share of 1");
+        let of_all = (201.0_f64 / 203.0).sqrt() / 202.0;
+        assert!((own[2].total_error - of_all).abs() < 1e-12, "all of 200 samples do not prove a share of 1");
         let total = found(HotSort::Total, Some("h"));
         assert_eq!((total[0].id.function.as_str(), total[0].id.host.as_deref()), ("main", Some("h")));
         let samples = rows.samples(None);
