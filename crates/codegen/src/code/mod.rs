@@ -7,6 +7,7 @@ pub(crate) mod branches;
 pub(crate) mod cost;
 pub(crate) mod environment;
 pub(crate) mod holes;
+pub(crate) mod listing;
 pub(crate) mod reach;
 pub(crate) mod routine;
 pub(crate) mod spread;

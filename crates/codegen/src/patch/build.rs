@@ -242,11 +242,10 @@ impl<'a> Builder<'a> {
             return Ok(slow.clone());
         }
         self.arena.may_share()?;
-        let len = slow::assemble(self.env, r, 0x1000_0000)?.bytes.len() as u64;
-        let at = self.arena.place(len + 32, |a| a.next_multiple_of(16)).ok_or(EmitError::ArenaFull)?;
-        let code = slow::assemble(self.env, r, at)?;
+        let code = slow::assemble(self.env, r)?;
         let len = code.bytes.len() as u64;
-        let slow = SlowRoutine { range: Avma(at)..Avma(at + len), walk: Avma(at + code.walk) };
+        let at = self.arena.place(len + 32, |a| a.next_multiple_of(16)).ok_or(EmitError::ArenaFull)?;
+        let slow = SlowRoutine { range: Avma(at)..Avma(at + len), walk: Avma(at + code.second) };
         self.arena.take(at, len);
         if let Some(entry) = self.arena.slow.get_mut(usize::from(r.0)) {
             *entry = Some(slow.clone());

@@ -5,25 +5,25 @@
 //! The number of the child's shard is in private memory. So the child sees the number as it was at the fork, whatever the parent does
 //! later. The slow routine makes the child use that shard (`slow.rs`).
 
-use iced_x86::code_asm::{
-    AsmMemoryOperand, AsmRegister64, dword_ptr, eax, ecx, edi, qword_ptr, r8, r8d, r9, r10, rax, rcx, rdi, rdx,
-};
-use ingraft_model::layout::{self, CHILD_SHARD, CLAIMS, COUNTERS, FIRST_SHARD, OWNER, TOP, birth, header, record};
+use iced_x86::code_asm::{dword_ptr, eax, ecx, edi, qword_ptr, r8, r8d, r9, r10, rax, rcx, rdi, rdx};
+use ingraft_model::layout::{self, CLAIMS, COUNTERS, FIRST_SHARD, OWNER, TOP, birth, header, record};
 
-use crate::code::environment::{Assembly, Environment};
+use crate::code::environment::Assembly;
+use crate::code::listing::{HoleValues, Listing};
 use crate::code::routine::Routine;
 use crate::snippet::generator::{Generator, ShardAccess};
-use crate::snippet::routines::Writer;
 
-/// Displacement of the entry for shard 0 in the table `layout::HEIRS`, which holds for each shard the shard that its thread leaves to a
-/// fork child.
-pub(crate) fn heirs(env: &Environment) -> u64 {
-    u64::from(env.data.displacement(layout::HEIRS)) + u64::from(CHILD_SHARD) * env.data.stride
-}
+impl HoleValues {
+    /// Displacement of the entry for shard 0 in the table `layout::HEIRS`, which holds for each shard the shard that its thread leaves to a
+    /// fork child.
+    pub(crate) fn heirs(&self) -> u64 {
+        self.child + u64::from(layout::HEIRS)
+    }
 
-/// Number of bits by which the offset of a shard is shifted to the right to give the offset of its entry in that table.
-pub(crate) fn heir_shift(env: &Environment) -> u32 {
-    env.data.stride.trailing_zeros().saturating_sub(layout::HEIR_BYTES.trailing_zeros())
+    /// Number of bits by which the offset of a shard is shifted to the right to give the offset of its entry in that table.
+    pub(crate) fn heir_shift(&self) -> u32 {
+        self.log.saturating_sub(layout::HEIR_BYTES.trailing_zeros())
+    }
 }
 
 impl Generator<'_> {
@@ -52,40 +52,25 @@ impl Generator<'_> {
     }
 }
 
-impl Writer<'_> {
-    fn place(&self, offset: u32) -> u64 {
-        u64::from(self.env.data.displacement(offset))
-    }
-
-    /// Operand for a word of this thread's shard, at `field` plus the offset in a register.
-    fn word(&self, offset: AsmRegister64, field: u32) -> AsmMemoryOperand {
-        qword_ptr(offset + self.env.data.displacement(field)).gs()
-    }
-
+impl Listing<'_> {
     /// Loads the address of the shard with the rules for inheritance into r10.
     fn rules(&mut self) -> Result<(), Assembly> {
-        let at = self.env.data.base.0 + self.env.data.stride * u64::from(birth::RULES);
-        Ok(self.a.mov(r10, at)?)
+        Ok(self.a.mov(r10, self.holes.rules)?)
     }
 
-    /// Emits [`Routine::Fork`]. The verifier compares it with the one form that it accepts.
-    #[expect(clippy::too_many_lines, reason = "a listing of assembly code")]
+    /// Emits [`Routine::Fork`].
     pub(crate) fn fork(&mut self) -> Result<(), Assembly> {
         let [mut reset, mut start, mut probe, mut occupied, mut more, mut won] =
             std::array::from_fn(|_| self.a.create_label());
         let [mut counters, mut copied, mut right, mut records, mut whole, mut done] =
             std::array::from_fn(|_| self.a.create_label());
-        let (shards, log) = (self.env.data.shards, self.env.data.stride.trailing_zeros());
-        let heirs = heirs(self.env);
+        let (shards, log, heirs) = (self.holes.shards, self.holes.log, self.holes.heirs());
         let hint = self.place(header::CLAIM_HINT);
         let keep = [rcx, rdx, rdi];
-        self.save()?;
-        for r in keep {
-            self.a.push(r)?;
-        }
+        self.enter(&keep)?;
         // Claim a shard for the child, as a thread claims its own in the slow routine.
         let claim = qword_ptr(rcx * 8 + self.place(CLAIMS));
-        self.a.mov(rdx, qword_ptr(self.place(OWNER)).gs())?;
+        self.a.mov(rdx, self.own(OWNER))?;
         self.a.bts(rdx, birth::UNBORN)?;
         self.a.mov(ecx, 1)?;
         self.a.lock().xadd(dword_ptr(hint), ecx)?;
@@ -97,7 +82,7 @@ impl Writer<'_> {
         self.a.mov(ecx, FIRST_SHARD)?;
         self.a.mov(dword_ptr(hint), FIRST_SHARD + 1)?;
         self.a.set_label(&mut start)?;
-        self.a.mov(edi, shards - FIRST_SHARD)?;
+        self.a.mov(edi, shards.saturating_sub(FIRST_SHARD))?;
         self.a.set_label(&mut probe)?;
         self.a.cmp(claim, 0)?;
         self.a.jne(occupied)?;
@@ -123,60 +108,53 @@ impl Writer<'_> {
         self.rules()?;
         self.a.mov(rdi, qword_ptr(r10 + TOP))?;
         self.a.mov(ecx, COUNTERS)?;
-        let base = self.env.data.displacement(0);
-        let child = |offset: u32| qword_ptr(r9 + base.wrapping_add(offset));
+        let holes = self.holes;
+        let child = |offset: u32| qword_ptr(r9 + holes.at(offset));
         self.a.set_label(&mut counters)?;
         self.a.cmp(rcx, rdi)?;
         self.a.jae(copied)?;
-        self.a.mov(rax, self.word(rcx, 0))?;
-        self.a.mov(qword_ptr(r9 + rcx + base), rax)?;
+        self.a.mov(rax, self.own_from(rcx, 0))?;
+        self.a.mov(qword_ptr(r9 + rcx + holes.at(0)), rax)?;
         self.a.add(rcx, 8)?;
         self.a.jmp(counters)?;
         self.a.set_label(&mut copied)?;
-        self.a.mov(rdi, qword_ptr(self.place(TOP)).gs())?;
-        // See `Writer::bound` for records that are none.
+        self.a.mov(rdi, self.own(TOP))?;
+        // See `Writer::bound` (`routines.rs`) for records that are none.
         self.a.cmp(rdi, record::ROOM as i32)?;
         self.a.jbe(right)?;
         self.a.xor(edi, edi)?;
         self.a.set_label(&mut right)?;
         self.a.mov(child(TOP), rdi)?;
         self.a.xor(ecx, ecx)?;
-        let first = self.env.data.records();
+        let first = self.holes.records;
         self.a.set_label(&mut records)?;
         self.a.cmp(rcx, rdi)?;
         self.a.jae(whole)?;
-        self.a.mov(rax, self.word(rcx, first))?;
-        self.a.mov(qword_ptr(r9 + rcx + base.wrapping_add(first)), rax)?;
+        self.a.mov(rax, self.own_from(rcx, first))?;
+        self.a.mov(qword_ptr(r9 + rcx + holes.at(first)), rax)?;
         self.a.add(rcx, 8)?;
         self.a.jmp(records)?;
         self.a.set_label(&mut whole)?;
-        self.a.mov(child(self.env.data.readings_open()), 0)?;
+        self.a.mov(child(holes.readings_open), 0)?;
         self.a.rdgsbase(r8)?;
-        self.a.shr(r8, heir_shift(self.env))?;
+        self.a.shr(r8, self.holes.heir_shift())?;
         self.a.rdfsbase(rax)?;
         self.a.mov(qword_ptr(r8 + heirs), rax)?;
         self.a.mov(qword_ptr(r8 + (heirs + 8)), rdx)?;
         self.a.set_label(&mut done)?;
-        for r in keep.into_iter().rev() {
-            self.a.pop(r)?;
-        }
-        self.leave()
+        self.exit(&keep)
     }
 
-    /// Emits [`Routine::Forked`]. On entry, ecx holds the result of fork and rdx the time. The verifier compares the routine with the one
-    /// form that it accepts.
+    /// Emits [`Routine::Forked`]. On entry, ecx holds the result of fork and rdx the time.
     #[expect(clippy::too_many_lines, reason = "a listing of assembly code")]
     pub(crate) fn forked(&mut self) -> Result<(), Assembly> {
         let [mut child, mut counters, mut store, mut next, mut records, mut each, mut finish, mut done] =
             std::array::from_fn(|_| self.a.create_label());
-        let heirs = heirs(self.env);
+        let heirs = self.holes.heirs();
         let keep = [rcx, rdx, rdi];
-        self.save()?;
-        for r in keep {
-            self.a.push(r)?;
-        }
+        self.enter(&keep)?;
         self.a.rdgsbase(r9)?;
-        self.a.shr(r9, self.env.data.stride.trailing_zeros())?;
+        self.a.shr(r9, self.holes.log)?;
         self.a.mov(rdi, r9)?;
         self.a.shl(rdi, layout::HEIR_BYTES.trailing_zeros())?;
         self.a.mov(eax, dword_ptr(rdi + (heirs + 8)))?;
@@ -210,7 +188,7 @@ impl Writer<'_> {
         self.a.jb(store)?;
         self.a.cmp(rax, birth::CPU as i32)?;
         self.a.ja(store)?;
-        let nest = qword_ptr(rcx + self.env.data.displacement(0).wrapping_sub(8)).gs();
+        let nest = qword_ptr(rcx + self.holes.base.wrapping_sub(8)).gs();
         self.a.cmp(nest, 0)?;
         self.a.jle(store)?;
         self.a.mov(r8, -1i64)?;
@@ -219,24 +197,24 @@ impl Writer<'_> {
         self.a.mov(r8, rdx)?;
         self.a.neg(r8)?;
         self.a.set_label(&mut store)?;
-        let counter = self.word(rcx, 0);
+        let counter = self.own_from(rcx, 0);
         self.a.mov(counter, r8)?;
         self.a.set_label(&mut next)?;
         self.a.add(rcx, 8)?;
         self.a.jmp(counters)?;
 
         self.a.set_label(&mut records)?;
-        self.a.mov(rcx, qword_ptr(self.place(TOP)).gs())?;
-        let first = self.env.data.records();
+        self.a.mov(rcx, self.own(TOP))?;
+        let first = self.holes.records;
         self.a.set_label(&mut each)?;
         self.a.sub(rcx, record::SIZE as i32)?;
         self.a.cmp(rcx, record::SIZE as i32)?;
         self.a.jl(finish)?;
-        let name = dword_ptr(rcx + self.env.data.displacement(first + record::NAME)).gs();
+        let name = dword_ptr(rcx + self.holes.at(first + record::NAME)).gs();
         self.a.mov(eax, name)?;
         self.a.mov(rax, qword_ptr(r10 + rax))?;
         for n in 0..birth::KEPT_TIMES {
-            let kept = self.word(rcx, first + record::KEPT + 8 * n);
+            let kept = self.own_from(rcx, first + record::KEPT + 8 * n);
             let [mut wall, mut cpu] = std::array::from_fn(|_| self.a.create_label());
             self.a.bt(eax, birth::KEPT_WALL + n)?;
             self.a.jae(wall)?;
@@ -249,21 +227,18 @@ impl Writer<'_> {
         }
         self.a.bt(eax, birth::SAVED_TIME)?;
         self.a.jae(each)?;
-        let saved = self.word(rcx, first + record::SAVED);
+        let saved = self.own_from(rcx, first + record::SAVED);
         self.a.mov(saved, 0)?;
         self.a.jmp(each)?;
 
         self.a.set_label(&mut finish)?;
-        self.a.mov(qword_ptr(self.place(first + birth::BORN)).gs(), 1)?;
+        self.a.mov(self.own(first + birth::BORN), 1)?;
         for word in [record::SPENT, record::SPENT + 8] {
-            self.a.mov(qword_ptr(self.place(first + word)).gs(), 0)?;
+            self.a.mov(self.own(first + word), 0)?;
         }
-        self.a.mov(rax, qword_ptr(self.place(OWNER)).gs())?;
+        self.a.mov(rax, self.own(OWNER))?;
         self.a.mov(claim, rax)?;
         self.a.set_label(&mut done)?;
-        for r in keep.into_iter().rev() {
-            self.a.pop(r)?;
-        }
-        self.leave()
+        self.exit(&keep)
     }
 }

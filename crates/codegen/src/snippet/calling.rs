@@ -17,9 +17,9 @@ use ingraft_model::layout::{CALL_SP, CALLING, header};
 use ingraft_model::{Called, Expr, ProgramCall};
 
 use crate::code::environment::Assembly;
+use crate::code::listing::Listing;
 use crate::code::routine::Routine;
 use crate::snippet::generator::{Generator, ShardAccess};
-use crate::snippet::routines::Writer;
 
 /// Words that a snippet pushes for a call: the arguments from the last to the first, then the function. The routine pops them.
 pub(crate) const WORDS: i32 = ProgramCall::ARGS_MAX as i32 + 1;
@@ -91,22 +91,20 @@ impl Generator<'_> {
     }
 }
 
-impl Writer<'_> {
+impl Listing<'_> {
     /// Emits the routine. On entry, rax holds the resume address, and the words are on the stack; on return, rcx holds the result. Nothing
     /// else changes except by the function itself. In a fork child the routine makes no call, because no engine reads the child's values.
     pub(crate) fn call(&mut self) -> Result<(), Assembly> {
-        let Some(vectors) = self.env.vectors else { return Err(Assembly("no state to keep".to_owned())) };
-        let data = &self.env.data;
+        let Some(vectors) = self.holes.vectors else { return Err(Assembly("no state to keep".to_owned())) };
         let [mut child, mut forked] = std::array::from_fn(|_| self.a.create_label());
-        let alive = || dword_ptr(u64::from(data.alive()));
-        let open = || dword_ptr(u64::from(data.displacement(header::CALLS_OPEN)));
+        let (alive, open) = (dword_ptr(u64::from(self.holes.alive)), dword_ptr(self.place(header::CALLS_OPEN)));
         let size = vectors.bytes.next_multiple_of(ALIGNMENT);
         let components = |a: &mut CodeAssembler| {
             a.mov(eax, vectors.components as u32)?;
             a.mov(edx, (vectors.components >> 32) as u32)
         };
 
-        self.a.cmp(alive(), 0)?;
+        self.a.cmp(alive, 0)?;
         self.a.je(child)?;
         self.a.pushfq()?;
         self.a.cld()?;
@@ -127,8 +125,8 @@ impl Writer<'_> {
         self.a.fninit()?;
         self.a.fldcw(word_ptr(rsp))?;
 
-        self.a.lock().inc(open())?;
-        self.a.mov(qword_ptr(u64::from(data.displacement(CALL_SP))).gs(), rsp)?;
+        self.a.lock().inc(open)?;
+        self.a.mov(self.own(CALL_SP), rsp)?;
         self.a.rdgsbase(rax)?;
         self.a.add(rax, CALLING as i32)?;
         self.a.wrgsbase(rax)?;
@@ -141,12 +139,12 @@ impl Writer<'_> {
         self.a.call(rbx)?;
         self.a.mov(rcx, rax)?;
         self.a.rdgsbase(rax)?;
-        self.a.and(rax, (data.stride as i32).wrapping_neg())?;
+        self.a.and(rax, (self.holes.stride() as i32).wrapping_neg())?;
         self.a.wrgsbase(rax)?;
         // If the function has forked, this may be the child, which must not decrement the count of open calls.
-        self.a.cmp(alive(), 0)?;
+        self.a.cmp(alive, 0)?;
         self.a.je(forked)?;
-        self.a.lock().dec(open())?;
+        self.a.lock().dec(open)?;
         self.a.set_label(&mut forked)?;
 
         components(&mut self.a)?;

@@ -7,8 +7,8 @@
 //! the result is the previous reading, and the header counts the failure.
 
 use iced_x86::code_asm::{
-    AsmMemoryOperand, AsmRegister64, cl, dword_ptr, eax, ecx, edi, edx, esi, qword_ptr, r8, r8d, r9, r9d, r10, r10d,
-    r11, r11d, rax, rcx, rdi, rdx, rsi, word_ptr,
+    AsmMemoryOperand, cl, dword_ptr, eax, ecx, edi, edx, esi, qword_ptr, r8, r8d, r9, r9d, r10, r10d, r11, r11d, rax,
+    rcx, rdi, rdx, rsi, word_ptr,
 };
 use ingraft_model::layout::{EVENT_PAGES, EVENT_WORDS, EVENT_WORDS_BYTES, EVENTS_MAX, event, header};
 use ingraft_model::machine::PAGE;
@@ -16,9 +16,9 @@ use ingraft_model::{ThreadIdentity, VariableId};
 
 use crate::code::cost::Cost;
 use crate::code::environment::{Assembly, Environment};
+use crate::code::listing::Listing;
 use crate::code::routine::Routine;
 use crate::snippet::generator::{Generator, ShardAccess};
-use crate::snippet::routines::Writer;
 
 /// System call numbers of perf_event_open(2), mmap(2) and close(2).
 const PERF_EVENT_OPEN: u32 = 298;
@@ -69,22 +69,19 @@ impl Generator<'_> {
     }
 }
 
-impl Writer<'_> {
-    /// Emits [`Routine::Event`]. The verifier compares it with the one form that it accepts.
+impl Listing<'_> {
+    /// Emits [`Routine::Event`].
     pub(crate) fn event(&mut self) -> Result<(), Assembly> {
         let [mut read, mut again, mut unread, mut whole, mut done] = std::array::from_fn(|_| self.a.create_label());
         let keep = [rdx, rsi, rdi, r11];
-        self.save()?;
-        for r in keep {
-            self.a.push(r)?;
-        }
+        self.enter(&keep)?;
         // r9 is the offset of the event's words, r10 the offset of its page.
         self.a.and(edx, EVENTS_MAX as i32 - 1)?;
         self.a.mov(r9d, edx)?;
         self.a.shl(r9d, EVENT_WORDS_BYTES.trailing_zeros())?;
         self.a.mov(r10d, edx)?;
         self.a.shl(r10d, PAGE.trailing_zeros())?;
-        self.a.mov(eax, self.own(r9, EVENT_WORDS))?;
+        self.a.mov(eax, self.state())?;
         self.a.cmp(eax, event::OPEN as i32)?;
         self.a.je(read)?;
         self.a.test(eax, eax)?;
@@ -92,7 +89,7 @@ impl Writer<'_> {
         self.open()?;
         self.a.test(rax, rax)?;
         self.a.jne(unread)?;
-        self.a.mov(self.own(r9, EVENT_WORDS), event::OPEN)?;
+        self.a.mov(self.state(), event::OPEN)?;
 
         self.a.set_label(&mut read)?;
         self.a.mov(esi, TRIES)?;
@@ -104,8 +101,8 @@ impl Writer<'_> {
         self.a.mov(ecx, self.page(INDEX))?;
         self.a.test(ecx, ecx)?;
         self.a.je(unread)?;
-        self.a.mov(r8, qword_ptr(r10 + self.env.data.displacement(EVENT_PAGES + OFFSET)).gs())?;
-        self.a.movzx(r11d, word_ptr(r10 + self.env.data.displacement(EVENT_PAGES + WIDTH)).gs())?;
+        self.a.mov(r8, self.own_from(r10, EVENT_PAGES + OFFSET))?;
+        self.a.movzx(r11d, word_ptr(r10 + self.holes.at(EVENT_PAGES + WIDTH)).gs())?;
         self.a.dec(ecx)?;
         self.a.rdpmc()?;
         self.a.shl(rdx, 32)?;
@@ -123,29 +120,27 @@ impl Writer<'_> {
         self.a.jne(again)?;
 
         self.a.set_label(&mut unread)?;
-        self.a.lock().inc(dword_ptr(u64::from(self.env.data.displacement(header::EVENTS_UNREAD))))?;
-        self.a.mov(rcx, qword_ptr(r9 + self.env.data.displacement(EVENT_WORDS + LAST)).gs())?;
+        let count = dword_ptr(self.place(header::EVENTS_UNREAD));
+        self.a.lock().inc(count)?;
+        self.a.mov(rcx, self.own_from(r9, EVENT_WORDS + LAST))?;
         self.a.jmp(done)?;
         self.a.set_label(&mut whole)?;
-        self.a.mov(qword_ptr(r9 + self.env.data.displacement(EVENT_WORDS + LAST)).gs(), rcx)?;
+        self.a.mov(self.own_from(r9, EVENT_WORDS + LAST), rcx)?;
         self.a.set_label(&mut done)?;
-        for r in keep.into_iter().rev() {
-            self.a.pop(r)?;
-        }
-        self.leave()
+        self.exit(&keep)
     }
 
     /// Opens this thread's counter and maps its page. Leaves 0 in rax on success, and any other value on failure; keeps r9 and r10.
     fn open(&mut self) -> Result<(), Assembly> {
-        let ThreadIdentity::FsOffset(tid) = self.env.identity else {
+        let ThreadIdentity::FsOffset(tid) = self.holes.identity else {
             return Err(Assembly("threads have no numbers".to_owned()));
         };
         let mut none = self.a.create_label();
         // A signal handler that reads the event meanwhile finds no counter.
-        self.a.mov(self.own(r9, EVENT_WORDS), event::REFUSED)?;
+        self.a.mov(self.state(), event::REFUSED)?;
         self.a.mov(edi, r9d)?;
         self.a.shl(edi, (header::EVENT_BYTES / EVENT_WORDS_BYTES).trailing_zeros())?;
-        self.a.add(edi, self.env.data.displacement(header::EVENTS).cast_signed())?;
+        self.a.add(edi, self.holes.at(header::EVENTS).cast_signed())?;
         // By the thread's id: a vfork child that runs this code opens the counter for the thread whose shard this is.
         self.a.mov(esi, dword_ptr(u64::from(tid)).fs())?;
         self.a.mov(rdx, -1i64)?;
@@ -159,7 +154,7 @@ impl Writer<'_> {
         self.a.js(none)?;
         self.a.mov(r8d, eax)?;
         self.a.rdgsbase(rdi)?;
-        self.a.lea(rdi, qword_ptr(rdi + r10 + self.env.data.displacement(EVENT_PAGES)))?;
+        self.a.lea(rdi, qword_ptr(rdi + r10 + self.holes.at(EVENT_PAGES)))?;
         self.a.mov(esi, PAGE as u32)?;
         self.a.mov(edx, READABLE)?;
         self.a.push(r9)?;
@@ -182,11 +177,11 @@ impl Writer<'_> {
 
     /// Operand for a 4-byte field of the page.
     fn page(&self, field: u32) -> AsmMemoryOperand {
-        self.own(r10, EVENT_PAGES + field)
+        dword_ptr(r10 + self.holes.at(EVENT_PAGES + field)).gs()
     }
 
-    /// Operand for 4 bytes of this thread's shard, at `word` plus the offset in register `behind`.
-    fn own(&self, behind: AsmRegister64, word: u32) -> AsmMemoryOperand {
-        dword_ptr(behind + self.env.data.displacement(word)).gs()
+    /// Operand for the state of this thread's counter.
+    fn state(&self) -> AsmMemoryOperand {
+        dword_ptr(r9 + self.holes.at(EVENT_WORDS)).gs()
     }
 }

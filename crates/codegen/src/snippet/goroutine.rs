@@ -10,24 +10,27 @@
 //! In a fork child, which shares the data area, calls have no records.
 
 use iced_x86::code_asm::{
-    AsmMemoryOperand, CodeLabel, dword_ptr, eax, ecx, edi, esi, qword_ptr, r8, r9, r10, rax, rcx, rdi, rdx, rsi, rsp,
+    AsmMemoryOperand, AsmRegister64, CodeLabel, dword_ptr, eax, ecx, edi, esi, qword_ptr, r8, r9, r10, rax, rcx, rdi,
+    rdx, rsi, rsp,
 };
 use ingraft_model::CallRecord;
 use ingraft_model::layout::goroutine::{
-    FREE, MULTIPLIER, PLACE, PLACE_BITS, PLACES, PROBES, RECORDS, RECORDS_MAX, SHARD, STACK, USED,
+    FREE, MULTIPLIER, PLACE, PLACE_BITS, PLACES, PROBES, RECORDS, RECORDS_MAX, STACK, USED,
 };
-use ingraft_model::layout::record;
+use ingraft_model::layout::{TOP, record};
 
 use crate::code::environment::Assembly;
+use crate::code::listing::Listing;
 use crate::code::routine::Routine;
 use crate::snippet::generator::Generator;
-use crate::snippet::routines::{self, Writer};
 
 /// Counters of a record's activations: calls that ended without an exit, and calls that could not be recorded.
 const LEFT: u32 = 0;
 const UNRECORDED: u32 = 2;
 /// Number of words that a record keeps.
 const KEPT: u32 = record::KEPT_MAX;
+/// Registers that the routines use in addition to those of every routine.
+const USED_REGISTERS: [AsmRegister64; 3] = [rdx, rsi, rdi];
 
 impl Generator<'_> {
     /// Moves the record that was just built into the list of the goroutine.
@@ -63,7 +66,7 @@ impl Generator<'_> {
     }
 }
 
-impl Writer<'_> {
+impl Listing<'_> {
     /// Operand for a field of the record at r9.
     fn field(field: u32) -> AsmMemoryOperand {
         qword_ptr(r9 + field)
@@ -71,38 +74,24 @@ impl Writer<'_> {
 
     /// Operand for a field of the thread's record after the last one; rcx holds the top.
     fn next(&self, field: u32) -> AsmMemoryOperand {
-        qword_ptr(rcx + self.env.data.displacement(self.env.data.records() + field)).gs()
+        self.own_from(rcx, self.holes.records + field)
     }
 
-    fn own_last(&self, field: u32) -> AsmMemoryOperand {
-        qword_ptr(rcx + routines::last(self.env, field)).gs()
-    }
-
-    /// Saves the registers that the routines for goroutines use.
-    fn begin(&mut self) -> Result<(), Assembly> {
-        self.save()?;
-        self.a.push(rdx)?;
-        self.a.push(rsi)?;
-        Ok(self.a.push(rdi)?)
-    }
-
-    fn finish(&mut self) -> Result<(), Assembly> {
-        self.a.pop(rdi)?;
-        self.a.pop(rsi)?;
-        self.a.pop(rdx)?;
-        self.leave()
+    /// Offset of a field of the thread's last record from the top of its records.
+    fn last(&self, field: u32) -> u32 {
+        self.holes.records + field - record::SIZE
     }
 
     /// Loads the top of the thread's records into rcx. Creates the first record, which belongs to no call, if the thread has none.
     fn load_top(&mut self) -> Result<(), Assembly> {
         let mut used = self.a.create_label();
-        let first = self.env.data.displacement(self.env.data.records());
-        self.a.mov(rcx, routines::top(self.env))?;
+        let first = self.holes.records;
+        self.a.mov(rcx, self.own(TOP))?;
         self.a.test(ecx, ecx)?;
         self.a.jne(used)?;
-        self.a.mov(qword_ptr(u64::from(first + record::SP)).gs(), -1)?;
-        self.a.mov(qword_ptr(u64::from(first + record::NAME)).gs(), 0)?;
-        self.a.mov(routines::top(self.env), record::SIZE as i32)?;
+        self.a.mov(self.own(first + record::SP), -1)?;
+        self.a.mov(self.own(first + record::NAME), 0)?;
+        self.a.mov(self.own(TOP), record::SIZE as i32)?;
         self.a.mov(ecx, record::SIZE)?;
         self.a.set_label(&mut used)?;
         Ok(self.a.zero_bytes()?)
@@ -111,9 +100,9 @@ impl Writer<'_> {
     /// Loads the address of the goroutine's place into r8, that of the shard with the lists into r10, and replaces the stack pointer in rdx
     /// by the key of the call. Jumps to `none` if the thread executes no goroutine, if the call is not on its stack, or if no place is free.
     fn goroutine(&mut self, none: CodeLabel) -> Result<(), Assembly> {
-        let Some(pointer) = self.env.goroutine else { return Err(Assembly("no goroutines".to_owned())) };
+        let Some(pointer) = self.holes.goroutine else { return Err(Assembly("no goroutines".to_owned())) };
         let [mut probe, mut next, mut found] = std::array::from_fn(|_| self.a.create_label());
-        self.a.cmp(dword_ptr(u64::from(self.env.data.alive())), 0)?;
+        self.a.cmp(dword_ptr(u64::from(self.holes.alive)), 0)?;
         self.a.je(none)?;
         // A thread that has no thread pointer yet executes no goroutine.
         self.a.rdfsbase(rax)?;
@@ -128,7 +117,7 @@ impl Writer<'_> {
         self.a.cmp(rdx, qword_ptr(rax + STACK))?;
         self.a.jb(none)?;
         self.a.sub(rdx, r9)?;
-        self.a.mov(r10, self.env.data.base.0 + self.env.data.stride * u64::from(SHARD))?;
+        self.a.mov(r10, self.holes.lists)?;
         self.a.mov(r9, MULTIPLIER)?;
         self.a.imul_2(r9, rax)?;
         self.a.shr(r9, u64::BITS - PLACE_BITS)?;
@@ -225,7 +214,7 @@ impl Writer<'_> {
         self.a.mov(eax, dword_ptr(r9 + record::NAME))?;
         self.a.test(eax, eax)?;
         self.a.je(counted)?;
-        self.a.inc(qword_ptr(rax + (self.env.data.displacement(0) + 8 * LEFT)).gs())?;
+        self.a.inc(self.own_from(rax, 8 * LEFT))?;
         self.a.set_label(&mut counted)?;
         self.a.mov(rax, Self::field(record::SAVED))?;
         self.a.mov(qword_ptr(r8 + 8), rax)?;
@@ -235,7 +224,7 @@ impl Writer<'_> {
     /// Emits [`Routine::PruneGoroutine`].
     pub(crate) fn prune_goroutine(&mut self) -> Result<(), Assembly> {
         let [mut again, mut left, mut own, mut unmark, mut done] = std::array::from_fn(|_| self.a.create_label());
-        self.begin()?;
+        self.enter(&USED_REGISTERS)?;
         self.load_top()?;
         self.goroutine(done)?;
         self.a.set_label(&mut again)?;
@@ -261,20 +250,20 @@ impl Writer<'_> {
         self.a.test(dword_ptr(r9 + record::RESTORE), record::HANDED)?;
         self.a.jne(unmark)?;
         self.a.set_label(&mut done)?;
-        self.a.mov(rcx, routines::top(self.env))?;
-        self.finish()
+        self.a.mov(rcx, self.own(TOP))?;
+        self.exit(&USED_REGISTERS)
     }
 
     /// Emits [`Routine::Park`].
     pub(crate) fn park(&mut self) -> Result<(), Assembly> {
         let [mut none, mut done] = std::array::from_fn(|_| self.a.create_label());
-        self.begin()?;
+        self.enter(&USED_REGISTERS)?;
         self.goroutine(none)?;
         self.take(none)?;
-        self.a.mov(rcx, routines::top(self.env))?;
+        self.a.mov(rcx, self.own(TOP))?;
         self.a.mov(Self::field(record::SP), rdx)?;
         for field in std::iter::once(record::NAME).chain((0..KEPT).map(|n| record::KEPT + 8 * n)) {
-            self.a.mov(rax, self.own_last(field))?;
+            self.a.mov(rax, self.own_from(rcx, self.last(field)))?;
             self.a.mov(Self::field(field), rax)?;
         }
         self.a.mov(rax, qword_ptr(r8 + 8))?;
@@ -282,20 +271,20 @@ impl Writer<'_> {
         self.a.mov(qword_ptr(r8 + 8), rsi)?;
         self.a.jmp(done)?;
         self.a.set_label(&mut none)?;
-        self.a.mov(rcx, routines::top(self.env))?;
-        self.a.mov(eax, dword_ptr(rcx + routines::last(self.env, record::NAME)).gs())?;
-        self.a.inc(qword_ptr(rax + (self.env.data.displacement(0) + 8 * UNRECORDED)).gs())?;
+        self.a.mov(rcx, self.own(TOP))?;
+        self.a.mov(eax, dword_ptr(rcx + self.holes.at(self.last(record::NAME))).gs())?;
+        self.a.inc(self.own_from(rax, 8 * UNRECORDED))?;
         self.a.set_label(&mut done)?;
-        self.a.sub(routines::top(self.env), record::SIZE as i32)?;
-        self.a.mov(rcx, routines::top(self.env))?;
-        self.finish()
+        self.a.sub(self.own(TOP), record::SIZE as i32)?;
+        self.a.mov(rcx, self.own(TOP))?;
+        self.exit(&USED_REGISTERS)
     }
 
     /// Emits [`Routine::Fetch`].
     pub(crate) fn fetch(&mut self) -> Result<(), Assembly> {
         let [mut again, mut level, mut walk, mut hit, mut none, mut done] =
             std::array::from_fn(|_| self.a.create_label());
-        self.begin()?;
+        self.enter(&USED_REGISTERS)?;
         self.a.push(rcx)?;
         self.load_top()?;
         self.a.cmp(ecx, record::ROOM as i32)?;
@@ -325,23 +314,23 @@ impl Writer<'_> {
         self.a.set_label(&mut hit)?;
         self.a.mov(rax, Self::field(record::SAVED))?;
         self.a.mov(qword_ptr(rdi), rax)?;
-        self.a.mov(rcx, routines::top(self.env))?;
+        self.a.mov(rcx, self.own(TOP))?;
         // A signal handler may use the record until it is taken, and after that it leaves it alone.
         self.a.mov(self.next(record::SP), -1)?;
-        self.a.add(routines::top(self.env), record::SIZE as i32)?;
+        self.a.add(self.own(TOP), record::SIZE as i32)?;
         self.a.mov(self.next(record::SP), -1)?;
         for field in std::iter::once(record::NAME).chain((0..KEPT).map(|n| record::KEPT + 8 * n)) {
             self.a.mov(rax, Self::field(field))?;
             self.a.mov(self.next(field), rax)?;
         }
         self.give_back()?;
-        self.a.mov(rcx, routines::top(self.env))?;
+        self.a.mov(rcx, self.own(TOP))?;
         self.a.jmp(done)?;
         self.a.set_label(&mut none)?;
         self.a.xor(ecx, ecx)?;
         self.a.set_label(&mut done)?;
         // The name.
         self.a.pop(rdi)?;
-        self.finish()
+        self.exit(&USED_REGISTERS)
     }
 }

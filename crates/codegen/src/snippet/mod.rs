@@ -25,3 +25,6 @@ pub(crate) mod template;
 pub(crate) mod usage;
 pub(crate) mod vector;
 pub(crate) mod wall;
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -3,13 +3,13 @@
 
 use iced_x86::BlockEncoderOptions;
 use iced_x86::code_asm::{
-    AsmMemoryOperand, AsmRegister64, CodeAssembler, dword_ptr, ecx, qword_ptr, r8, r8d, r9, r9d, r10, rax, rbx, rcx,
-    rdx, rsp,
+    AsmMemoryOperand, CodeAssembler, dword_ptr, ecx, qword_ptr, r8, r8d, r9, r9d, r10, rax, rcx, rdx, rsp,
 };
-use ingraft_model::CpuClock;
-use ingraft_model::layout::{TOP, record};
+use ingraft_model::layout::{CHILD_SHARD, TOP, birth, goroutine, record};
+use ingraft_model::{CpuClock, WallClock};
 
 use crate::code::environment::{Assembly, CodegenError, Environment};
+use crate::code::listing::{self, Filled, HoleValues, Listing};
 use crate::code::routine::Routine;
 use crate::snippet::reading::MemoryAccess;
 
@@ -31,29 +31,72 @@ pub(crate) fn last(env: &Environment, field: u32) -> u32 {
     env.data.displacement(env.data.records() + field - record::SIZE)
 }
 
+/// Fills the listing of a routine that has one. `None` if the code of the routine depends on more than holes: such a routine is proven by
+/// abstract execution.
+pub(crate) fn listing(routine: Routine, holes: &HoleValues) -> Option<Result<Filled, Assembly>> {
+    let with = |emit: fn(Listing<'_>) -> Result<Listing<'_>, Assembly>| {
+        Some(Listing::new(holes).and_then(emit).and_then(|listing| listing.fill(None)))
+    };
+    match routine {
+        Routine::PruneGoroutine => with(|mut l| l.prune_goroutine().map(|()| l)),
+        Routine::Park => with(|mut l| l.park().map(|()| l)),
+        Routine::Fetch => with(|mut l| l.fetch().map(|()| l)),
+        Routine::Call => with(|mut l| l.call().map(|()| l)),
+        Routine::Event => with(|mut l| l.event().map(|()| l)),
+        Routine::Fork => with(|mut l| l.fork().map(|()| l)),
+        Routine::Forked => with(|mut l| l.forked().map(|()| l)),
+        Routine::Time if holes.vdso.is_some() => with(|mut l| l.time().map(|()| l)),
+        _ => None,
+    }
+}
+
+/// HoleValues of the listings in a target.
+pub(crate) fn holes(env: &Environment) -> HoleValues {
+    let data = &env.data;
+    let shard = |n: u32| data.base.0.wrapping_add(data.stride.wrapping_mul(u64::from(n)));
+    HoleValues {
+        base: data.displacement(0),
+        log: data.stride.trailing_zeros(),
+        shards: data.shards,
+        alive: data.alive(),
+        child: shard(CHILD_SHARD),
+        rules: shard(birth::RULES),
+        lists: shard(goroutine::SHARD),
+        records: data.records(),
+        readings_open: data.readings_open(),
+        identity: env.identity,
+        goroutine: env.goroutine,
+        vectors: env.vectors,
+        vdso: if let WallClock::Vdso(function) = env.wall { Some(function.0) } else { None },
+    }
+}
+
 /// Assembles a routine. The code is position-independent.
 pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, CodegenError> {
     let build = || -> Result<Vec<u8>, Assembly> {
+        if let Some(filled) = listing(routine, &holes(env)) {
+            return Ok(filled?.bytes);
+        }
         let mut w = Writer { a: CodeAssembler::new(64)?, env };
         match routine {
             Routine::Prune => w.prune()?,
             Routine::Find => w.find()?,
             Routine::GiveUp => w.give_up()?,
-            Routine::PruneGoroutine => w.prune_goroutine()?,
-            Routine::Park => w.park()?,
-            Routine::Fetch => w.fetch()?,
             Routine::CpuTime => w.cpu_time()?,
-            Routine::Call => w.call()?,
             Routine::Await => w.await_engine()?,
             Routine::Room => w.await_room()?,
             Routine::Read => w.memory(MemoryAccess::Read)?,
             Routine::Text => w.text()?,
             Routine::Write => w.memory(MemoryAccess::Write)?,
             Routine::Usage => w.usage()?,
-            Routine::Event => w.event()?,
             Routine::Time => w.time()?,
-            Routine::Fork => w.fork()?,
-            Routine::Forked => w.forked()?,
+            Routine::PruneGoroutine
+            | Routine::Park
+            | Routine::Fetch
+            | Routine::Call
+            | Routine::Event
+            | Routine::Fork
+            | Routine::Forked => return Err(Assembly("the routine has a listing".to_owned())),
         }
         Ok(w.a.assemble_options(0, BlockEncoderOptions::NONE)?.inner.code_buffer)
     };
@@ -246,22 +289,11 @@ impl Writer<'_> {
         Ok(self.a.mov(rcx, self.top())?)
     }
 
-    /// Saves the registers that a routine uses, and moves the resume address to rbx, which no system call changes. An address in an arena
-    /// must not be on the stack.
     pub fn save(&mut self) -> Result<(), Assembly> {
-        for r in SAVED {
-            self.a.push(r)?;
-        }
-        Ok(self.a.mov(rbx, rax)?)
+        listing::save(&mut self.a)
     }
 
     pub fn leave(&mut self) -> Result<(), Assembly> {
-        self.a.mov(rax, rbx)?;
-        for r in SAVED.into_iter().rev() {
-            self.a.pop(r)?;
-        }
-        Ok(self.a.jmp(rax)?)
+        listing::leave(&mut self.a)
     }
 }
-
-const SAVED: [AsmRegister64; 4] = [r8, r9, r10, rbx];

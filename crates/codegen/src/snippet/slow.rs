@@ -7,14 +7,15 @@ use iced_x86::code_asm::{
     AsmRegister32, AsmRegister64, CodeAssembler, byte_ptr, dword_ptr, eax, get_gpr32, get_gpr64, qword_ptr, rax,
 };
 use iced_x86::code_asm::{r10, r11, rsp};
-use iced_x86::{BlockEncoderOptions, IcedError, Register};
+use iced_x86::{IcedError, Register};
 use ingraft_model::layout::birth::UNBORN;
 use ingraft_model::layout::{CALL_SP, CALLING, CHILD_SHARD, CLAIMS, FIRST_SHARD, OWNER, header};
 use ingraft_model::{Gpr, ThreadIdentity};
 
 use crate::code::block::LINK;
 use crate::code::environment::{Assembly, CodegenError, Environment};
-use crate::snippet::birth;
+use crate::code::listing::{Filled, HoleValues, Listing};
+use crate::snippet::routines::holes;
 use crate::snippet::slot::{LEN, NOP, OPCODE};
 
 /// First bytes of a plain count: `inc qword gs:[disp32]` without its displacement (the fifth byte is always 0x25).
@@ -27,12 +28,6 @@ pub(crate) const MARKER: [u8; 4] = [0x65, 0x0f, 0x1f, 0x80];
 
 /// Distance in bytes from a slot to the code after it.
 const BEHIND: i32 = LEN as i32;
-
-/// Code of the routine, and offset of its second entry: it walks the chain from the jump at `r` on and counts in shard 0.
-pub(crate) struct SlowCode {
-    pub bytes: Vec<u8>,
-    pub walk: u64,
-}
 
 #[derive(Clone, Copy)]
 struct RegisterPair {
@@ -51,18 +46,21 @@ pub(crate) fn register64(r: Gpr) -> Option<AsmRegister64> {
     get_gpr64(Register::RAX + u32::from(r.0))
 }
 
-/// Assembles the routine for `r`.
-pub(crate) fn assemble(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, CodegenError> {
-    build(env, r, at).map_err(|Assembly(why)| CodegenError::Assembler { what: "the slow routine", why })
+/// Assembles the routine for `r`. Its second entry walks the chain from the jump at `r` on and counts in shard 0.
+pub(crate) fn assemble(env: &Environment, r: Gpr) -> Result<Filled, CodegenError> {
+    listing(&holes(env), r).map_err(|Assembly(why)| CodegenError::Assembler { what: "the slow routine", why })
 }
 
+/// Fills the listing of the routine for `r`.
 #[expect(clippy::too_many_lines, reason = "a listing of assembly code")]
-fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
+pub(crate) fn listing(holes: &HoleValues, r: Gpr) -> Result<Filled, Assembly> {
     let missing = || Assembly("no such register".to_owned());
-    let data = &env.data;
-    let abs = |offset: u32| u64::from(data.displacement(offset));
-    let stride = data.stride;
-    let child_owner = u64::from(data.displacement(OWNER)) + u64::from(CHILD_SHARD) * stride;
+    let mut listing = Listing::new(holes)?;
+    let abs = |offset: u32| u64::from(holes.at(offset));
+    let (stride, alive) = (holes.stride(), u64::from(holes.alive));
+    let all = stride.wrapping_mul(u64::from(holes.shards));
+    let child_owner = holes.child + u64::from(OWNER);
+    let a = &mut listing.a;
 
     let target = register64(r).ok_or_else(missing)?;
     let mut spare = [Register::RCX, Register::RDX, Register::RSI, Register::RDI]
@@ -76,7 +74,6 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     let saved = [if target == rax { slot } else { rax }, k.wide, id.wide, n.wide];
 
     let count = i32::from_le_bytes([COUNT[0], COUNT[1], COUNT[2], COUNT[3]]);
-    let mut a = CodeAssembler::new(64)?;
     let [mut child, mut foreign, mut locked, mut resume, mut won] = std::array::from_fn(|_| a.create_label());
     let [mut start, mut reset, mut probe, mut occupied, mut more] = std::array::from_fn(|_| a.create_label());
 
@@ -89,14 +86,14 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     a.rdgsbase(k.wide)?;
     a.test(k.half, (stride - 1) as u32 as i32)?;
     a.jne(foreign)?;
-    a.mov(n.wide, stride * u64::from(data.shards))?;
+    a.mov(n.wide, all)?;
     a.cmp(k.wide, n.wide)?;
     a.jae(foreign)?;
-    match env.identity {
+    match holes.identity {
         ThreadIdentity::FsOffset(offset) => a.mov(id.half, dword_ptr(u64::from(offset)).fs())?,
         ThreadIdentity::FsBase | ThreadIdentity::Locked => a.rdfsbase(id.wide)?,
     }
-    a.cmp(dword_ptr(u64::from(data.alive())), 0)?;
+    a.cmp(dword_ptr(alive), 0)?;
     a.je(child)?;
     // A thread whose id the libc has not stored yet would share the claim 0, which means free.
     a.test(id.wide, id.wide)?;
@@ -105,9 +102,9 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     // The parent may have prepared a shard for this fork child. The child has the gs base of the thread that forked, so it is known by the
     // thread pointer of that thread.
     let mut fresh = a.create_label();
-    let heirs = birth::heirs(env);
+    let heirs = holes.heirs();
     a.mov(n.wide, k.wide)?;
-    a.shr(n.wide, birth::heir_shift(env))?;
+    a.shr(n.wide, holes.heir_shift())?;
     a.cmp(dword_ptr(n.wide + (heirs + 8)), 0)?;
     a.je(fresh)?;
     a.rdfsbase(k.wide)?;
@@ -123,7 +120,7 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     a.set_label(&mut fresh)?;
     a.mov(k.half, 1)?;
     a.lock().xadd(dword_ptr(abs(header::CLAIM_HINT)), k.half)?;
-    a.cmp(k.half, data.shards as i32)?;
+    a.cmp(k.half, holes.shards as i32)?;
     a.jae(reset)?;
     a.cmp(k.half, FIRST_SHARD as i32)?;
     a.jae(start)?;
@@ -131,7 +128,7 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     a.mov(k.half, FIRST_SHARD)?;
     a.mov(dword_ptr(abs(header::CLAIM_HINT)), FIRST_SHARD + 1)?;
     a.set_label(&mut start)?;
-    a.mov(n.half, data.shards - FIRST_SHARD)?;
+    a.mov(n.half, holes.shards.saturating_sub(FIRST_SHARD))?;
     a.set_label(&mut probe)?;
     let claim = || qword_ptr(k.wide * 8 + abs(CLAIMS));
     a.cmp(claim(), 0)?;
@@ -141,7 +138,7 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     a.je(won)?;
     a.set_label(&mut occupied)?;
     a.inc(k.half)?;
-    a.cmp(k.half, data.shards as i32)?;
+    a.cmp(k.half, holes.shards as i32)?;
     a.jb(more)?;
     a.mov(k.half, FIRST_SHARD)?;
     a.set_label(&mut more)?;
@@ -151,19 +148,19 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     a.jmp(locked)?;
 
     a.set_label(&mut won)?;
-    a.shl(k.wide, stride.trailing_zeros())?;
+    a.shl(k.wide, holes.log)?;
     a.mov(qword_ptr(k.wide + abs(OWNER)), id.wide)?;
     a.wrgsbase(k.wide)?;
 
     a.set_label(&mut resume)?;
-    restore(&mut a, target, slot, saved)?;
+    restore(a, target, slot, saved)?;
     a.jmp(target)?;
 
     // The routine never changes a gs base that belongs to the program. Such a thread counts in shard 0. If it is in a fork child, it skips
     // all snippets instead.
     a.set_label(&mut foreign)?;
     let mut skip = a.create_label();
-    a.cmp(dword_ptr(u64::from(data.alive())), 0)?;
+    a.cmp(dword_ptr(alive), 0)?;
     a.je(skip)?;
     // In a function that a snippet has called, a thread skips the snippets, unless its stack pointer shows that it has left the function
     // without a return.
@@ -171,7 +168,7 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     a.and(n.half, (stride - 1) as u32 as i32)?;
     a.cmp(n.half, CALLING as i32)?;
     a.jne(locked)?;
-    a.mov(n.wide, stride * u64::from(data.shards))?;
+    a.mov(n.wide, all)?;
     a.cmp(k.wide, n.wide)?;
     a.jae(locked)?;
     a.cmp(rsp, qword_ptr(k.wide + abs(CALL_SP - CALLING)))?;
@@ -201,7 +198,7 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     a.cmp(k.half, header::CHILDREN_MAX as i32)?;
     a.jae(full)?;
     let entry = || dword_ptr(k.wide * 4 + abs(header::CHILDREN));
-    match env.identity {
+    match holes.identity {
         ThreadIdentity::FsOffset(_) => a.mov(entry(), id.half)?,
         ThreadIdentity::FsBase | ThreadIdentity::Locked => a.mov(entry(), 0)?,
     }
@@ -213,7 +210,7 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     a.jmp(resume)?;
 
     a.set_label(&mut locked)?;
-    restore(&mut a, target, slot, saved)?;
+    restore(a, target, slot, saved)?;
     let mut walk = a.create_label();
     let mut follow = a.create_label();
     let [mut past, mut arrived, mut other, mut done] = std::array::from_fn(|_| a.create_label());
@@ -258,9 +255,7 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     a.add(target, BEHIND)?;
     a.jmp(done)?;
 
-    let result = a.assemble_options(at, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
-    let walk = result.label_ip(&walk)? - at;
-    Ok(SlowCode { bytes: result.inner.code_buffer, walk })
+    listing.fill(Some(walk))
 }
 
 fn restore(

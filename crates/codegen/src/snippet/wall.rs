@@ -6,11 +6,12 @@
 //! registers must be saved.
 
 use iced_x86::code_asm::{
-    AsmMemoryOperand, AsmRegister64, eax, edi, qword_ptr, r11, rax, rbp, rcx, rdi, rdx, rsi, rsp,
+    AsmMemoryOperand, AsmRegister64, CodeAssembler, eax, edi, qword_ptr, r11, rax, rbp, rcx, rdi, rdx, rsi, rsp,
 };
 use ingraft_model::WallClock;
 
-use crate::code::environment::{Assembly, Environment};
+use crate::code::environment::Assembly;
+use crate::code::listing::Listing;
 use crate::code::routine::Routine;
 use crate::snippet::cpu::{CLOCK_GETTIME, NS_PER_SECOND};
 use crate::snippet::generator::Generator;
@@ -20,11 +21,6 @@ use crate::snippet::routines::Writer;
 pub(crate) const CLOCK_MONOTONIC: i32 = 1;
 /// Registers that a reading overwrites, except rax, rdx and those that every routine saves.
 const OVERWRITTEN: [AsmRegister64; 4] = [rcx, rsi, rdi, r11];
-
-/// Operand for the last reading in this thread. The word is in the first record, which belongs to no call.
-fn last(env: &Environment) -> AsmMemoryOperand {
-    qword_ptr(u64::from(env.data.displacement(env.data.readings_open() - 8))).gs()
-}
 
 impl Generator<'_> {
     /// Reads the time into rax; overwrites rdx. RDTSC does not serialise: instructions before and after it may overlap the reading by some
@@ -42,32 +38,39 @@ impl Generator<'_> {
     }
 }
 
+impl Listing<'_> {
+    /// Emits [`Routine::Time`] if the vDSO tells the time.
+    pub(crate) fn time(&mut self) -> Result<(), Assembly> {
+        let Some(function) = self.holes.vdso else { return Err(Assembly("no function tells the time".to_owned())) };
+        let open = self.own(self.holes.readings_open);
+        let last = self.own(self.holes.readings_open.wrapping_sub(8));
+        self.enter(&[])?;
+        keeping(&mut self.a, last, rdx, |a| {
+            a.push(rbp)?;
+            a.inc(open)?;
+            a.mov(rbp, rsp)?;
+            // Room for a timespec.
+            a.sub(rsp, 16)?;
+            a.and(rsp, -16)?;
+            a.mov(edi, CLOCK_MONOTONIC)?;
+            a.mov(rsi, rsp)?;
+            a.mov(rax, function)?;
+            a.call(rax)?;
+            a.pop(rcx)?;
+            a.pop(rdx)?;
+            a.mov(rsp, rbp)?;
+            a.dec(open)?;
+            Ok(a.pop(rbp)?)
+        })?;
+        self.exit(&[])
+    }
+}
+
 impl Writer<'_> {
-    /// Emits [`Routine::Time`].
+    /// Emits [`Routine::Time`] if a system call tells the time.
     pub(crate) fn time(&mut self) -> Result<(), Assembly> {
         self.save()?;
-        let WallClock::Vdso(function) = self.env.wall else {
-            self.time_by_system_call(rdx)?;
-            return self.leave();
-        };
-        let open = qword_ptr(u64::from(self.env.data.displacement(self.env.data.readings_open()))).gs();
-        self.keeping(rdx, |w| {
-            w.a.push(rbp)?;
-            w.a.inc(open)?;
-            w.a.mov(rbp, rsp)?;
-            // Room for a timespec.
-            w.a.sub(rsp, 16)?;
-            w.a.and(rsp, -16)?;
-            w.a.mov(edi, CLOCK_MONOTONIC)?;
-            w.a.mov(rsi, rsp)?;
-            w.a.mov(rax, function.0)?;
-            w.a.call(rax)?;
-            w.a.pop(rcx)?;
-            w.a.pop(rdx)?;
-            w.a.mov(rsp, rbp)?;
-            w.a.dec(open)?;
-            Ok(w.a.pop(rbp)?)
-        })?;
+        self.time_by_system_call(rdx)?;
         self.leave()
     }
 
@@ -85,41 +88,43 @@ impl Writer<'_> {
     }
 
     fn time_by_system_call(&mut self, into: AsmRegister64) -> Result<(), Assembly> {
-        self.keeping(into, |w| {
+        let last = qword_ptr(u64::from(self.env.data.displacement(self.env.data.readings_open() - 8))).gs();
+        keeping(&mut self.a, last, into, |a| {
             // Room for a timespec.
-            w.a.push(rcx)?;
-            w.a.push(rcx)?;
-            w.a.mov(edi, CLOCK_MONOTONIC)?;
-            w.a.mov(rsi, rsp)?;
-            w.a.mov(eax, CLOCK_GETTIME)?;
-            w.a.syscall()?;
-            w.a.pop(rcx)?;
-            Ok(w.a.pop(rdx)?)
+            a.push(rcx)?;
+            a.push(rcx)?;
+            a.mov(edi, CLOCK_MONOTONIC)?;
+            a.mov(rsi, rsp)?;
+            a.mov(eax, CLOCK_GETTIME)?;
+            a.syscall()?;
+            a.pop(rcx)?;
+            Ok(a.pop(rdx)?)
         })
     }
+}
 
-    /// Emits a reading. `read` leaves its result in eax and the timespec in rcx and rdx. If `read` fails, the result is the previous
-    /// reading. Overwrites rax and rdx.
-    fn keeping(
-        &mut self,
-        into: AsmRegister64,
-        read: impl Fn(&mut Self) -> Result<(), Assembly>,
-    ) -> Result<(), Assembly> {
-        let mut failed = self.a.create_label();
-        for r in OVERWRITTEN {
-            self.a.push(r)?;
-        }
-        read(self)?;
-        self.a.test(eax, eax)?;
-        self.a.jne(failed)?;
-        self.a.imul_3(rcx, rcx, NS_PER_SECOND)?;
-        self.a.add(rdx, rcx)?;
-        self.a.mov(last(self.env), rdx)?;
-        self.a.set_label(&mut failed)?;
-        self.a.mov(into, last(self.env))?;
-        for r in OVERWRITTEN.into_iter().rev() {
-            self.a.pop(r)?;
-        }
-        Ok(())
+/// Emits a reading. `read` leaves its result in eax and the timespec in rcx and rdx. `last` is the last reading in this thread; the word is in
+/// the first record, which belongs to no call. If `read` fails, the result is that reading. Overwrites rax and rdx.
+fn keeping(
+    a: &mut CodeAssembler,
+    last: AsmMemoryOperand,
+    into: AsmRegister64,
+    read: impl Fn(&mut CodeAssembler) -> Result<(), Assembly>,
+) -> Result<(), Assembly> {
+    let mut failed = a.create_label();
+    for r in OVERWRITTEN {
+        a.push(r)?;
     }
+    read(a)?;
+    a.test(eax, eax)?;
+    a.jne(failed)?;
+    a.imul_3(rcx, rcx, NS_PER_SECOND)?;
+    a.add(rdx, rcx)?;
+    a.mov(last, rdx)?;
+    a.set_label(&mut failed)?;
+    a.mov(into, last)?;
+    for r in OVERWRITTEN.into_iter().rev() {
+        a.pop(r)?;
+    }
+    Ok(())
 }

@@ -296,8 +296,8 @@ mod tests {
         for identity in [ThreadIdentity::FsOffset(0x2d0), ThreadIdentity::FsBase] {
             for (r, shards) in (0..16).filter(|r| *r != 4).flat_map(|r| [64, 4096].map(|shards| (r, shards))) {
                 let env = environment(identity, shards);
-                let code = assemble(&env, Gpr(r), AT.0).expect("assembles");
-                let second = AT.offset(code.walk as i64);
+                let code = assemble(&env, Gpr(r)).expect("assembles");
+                let second = AT.offset(code.second as i64);
                 assert!(is_right(&env, r, &code.bytes, second), "{identity:?} {r} {shards}");
                 assert!(!is_right(&env, r, &code.bytes, second.offset(1)), "{identity:?} {r} {shards}");
                 assert!(!is_right(&env, (r + 5) % 16, &code.bytes, second), "{identity:?} {r} {shards}");
@@ -309,13 +309,13 @@ mod tests {
     fn no_other_bits_are_right() {
         for r in [0, 2, 11] {
             let env = environment(ThreadIdentity::FsOffset(0x2d0), 4096);
-            let code = assemble(&env, Gpr(r), AT.0).expect("assembles");
+            let code = assemble(&env, Gpr(r)).expect("assembles");
             let right = listing(&code.bytes);
             for bit in 0..8 * code.bytes.len() {
                 let mut bytes = code.bytes.clone();
                 bytes[bit / 8] ^= 1 << (bit % 8);
                 // Some bits of an encoding have no effect.
-                let found = !is_right(&env, r, &bytes, AT.offset(code.walk as i64));
+                let found = !is_right(&env, r, &bytes, AT.offset(code.second as i64));
                 assert!(found || listing(&bytes) == right, "r{r}, bit {bit}");
             }
         }
