@@ -1,5 +1,5 @@
 //! The verifier: it proves from bytes alone that a plan does what it must and nothing else. The verifier shares with the generator only
-//! the instruction decoder, types, constants, and the encoding of slots and links. The verifier trusts neither the plan nor the woven
+//! the instruction decoder, types, constants, the encoding of slots and links, and the listings of fixed routines (`fixed`). The verifier trusts neither the plan nor the woven
 //! points: it reads them as claims.
 //!
 //! A plan passes if
@@ -11,20 +11,17 @@
 //! - the tail, which is the copy of the displaced instructions, does the same as these (`equivalence`), and control continues in the text
 //!   where it would without the point;
 //! - no code in an arena has a call instruction or pushes an address of the arena, except the routine that calls functions which a
-//!   snippet names (`calling`) and the routine that asks the vDSO for the time (`time`);
+//!   snippet names and the routine that asks the vDSO for the time, which are fixed;
+//! - a fixed routine has the bytes of its listing, with the numbers of this environment (`fixed`);
 //! - every byte of new code belongs to a proven instruction, and no jump leads into the middle of an instruction;
 //! - at every instruction of code that will be removed, a thread has a resume address or can be single-stepped.
 
-mod birth;
 mod body;
-mod calling;
 mod change;
 mod counting;
 mod equivalence;
-mod event;
 mod first;
-mod form;
-mod goroutine;
+mod fixed;
 mod inner;
 mod interpreter;
 mod listed;
@@ -32,10 +29,8 @@ mod memory;
 mod proof_cache;
 mod rehost;
 mod rules;
-mod slow;
 mod state;
 mod system_call;
-mod time;
 mod waiting;
 
 use iced_x86::Code;

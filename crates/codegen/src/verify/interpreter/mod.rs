@@ -9,23 +9,18 @@ use iced_x86::{
     Register,
 };
 use ingraft_model::layout::{OWNER, TOP};
-use ingraft_model::{Avma, AvmaRange, Called, Gpr, PointKind, ProgramCall, Site, ThreadIdentity, WallClock};
+use ingraft_model::{Avma, AvmaRange, Called, Gpr, PointKind, ProgramCall, Site, ThreadIdentity};
 use rustc_hash::FxHashMap;
 
 mod transfers;
 
-use super::birth;
-use super::calling;
-use super::event;
-use super::goroutine;
+use super::fixed;
 use super::listed::Listed;
 use super::memory::Memory;
 use super::proof_cache::{Executed, ExecutedCode, MovedRange, Visited};
 use super::rules::{is_absolute, may_read, may_write, number_of, permitted, writes};
-use super::slow;
 use super::state::{AbstractState, CALLEE, FLAGS, FlagsTransfer, IMAGE, OTHER, Parent, RED_ZONE_WORDS, RegisterBound};
 use super::system_call::{self, SystemCall};
-use super::time;
 use super::{Flaw, VerifyError, fail};
 use crate::code::arena::{Arena, SlowRoutine};
 use crate::code::block::{LINK, link_target, straddles};
@@ -576,26 +571,14 @@ impl<'a> Interpreter<'a> {
     /// Proves a shared slow routine.
     pub fn slow_routine(&mut self, r: u8, routine: &SlowRoutine) -> Result<(), VerifyError> {
         self.restart();
-        slow::prove(self, self.env, r, routine)
+        fixed::prove_slow(self, self.env, r, routine)
     }
 
     /// Proves a shared routine.
     pub fn routine(&mut self, at: u64, routine: Routine) -> Result<(), VerifyError> {
         self.restart();
-        if routine == Routine::Call {
-            return calling::prove(self, self.env, at);
-        }
-        if routine == Routine::Event {
-            return event::prove(self, self.env, at);
-        }
-        if matches!(routine, Routine::Fork | Routine::Forked) {
-            return birth::prove(self, self.env, routine, at);
-        }
-        if matches!(routine, Routine::PruneGoroutine | Routine::Park | Routine::Fetch) {
-            return goroutine::prove(self, self.env, routine, at);
-        }
-        if let (Routine::Time, WallClock::Vdso(function)) = (routine, self.env.wall) {
-            return time::prove(self, self.env, function, at);
+        if let Some(proof) = fixed::prove(self, self.env, routine, at) {
+            return proof;
         }
         let mode = Mode::Routine(routine);
         self.execute(at, AbstractState::entry(), mode)?;
