@@ -1,6 +1,6 @@
 //! The verifier: it proves from bytes alone that a plan does what it must and nothing else. The verifier shares with the generator only
-//! the instruction decoder, types, constants, the encoding of slots and links, and the listings of fixed routines (`fixed`). The verifier trusts neither the plan nor the woven
-//! points: it reads them as claims.
+//! the instruction decoder, types, constants, the encoding of slots and links, and the listings of fixed routines (`fixed`). The verifier
+//! trusts neither the plan nor the woven points: it reads them as claims.
 //!
 //! A plan passes if
 //! - text writes are sorted, disjoint, at most 8 bytes, on one page, and expect the original bytes;
