@@ -357,7 +357,7 @@ mod tests {
         (1..200).for_each(|_| many.merge(&d));
         assert_eq!((many.count, many.max), (200_000, pointers[0]));
         assert_eq!((many.exact_sum(), many.mean(), many.stddev()), (None, None, None));
-        // What was recorded meanwhile is known, as long as its own sum has 64 bits.
+        // The values recorded meanwhile are known, as long as their own sum has 64 bits.
         let mut later = many.clone();
         later.merge(&distribution(&pointers[..3], Scale::ONE));
         assert_eq!(later.minus(&many).exact_sum(), Some(3 * pointers[0]));
