@@ -117,7 +117,7 @@ impl Tool {
     pub fn measure(&self, command: &str, pid: i32, functions: &[&str]) -> Session {
         let pid = pid.to_string();
         // The target may do nothing but call the measured functions, so the limit of the cost is lifted.
-        let mut session = self.start([command, "-p", &pid, "--max-overhead", "10000"].iter().chain(functions));
+        let mut session = self.start([command, "-p", &pid, "--max-overhead", "1000000"].iter().chain(functions));
         session.wait_for("attached");
         session
     }

@@ -55,8 +55,8 @@ pub(super) fn phase(text: &str) -> Result<Duration, String> {
 
 pub(super) fn percent(text: &str) -> Result<f64, String> {
     match text.trim().trim_end_matches('%').parse::<f64>() {
-        Ok(p) if p > 0.0 && p <= 10_000.0 => Ok(p),
-        Ok(p) if p > 10_000.0 => Err("more than 10000".to_owned()),
+        Ok(p) if p > 0.0 && p <= 1_000_000.0 => Ok(p),
+        Ok(p) if p > 1_000_000.0 => Err("more than 1000000".to_owned()),
         Ok(_) => Err("must be more than 0".to_owned()),
         Err(_) => Err("not a number".to_owned()),
     }
