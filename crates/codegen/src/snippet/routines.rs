@@ -50,7 +50,7 @@ pub(crate) fn listing(routine: Routine, holes: &HoleValues) -> Option<Result<Fil
     }
 }
 
-/// HoleValues of the listings in a target.
+/// Values of the holes in a target.
 pub(crate) fn holes(env: &Environment) -> HoleValues {
     let data = &env.data;
     let shard = |n: u32| data.base.0.wrapping_add(data.stride.wrapping_mul(u64::from(n)));

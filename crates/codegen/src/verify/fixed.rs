@@ -69,7 +69,7 @@ fn compare(interpreter: &mut Interpreter<'_>, at: u64, listing: Result<Filled, A
     Ok(second)
 }
 
-/// HoleValues of the listings.
+/// Values of the holes, from the environment alone.
 fn holes(env: &Environment) -> HoleValues {
     let (base, stride) = (env.data.base.0, env.data.stride);
     let shard = |n: u32| base.wrapping_add(stride.wrapping_mul(u64::from(n)));
