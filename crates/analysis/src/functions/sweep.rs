@@ -83,7 +83,8 @@ pub(crate) struct Swept {
     pub to_parts: Vec<PartJump>,
     /// (branch, target): jumps out of the unit, if the unit is itself a possible part or the target lies in one.
     pub around_parts: Vec<(u64, u64)>,
-    /// (instruction, target): targets of jump tables outside of the unit, and the first address after the unit if control runs on there.
+    /// (instruction, target): jumps out of the unit, directly or through a table, and the first address after the unit if control runs on
+    /// there.
     pub others: Vec<(u64, u64)>,
     /// Addresses of the tables that the unit's indirect jumps read.
     pub tables: Vec<u64>,
@@ -271,7 +272,7 @@ impl Sweep<'_> {
         } else if is_part {
             out.around_parts.push((i.ip(), target));
         } else {
-            self.branched.set(target);
+            out.others.push((i.ip(), target));
         }
     }
 
