@@ -118,7 +118,21 @@ fn resolve(traversal: &Traversal<'_>) -> Vec<IndirectJump> {
             ResolvedJump::Pointer | ResolvedJump::Table(_) => Leads::Anywhere(taken.clone()),
         }
     };
-    traversal.jumps.iter().map(|jump| IndirectJump { index: jump.index, leads: leads(jump) }).collect()
+    let leads = traversal.jumps.iter().map(|jump| IndirectJump { index: jump.index, leads: leads(jump) });
+    let mut jumps: Vec<IndirectJump> = leads.collect();
+    let anywhere = |jump: &&IndirectJump| matches!(jump.leads, Leads::Anywhere(_));
+    let through_pointers: Vec<usize> = jumps.iter().filter(anywhere).map(|jump| jump.index).collect();
+    taken.sort_unstable();
+    if !through_pointers.is_empty() && resolver.keeps_frame(body.function.start, &through_pointers, &taken) {
+        // None of them can be a call of another function.
+        for jump in &mut jumps {
+            jump.leads = match std::mem::replace(&mut jump.leads, Leads::Unknown) {
+                Leads::Anywhere(places) => Leads::To(places),
+                other => other,
+            };
+        }
+    }
+    jumps
 }
 
 /// Adds the indirect jumps to the results. The first `first` jumps are reached from the entry or a landing pad, and go to `found`; the

@@ -10,6 +10,7 @@ mod graphs;
 mod hostile;
 mod patchable;
 mod probes;
+mod proofs;
 mod sequences;
 mod sites;
 mod support;

@@ -14,7 +14,8 @@ const STEPS_MAX: usize = 500;
 pub(super) struct IndexBound {
     /// Number of values from 0 on.
     pub count: usize,
-    /// Whether a comparison or a mask gives the bound, and not the width of the value alone.
+    /// Whether a comparison gives the bound on every way, and not a mask or the width of the value. Compilers compare only indices that may be
+    /// larger, so the table has exactly this length.
     pub exact: bool,
 }
 
@@ -280,7 +281,8 @@ fn defined(i: &Instruction, register: Register, state: BoundSearch) -> BackwardS
             }
         }
         Mnemonic::And if whole => match immediate(i) {
-            Some(mask) => BackwardStep::Found((mask + 1).min(state.limit), (mask + 1).is_power_of_two()),
+            // The program may use fewer values than the mask lets through, so the table may be shorter.
+            Some(mask) => BackwardStep::Found((mask + 1).min(state.limit), false),
             None => width_alone(state, size),
         },
         Mnemonic::Shr if whole && i.op1_kind() == OpKind::Immediate8 => {

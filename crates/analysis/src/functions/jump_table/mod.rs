@@ -6,6 +6,9 @@
 //! targets found may be too many, never too few.
 
 mod bound;
+mod cases;
+mod frame;
+mod interval;
 mod read;
 mod trace;
 
@@ -232,7 +235,10 @@ impl JumpResolver<'_> {
                 return ResolvedJump::Table(all);
             }
         }
-        self.unknown()
+        [(a, b), (b, a)]
+            .into_iter()
+            .find_map(|(distance, base)| self.table_of_cases(at, distance, base, budget))
+            .map_or_else(|| self.unknown(), ResolvedJump::Table)
     }
 
     /// Targets of the table from which an instruction loads a distance.
@@ -248,7 +254,8 @@ impl JumpResolver<'_> {
 
     /// Targets of the table that an instruction reads.
     fn read_at(&self, at: usize, table: JumpTable, budget: &mut usize) -> Option<TableTargets> {
-        let bound = self.bound(at, self.code[at].memory_index().full_register());
+        let index = self.code[at].memory_index().full_register();
+        let bound = self.bound(at, index).or_else(|| self.bound_by_arithmetic(at, index));
         let known = |read: &&ReadTable| read.0 == table && read.1 == bound;
         if let Some(read) = self.memory.read.borrow().iter().find(known) {
             return read.2.clone();
@@ -268,7 +275,12 @@ impl JumpResolver<'_> {
     }
 
     fn trace(&self) -> BackwardTrace<'_> {
-        BackwardTrace { code: self.code, before: self.before, go: self.image.is_go(), fuel: &self.memory.fuel }
+        self.trace_without(&[])
+    }
+
+    /// The search without the ways from further calls, whose sorted indices are `cut`.
+    fn trace_without<'b>(&'b self, cut: &'b [usize]) -> BackwardTrace<'b> {
+        BackwardTrace { code: self.code, before: self.before, go: self.image.is_go(), fuel: &self.memory.fuel, cut }
     }
 
     /// Subtracts steps from the remaining ones; `None` if too few remain.

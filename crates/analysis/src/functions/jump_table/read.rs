@@ -13,6 +13,8 @@ enum TableEntry {
     Inside(u64),
     /// The entry leads to the end of the function or of a part of it: a case that never occurs.
     End,
+    /// The entry leads to the middle of an instruction of the function, so the table has ended before.
+    Within,
     /// The entry leads to other code.
     Elsewhere(u64),
     /// The entry leads to no code.
@@ -27,6 +29,8 @@ impl JumpResolver<'_> {
         bound: Option<IndexBound>,
         budget: &mut usize,
     ) -> Option<TableTargets> {
+        let bound =
+            bound.map(|bound| IndexBound { exact: bound.exact && !self.is_longer(table, bound.count), ..bound });
         let exact = bound.filter(|bound| bound.exact).map(|bound| bound.count);
         let limit = bound.map_or(4096, |bound| bound.count).min(ENTRIES_MAX).min(*budget);
         let absolute = !matches!(table.entries, EntryEncoding::Distances(_));
@@ -49,7 +53,7 @@ impl JumpResolver<'_> {
                     own = own.or(Some(places.len()));
                     places.push(place);
                 }
-                TableEntry::Nowhere => {
+                TableEntry::Nowhere | TableEntry::Within => {
                     proven = bound.is_some() && exact.is_none();
                     break;
                 }
@@ -77,6 +81,18 @@ impl JumpResolver<'_> {
         })
     }
 
+    /// Whether a bound of the index is larger than the table: an entry leads to the middle of an instruction, or an entry behind the start of
+    /// another table leads out of the function. The compiler may know more about the index than one comparison tells.
+    fn is_longer(&self, table: &JumpTable, count: usize) -> bool {
+        let after = self.tables.partition_point(|at| *at <= table.at);
+        let next = self.tables.get(after).copied().unwrap_or(u64::MAX);
+        (0..count.min(ENTRIES_MAX)).any(|entry| match self.entry(table, entry) {
+            TableEntry::Within => true,
+            TableEntry::Elsewhere(_) | TableEntry::Nowhere => self.place(table, entry) >= next,
+            TableEntry::Inside(_) | TableEntry::End => false,
+        })
+    }
+
     fn place(&self, table: &JumpTable, entry: usize) -> u64 {
         let size = if table.entries == EntryEncoding::Addresses { 8 } else { 4 };
         table.at.wrapping_add(entry as u64 * size)
@@ -95,6 +111,8 @@ impl JumpResolver<'_> {
         let Some(target) = target else { return TableEntry::Nowhere };
         if self.contains(target) && self.code.binary_search_by_key(&target, |i| i.ip()).is_ok() {
             TableEntry::Inside(target)
+        } else if self.contains(target) {
+            TableEntry::Within
         } else if self.inside.iter().any(|range| range.end == target) {
             TableEntry::End
         } else if self.image.text_index(target).is_some() {

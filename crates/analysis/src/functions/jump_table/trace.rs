@@ -48,6 +48,13 @@ impl Predecessors {
         self.entries.binary_search(&at).is_ok()
     }
 
+    /// Whether an indirect jump leads to an address through a table.
+    pub(super) fn is_table_target(&self, code: &[Instruction], at: u64) -> bool {
+        let first = self.jumps.partition_point(|jump| jump.0 < at);
+        let jumps = self.jumps[first..].iter().take_while(|jump| jump.0 == at);
+        jumps.into_iter().any(|jump| ControlTransfer::of(&code[jump.1]) == ControlTransfer::Indirect)
+    }
+
     /// Calls `found` with the index of each predecessor of an instruction, and whether control arrives from there by a jump.
     pub(super) fn each(&self, code: &[Instruction], index: usize, mut found: impl FnMut(usize, bool)) {
         let at = code[index].ip();
@@ -90,6 +97,8 @@ pub(super) struct BackwardTrace<'a> {
     pub go: bool,
     /// Number of steps that are left for all searches in the function.
     pub fuel: &'a Cell<usize>,
+    /// Indices of further calls from which no control comes back, sorted.
+    pub cut: &'a [usize],
 }
 
 impl BackwardTrace<'_> {
@@ -117,7 +126,11 @@ impl BackwardTrace<'_> {
                 found.push(ReachingDefinition::Outside);
             }
             let mut ways = Vec::new();
-            self.before.each(self.code, at, |before, _| ways.push(before));
+            self.before.each(self.code, at, |before, jumped| {
+                if jumped || self.cut.binary_search(&before).is_err() {
+                    ways.push(before);
+                }
+            });
             for before in ways {
                 steps = steps.checked_sub(1)?;
                 self.fuel.set(self.fuel.get().checked_sub(1)?);
@@ -143,18 +156,23 @@ impl BackwardTrace<'_> {
     pub fn constant(&self, index: usize, register: Register) -> Option<u64> {
         let mut constant = None;
         for definition in self.definitions(index, register)? {
-            let ReachingDefinition::At(at, _) = definition else { return None };
-            let i = &self.code[at];
-            let value = match i.code() {
-                Code::Lea_r64_m => constant_address(i)?,
-                _ => constant_number(i)?,
-            };
+            let value = self.constant_of(definition)?;
             if constant.is_some_and(|other| other != value) {
                 return None;
             }
             constant = Some(value);
         }
         constant
+    }
+
+    /// The constant that a definition makes; `None` if the value is no constant.
+    pub fn constant_of(&self, definition: ReachingDefinition) -> Option<u64> {
+        let ReachingDefinition::At(at, _) = definition else { return None };
+        let i = &self.code[at];
+        match i.code() {
+            Code::Lea_r64_m => constant_address(i),
+            _ => constant_number(i),
+        }
     }
 
     /// Goes back over one instruction. Returns the place that holds, before the instruction, the value that `holder` has after it; or the
