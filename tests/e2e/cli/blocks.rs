@@ -145,6 +145,31 @@ fn every_block_of_a_library_equals_callgrinds_count() {
     assert_equals_callgrind("libbz2", Path::new(library.expect("libbz2")), &[&path(&bzip2), "-kf", &path(&file)]);
 }
 
+/// The loop of an interpreter: the code of each operation ends in a computed jump to that of the next one.
+#[test]
+fn every_block_of_pythons_loop_equals_callgrinds_count() {
+    let (python, function) = ("/usr/bin/python3.11", "_PyEval_EvalFrameDefault");
+    if !have("valgrind") || !Path::new(python).exists() {
+        skip!("valgrind or {python} is not installed");
+    }
+    let program = "def f(n):\n try: return [x * x for x in range(n)] or n / 0\n except ZeroDivisionError: return {n: str(n)}\n\
+                   print(sum(len(f(n)) for n in range(300)), sorted({'a': 1, **{'b': 2}}))";
+    // Without the modules of the site, and without the environment. No hash of a text decides about the order of anything.
+    let arguments = &[python, "-S", "-E", "-s", "-c", program][..];
+    let plain = output(Command::new(python).args(&arguments[1..]));
+    let truth = executions(arguments);
+    let pattern = format!("{function}#*");
+    let outcome =
+        tool().run([&["count", "--until-exit", "--own-status", &pattern, "--"], arguments].concat()).assert_code(0);
+    assert_eq!(outcome.other, plain.lines().collect::<Vec<_>>(), "what the program printed");
+    let (counts, refused) = counted(&outcome);
+    let wrong: Vec<_> = counts.iter().filter(|(place, count)| truth.get(place).unwrap_or(&0) != *count).collect();
+    assert!(wrong.is_empty(), "{} of {}: {wrong:x?}", wrong.len(), counts.len());
+    let hot = counts.values().filter(|count| **count > 0).count();
+    println!("{} blocks, {hot} of them executed, {refused} refused", counts.len());
+    assert!(hot > 500 && refused * 50 <= counts.len(), "{hot} of {} blocks, {refused} refused", counts.len());
+}
+
 /// Head of the loop of `leaf` in the program `blocks`, and the block behind it.
 const HEAD: &str = "leaf#0x11";
 const BEHIND: &str = "leaf#0x1b";

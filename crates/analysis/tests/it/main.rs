@@ -5,6 +5,7 @@
 mod blocks;
 mod bodies;
 mod calls;
+mod executed;
 mod exits;
 mod graphs;
 mod hostile;
