@@ -3,10 +3,8 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use iced_x86::Instruction;
 use ingraft_model::Svma;
 use ingraft_model::machine::ENDBR;
 use rayon::prelude::*;
@@ -22,10 +20,10 @@ use crate::functions::discovered::{Discovered, SideEntry};
 use crate::functions::explore;
 use crate::functions::facts::CodeFacts;
 use crate::functions::function::{Function, FunctionKind};
-use crate::functions::sweep::{self, PartJump, Sweep, SweepBuffers, SweepUnit, Swept};
+use crate::functions::stray::StrayJumps;
+use crate::functions::sweep::{PartJump, Sweep, SweepBuffers, SweepUnit, Swept};
 use crate::text::bits::TextBits;
 use crate::text::decode;
-use crate::text::transfer::ControlTransfer;
 
 /// A function as far as the tables know it.
 #[derive(Debug, Default)]
@@ -121,9 +119,17 @@ pub(crate) fn discover(
 
     uses_gs |= gap_sweeps.iter().any(|s| s.sets_gs) || swept.iter().any(|s| s.sets_gs || s.uses_gs);
     let (functions, back_branches) = assemble(&sweep, drafts, &units, &swept);
+    let more_labels: Vec<u64> = labels.iter().map(|label| label.at.0).collect();
     let labels = labels.into_iter().filter(|label| !names_a_function(&functions, label)).collect();
     let jumps = swept.iter().chain(&gap_sweeps).flat_map(|s| s.around_parts.iter().chain(&s.others).copied());
-    branches_between_functions(&sweep, &functions, jumps);
+    let jumps: Vec<(u64, u64)> = jumps.collect();
+    let mut entries: Vec<u64> = functions.iter().map(|f| f.start).chain(jumps.iter().map(|jump| jump.1)).collect();
+    entries.extend(unwind.landing_pads.iter().chain(&named).chain(more_labels.iter()));
+    entries.sort_unstable();
+    entries.dedup();
+    let mut regions = [extents, gaps].concat();
+    regions.sort_unstable();
+    branches_between_functions(StrayJumps::new(&sweep, regions, entries), &functions, &jumps);
     let side_entries = side_entries(&sweep, &functions, named);
     let mut tables: Vec<u64> = swept.iter().flat_map(|s| s.tables.iter().copied()).collect();
     tables.sort_unstable();
@@ -131,8 +137,8 @@ pub(crate) fn discover(
     Discovered { functions, labels, arrivals: sweep.arrivals, side_entries, tables, padding, back_branches, uses_gs }
 }
 
-/// Adds to `branched` the targets of those jumps that lead from one function to another, and not to a part of its own.
-fn branches_between_functions(sweep: &Sweep<'_>, functions: &[Function], jumps: impl Iterator<Item = (u64, u64)>) {
+/// Notes the targets of those jumps that lead from one function to another, and not to a part of its own.
+fn branches_between_functions(mut stray: StrayJumps<'_>, functions: &[Function], jumps: &[(u64, u64)]) {
     let numbered = functions.iter().enumerate();
     let mut parts: Vec<_> = numbered.flat_map(|(n, f)| f.parts.iter().map(move |p| (p.start.0, p.end.0, n))).collect();
     parts.sort_unstable();
@@ -141,85 +147,12 @@ fn branches_between_functions(sweep: &Sweep<'_>, functions: &[Function], jumps: 
         let head = functions.partition_point(|f| f.start <= at).checked_sub(1);
         part.or(head.filter(|n| functions[*n].range().contains(&Svma(at))))
     };
-    let mut stray = StrayJumps { sweep, code: FxHashMap::default(), reached: FxHashMap::default() };
-    for (from, target) in jumps {
+    for &(from, target) in jumps {
         let (a, b) = (owner(from), owner(target));
-        let mut is_stray =
-            || b.is_some_and(|b| stray.is_stray((a.map(|a| &functions[a]), from), (&functions[b], target)));
-        if (a.is_none() || a != b) && !is_stray() {
-            sweep.branched.set(target);
+        if (a.is_none() || a != b) && !b.is_some_and(|b| stray.is_stray(from, &functions[b], target)) {
+            stray.sweep.branched.set(target);
         }
     }
-}
-
-/// Jumps that data among the code of a function seems to make, or entries behind the end of a table: they lead to the middle of an
-/// instruction of another function.
-struct StrayJumps<'a> {
-    sweep: &'a Sweep<'a>,
-    /// For each function that was looked at, the address ranges of its instructions, sorted, each with whether it is padding.
-    code: FxHashMap<u64, Vec<(Range<u64>, bool)>>,
-    /// For each function that was looked at, the instructions to which control leads: from its start, or from all places that other code
-    /// or data names.
-    reached: FxHashMap<(u64, bool), FxHashSet<u64>>,
-}
-
-impl StrayJumps<'_> {
-    /// Whether a jump into a function is none. Its target lies within an instruction, and one of these holds:
-    ///
-    /// - the jump goes through a table, which then is shorter than its index seems to allow;
-    /// - control leads to that instruction from the function's start, or it is padding, and the jump lies between all functions, or control
-    ///   does not lead to it from any place at which its own function can be entered.
-    fn is_stray(&mut self, (source, from): (Option<&Function>, u64), (function, target): (&Function, u64)) -> bool {
-        let (image, range) = (self.sweep.image, function.range());
-        if target == function.start || !range.contains(&Svma(target)) {
-            return false;
-        }
-        let code = self
-            .code
-            .entry(function.start)
-            .or_insert_with(|| sweep::instructions(image, range.start.0, range.end.0).iter().map(span).collect());
-        let around = code[..code.partition_point(|i| i.0.start <= target)].last().cloned();
-        let Some((around, is_padding)) = around else { return false };
-        if target <= around.start || target >= around.end {
-            return false;
-        }
-        let jump = decode::one(image.data_from(from).unwrap_or_default(), from);
-        if jump.is_some_and(|jump| ControlTransfer::of(&jump) == ControlTransfer::Indirect) {
-            return true;
-        }
-        let is_code = is_padding || self.is_reached(function, false, around.start);
-        is_code && !source.is_some_and(|source| self.is_reached(source, true, from))
-    }
-
-    /// Whether control leads to an instruction of a function, from the start, or from all places that other code or data names.
-    fn is_reached(&mut self, function: &Function, from_all: bool, at: u64) -> bool {
-        let Range { start: Svma(start), end: Svma(end) } = function.range();
-        if !(start..end).contains(&at) {
-            return true;
-        }
-        let sweep = self.sweep;
-        let reached = self.reached.entry((function.start, from_all)).or_insert_with(|| {
-            let mut reached = FxHashSet::default();
-            let mut entries = vec![start];
-            for set in [&sweep.addressed, &sweep.calls].into_iter().filter(|_| from_all) {
-                let mut from = start + 1;
-                while let Some(entry) = set.first(from, end) {
-                    entries.push(entry);
-                    from = entry + 1;
-                }
-            }
-            for entry in entries {
-                reached.extend(explore::reach(sweep.image, sweep.pointers, entry, end).code);
-            }
-            reached
-        });
-        reached.contains(&at)
-    }
-}
-
-/// Address range of an instruction, and whether the instruction is padding.
-fn span(i: &Instruction) -> (Range<u64>, bool) {
-    (i.ip()..i.next_ip(), decode::is_nop(i))
 }
 
 /// All places at which control may arrive from elsewhere, other than the starts of functions.

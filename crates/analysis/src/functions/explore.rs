@@ -16,8 +16,6 @@ pub(crate) struct Reached {
     pub end: u64,
     /// Targets of direct calls, and of jumps beyond the end.
     pub leads_to: Vec<u64>,
-    /// Addresses of the instructions that control can reach.
-    pub code: FxHashSet<u64>,
     /// Number of instructions that were decoded.
     pub decoded: usize,
     /// An address that control reaches, and at which the decoder finds no instruction that it knows.
@@ -32,8 +30,7 @@ pub(crate) fn reach(image: &Elf, pointers: &CodePointerWords, start: u64, limit:
     let mut seen: FxHashSet<u64> = FxHashSet::default();
     let mut code: Vec<Instruction> = Vec::new();
     let mut work = vec![start];
-    let (leads_to, reached) = (Vec::new(), FxHashSet::default());
-    let mut out = Reached { end: start, leads_to, code: reached, decoded: 0, invalid: None, uses_gs: false };
+    let mut out = Reached { end: start, leads_to: Vec::new(), decoded: 0, invalid: None, uses_gs: false };
     let mut jumps: Vec<u64> = Vec::new();
     let mut tails: Vec<u64> = Vec::new();
     // Bounds the rounds in which jump tables lead to further jump tables; only hostile code needs more.
@@ -98,7 +95,6 @@ pub(crate) fn reach(image: &Elf, pointers: &CodePointerWords, start: u64, limit:
         out.end = out.end.max(i.next_ip());
     }
     out.decoded = code.len();
-    out.code = seen;
     out.leads_to.extend(tails.into_iter().filter(|at| !(start..out.end).contains(at)));
     out.leads_to.sort_unstable();
     out.leads_to.dedup();

@@ -7,6 +7,7 @@ pub(crate) mod explore;
 pub(crate) mod facts;
 pub(crate) mod function;
 pub(crate) mod jump_table;
+pub(crate) mod stray;
 pub(crate) mod sweep;
 pub(crate) mod unwinders;
 pub(crate) mod vdso;
