@@ -114,6 +114,8 @@ pub struct Elf {
     needed: Vec<String>,
     go: bool,
     eh_frame_hdr: Option<SvmaRange>,
+    /// Data that the loader makes read-only once it has applied the relocations.
+    relro: Option<SvmaRange>,
     /// Place of this file's thread-local data if the file is the program: the offset of its beginning from the thread pointer (negative),
     /// and its length in bytes.
     own_data: Option<(i64, u64)>,
@@ -189,6 +191,7 @@ impl Elf {
             needed: Vec::new(),
             go: false,
             eh_frame_hdr: None,
+            relro: None,
             own_data: None,
             sections: Vec::new(),
             dynamic: DynamicSection::default(),
@@ -247,6 +250,7 @@ impl Elf {
                 elf::PT_GNU_EH_FRAME => {
                     self.eh_frame_hdr = svma.checked_add(mem_size).map(|end| Svma(svma)..Svma(end));
                 }
+                elf::PT_GNU_RELRO => self.relro = svma.checked_add(mem_size).map(|end| Svma(svma)..Svma(end)),
                 elf::PT_TLS => self.own_data = own_data(svma, mem_size, word(48)),
                 _ => {}
             }
@@ -452,6 +456,12 @@ impl Elf {
         let after = self.text.partition_point(|r| r.svma <= svma);
         let index = after.checked_sub(1)?;
         (svma < self.text[index].end()).then_some(index)
+    }
+
+    /// Whether the program may write the data at an address, once the loader has applied the relocations.
+    pub(crate) fn is_variable(&self, svma: u64) -> bool {
+        let is_relro = self.relro.as_ref().is_some_and(|relro| relro.contains(&Svma(svma)));
+        !is_relro && self.segment_of(svma).is_none_or(|segment| segment.flags.write)
     }
 
     /// Address range of `.eh_frame_hdr`.

@@ -21,6 +21,7 @@ pub struct TestElf {
     text: Vec<u8>,
     rodata: Vec<u8>,
     rodata_name: &'static str,
+    is_rodata_writable: bool,
     symbols: Vec<(String, u64, u64, u8)>,
 }
 
@@ -70,6 +71,12 @@ impl TestElf {
         self
     }
 
+    /// Lets the program write what is otherwise read-only data.
+    pub fn writable(mut self) -> Self {
+        self.is_rodata_writable = true;
+        self
+    }
+
     pub fn build(&self) -> Arc<[u8]> {
         let mut strings = vec![0u8];
         let mut symbols = vec![0u8; 24];
@@ -115,8 +122,9 @@ impl TestElf {
         for half in [64u16, 56, 2, 64, 6, 5] {
             out.extend_from_slice(&half.to_le_bytes());
         }
+        let data_flags = if self.is_rodata_writable { 6 } else { 4 };
         for (flags, at, addr, size) in
-            [(5u32, text_at, TEXT, self.text.len()), (4, rodata_at, RODATA, self.rodata.len())]
+            [(5u32, text_at, TEXT, self.text.len()), (data_flags, rodata_at, RODATA, self.rodata.len())]
         {
             out.extend_from_slice(&1u32.to_le_bytes());
             out.extend_from_slice(&flags.to_le_bytes());

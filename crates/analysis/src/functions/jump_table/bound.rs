@@ -14,9 +14,19 @@ const STEPS_MAX: usize = 500;
 pub(super) struct IndexBound {
     /// Number of values from 0 on.
     pub count: usize,
-    /// Whether a comparison gives the bound on every way, and not a mask or the width of the value. Compilers compare only indices that may be
-    /// larger, so the table has exactly this length.
-    pub exact: bool,
+    /// What gives the bound.
+    pub source: BoundSource,
+}
+
+/// What gives the bound of an index. If several ways lead to the table, the last of these that one of the ways has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum BoundSource {
+    /// A comparison, or a mask that lets 2^n values through. Compilers have a use for all values that are left, so the table has this length.
+    Comparison,
+    /// Other arithmetic. The program may use fewer values, so the table may be shorter.
+    Arithmetic,
+    /// The width of the value.
+    Width,
 }
 
 /// Location of the value in question.
@@ -52,7 +62,7 @@ enum BackwardStep {
     On(BoundSearch),
     /// The value comes from one of two locations, depending on a condition (`cmov`).
     Either(BoundSearch, BoundSearch),
-    Found(u64, bool),
+    Found(u64, BoundSource),
     Failed,
 }
 
@@ -72,10 +82,10 @@ impl JumpResolver<'_> {
         let mut info = InstructionInfoFactory::new();
         let mut work = vec![start];
         let mut seen: Vec<BoundSearch> = Vec::new();
-        let (mut count, mut exact, mut steps) = (0u64, true, STEPS_MAX);
-        let mut finish = |state: &BoundSearch, limit: u64, is_exact: bool| {
+        let (mut count, mut source, mut steps) = (0u64, BoundSource::Comparison, STEPS_MAX);
+        let mut finish = |state: &BoundSearch, limit: u64, of: BoundSource| {
             count = count.max(limit);
-            exact &= is_exact;
+            source = source.max(of);
             limit < u64::MAX && limit <= state.unsigned
         };
         while let Some(state) = work.pop() {
@@ -85,7 +95,7 @@ impl JumpResolver<'_> {
                 continue;
             }
             if ways.is_empty() || self.before.is_entry(self.code[state.at].ip()) {
-                if !finish(&state, state.limit, false) {
+                if !finish(&state, state.limit, BoundSource::Width) {
                     return None;
                 }
                 continue;
@@ -93,7 +103,7 @@ impl JumpResolver<'_> {
             for (before, jumped) in ways {
                 self.spend(1)?;
                 let Some(left) = steps.checked_sub(1) else {
-                    if !finish(&state, state.limit, false) {
+                    if !finish(&state, state.limit, BoundSource::Width) {
                         return None;
                     }
                     continue;
@@ -106,8 +116,8 @@ impl JumpResolver<'_> {
                     }
                 };
                 let fits = match self.back(&mut info, before, jumped, state) {
-                    BackwardStep::Found(limit, is_exact) => finish(&state, limit, is_exact),
-                    BackwardStep::Failed => finish(&state, state.limit, false),
+                    BackwardStep::Found(limit, of) => finish(&state, limit, of),
+                    BackwardStep::Failed => finish(&state, state.limit, BoundSource::Width),
                     BackwardStep::On(state) => {
                         go_on(state);
                         true
@@ -124,7 +134,7 @@ impl JumpResolver<'_> {
             }
         }
         let count = usize::try_from(count).ok().filter(|count| *count > 0)?;
-        Some(IndexBound { count, exact })
+        Some(IndexBound { count, source })
     }
 
     fn back(&self, info: &mut InstructionInfoFactory, before: usize, jumped: bool, state: BoundSearch) -> BackwardStep {
@@ -202,7 +212,11 @@ fn forget(info: &mut InstructionInfoFactory, i: &Instruction, state: BoundSearch
 fn learn(mut state: BoundSearch, width: usize, limit: u64) -> BackwardStep {
     if width >= state.need {
         let limit = limit.min(state.limit);
-        return if limit <= state.unsigned { BackwardStep::Found(limit, true) } else { BackwardStep::Failed };
+        return if limit <= state.unsigned {
+            BackwardStep::Found(limit, BoundSource::Comparison)
+        } else {
+            BackwardStep::Failed
+        };
     }
     // Of two comparisons of the same width, the stricter one counts.
     state.known = match state.known {
@@ -249,14 +263,14 @@ fn defined(i: &Instruction, register: Register, state: BoundSearch) -> BackwardS
     // A write of 32 bits clears the upper 32 bits.
     let signed = matches!(i.mnemonic(), Mnemonic::Movsx | Mnemonic::Movsxd);
     if size == 4 && known_width == 4 && !signed {
-        return BackwardStep::Found(known_limit.min(state.limit), true);
+        return BackwardStep::Found(known_limit.min(state.limit), BoundSource::Comparison);
     }
     match i.mnemonic() {
         Mnemonic::Movzx | Mnemonic::Movsx | Mnemonic::Movsxd => {
             let from = if i.op1_kind() == OpKind::Memory { i.memory_size().size() } else { i.op1_register().size() };
             let signed = i.mnemonic() != Mnemonic::Movzx;
             if known_width >= from && (!signed || bit31.is_some()) {
-                return BackwardStep::Found(known_limit.min(state.limit), true);
+                return BackwardStep::Found(known_limit.min(state.limit), BoundSource::Comparison);
             }
             let limit = match (signed, from) {
                 (false, 1 | 2) => state.limit.min(1 << (8 * from)),
@@ -281,24 +295,33 @@ fn defined(i: &Instruction, register: Register, state: BoundSearch) -> BackwardS
             }
         }
         Mnemonic::And if whole => match immediate(i) {
-            // The program may use fewer values than the mask lets through, so the table may be shorter.
-            Some(mask) => BackwardStep::Found((mask + 1).min(state.limit), false),
+            Some(mask) if (mask + 1).is_power_of_two() => {
+                BackwardStep::Found((mask + 1).min(state.limit), BoundSource::Comparison)
+            }
+            Some(mask) => BackwardStep::Found((mask + 1).min(state.limit), BoundSource::Arithmetic),
             None => width_alone(state, size),
         },
         Mnemonic::Shr if whole && i.op1_kind() == OpKind::Immediate8 => {
-            let bits = (8 * size as u32).saturating_sub(u32::from(i.immediate8()));
-            if bits < 64 { BackwardStep::Found((1u64 << bits).min(state.limit), false) } else { BackwardStep::Failed }
+            // The processor ignores the upper bits of the number: a shift by the width does nothing.
+            let bits = 8 * size as u32 - (u32::from(i.immediate8()) & (8 * size as u32 - 1));
+            if bits < 64 {
+                BackwardStep::Found((1u64 << bits).min(state.limit), BoundSource::Arithmetic)
+            } else {
+                BackwardStep::Failed
+            }
         }
-        Mnemonic::Bsf | Mnemonic::Tzcnt | Mnemonic::Bsr | Mnemonic::Lzcnt | Mnemonic::Popcnt if whole => {
-            BackwardStep::Found(state.limit.min(if i.mnemonic() == Mnemonic::Bsf { 64 } else { 65 }), false)
+        Mnemonic::Popcnt if whole => {
+            BackwardStep::Found((8 * size as u64 + 1).min(state.limit), BoundSource::Arithmetic)
         }
+        // Without a bit that is set, the register keeps what it had. Older processors take tzcnt for bsf, and lzcnt for bsr.
+        Mnemonic::Bsf | Mnemonic::Tzcnt | Mnemonic::Bsr | Mnemonic::Lzcnt => BackwardStep::Failed,
         _ => width_alone(state, size),
     }
 }
 
 /// Returns the bound that the width of the written register gives: a write of 32 bits clears the upper 32 bits.
 fn width_alone(state: BoundSearch, size: usize) -> BackwardStep {
-    if size == 4 { BackwardStep::Found(state.limit.min(1 << 32), false) } else { BackwardStep::Failed }
+    if size == 4 { BackwardStep::Found(state.limit.min(1 << 32), BoundSource::Width) } else { BackwardStep::Failed }
 }
 
 /// Continues with the source of a sign-extending copy. The bound of the source must show that its sign is clear.

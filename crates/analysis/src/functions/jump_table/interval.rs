@@ -6,9 +6,9 @@
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
 
 use crate::functions::jump_table::JumpResolver;
-use crate::functions::jump_table::bound::IndexBound;
+use crate::functions::jump_table::bound::{BoundSource, IndexBound};
 use crate::functions::jump_table::is_cmov;
-use crate::functions::jump_table::trace::ReachingDefinition;
+use crate::functions::jump_table::trace::{BackwardTrace, ReachingDefinition};
 
 /// Largest number of definitions that are followed one after the other.
 const DEPTH: usize = 8;
@@ -59,14 +59,15 @@ impl JumpResolver<'_> {
     pub(super) fn bound_by_arithmetic(&self, read_by: usize, index: Register) -> Option<IndexBound> {
         let interval = self.interval(read_by, index, DEPTH)?;
         let count = usize::try_from(interval.greatest.checked_add(1)?).ok().filter(|_| interval.least >= 0)?;
-        Some(IndexBound { count, exact: false })
+        Some(IndexBound { count, source: BoundSource::Arithmetic })
     }
 
     /// The range of the whole register before an instruction; `None` if the range is not known.
     pub(super) fn interval(&self, at: usize, register: Register, depth: usize) -> Option<Interval> {
         let depth = depth.checked_sub(1)?;
         let mut all: Option<Interval> = None;
-        for definition in self.trace().definitions(at, register)? {
+        let trace = BackwardTrace { through_stack: false, ..self.trace() };
+        for definition in trace.definitions(at, register)? {
             let ReachingDefinition::At(by, register) = definition else { return None };
             let one = self.written(by, register, depth)?;
             all = Some(all.map_or(one, |all| all.or(one)));
@@ -103,13 +104,15 @@ impl JumpResolver<'_> {
             Mnemonic::Inc => old()?.plus(Interval::constant(1)?)?,
             Mnemonic::Dec => old()?.minus(Interval::constant(1)?)?,
             Mnemonic::Lea => self.address(by, depth)?,
-            Mnemonic::Shl => old()?.times(1 << immediate(i).filter(|bits| (0..32).contains(bits))?)?,
-            Mnemonic::Shr => below((8 * size).checked_sub(usize::try_from(immediate(i)?).ok()?)?)?,
-            // Without a bit that is set, the register keeps its value, which is 0.
-            Mnemonic::Bsf if size == 8 && i.op1_kind() == OpKind::Register && i.op0_register() == i.op1_register() => {
-                Interval::new(0, 63)?
+            Mnemonic::Shl => old()?.times(1 << immediate(i).filter(|bits| (0..31).contains(bits))?)?,
+            // The processor ignores the upper bits of the number.
+            Mnemonic::Shr => below(8 * size - (usize::try_from(immediate(i)?).ok()? & (8 * size - 1)))?,
+            // Without a bit that is set, the register keeps its value, which is 0. Older processors take tzcnt for bsf.
+            Mnemonic::Bsf | Mnemonic::Tzcnt
+                if size == 8 && i.op1_kind() == OpKind::Register && i.op0_register() == i.op1_register() =>
+            {
+                Interval::new(0, if i.mnemonic() == Mnemonic::Bsf { 63 } else { 64 })?
             }
-            Mnemonic::Tzcnt => Interval::new(0, 8 * i64::try_from(size).ok()?)?,
             _ if is_cmov(i) => old()?.or(source()?),
             _ => return None,
         };

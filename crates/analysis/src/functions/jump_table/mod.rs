@@ -6,7 +6,6 @@
 //! targets found may be too many, never too few.
 
 mod bound;
-mod cases;
 mod frame;
 mod interval;
 mod read;
@@ -17,7 +16,7 @@ use std::ops::Range;
 
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
 
-use crate::file::elf::Elf;
+use crate::file::elf::{Elf, ImageKind};
 use crate::file::relocs::CodePointerWords;
 use crate::functions::jump_table::bound::IndexBound;
 use crate::functions::jump_table::trace::{BackwardTrace, ReachingDefinition};
@@ -213,7 +212,17 @@ impl JumpResolver<'_> {
         }
         let Some(table) = self.table_address(at) else { return ResolvedJump::Pointer };
         let table = JumpTable { at: table, entries };
-        self.read_at(at, table, budget).map_or(ResolvedJump::Pointer, ResolvedJump::Table)
+        match self.read_at(at, table, budget) {
+            Some(targets) if targets.bounded || self.are_pointers(&table) => ResolvedJump::Table(targets),
+            None if self.are_pointers(&table) => ResolvedJump::Pointer,
+            _ => self.unknown(),
+        }
+    }
+
+    /// Whether all entries of a table that lead to code are known as addresses that data holds, whatever the length of the table.
+    fn are_pointers(&self, table: &JumpTable) -> bool {
+        let is_relocated = self.image.kind() != ImageKind::Executable;
+        table.entries == EntryEncoding::Addresses && (is_relocated || table.at.is_multiple_of(8))
     }
 
     /// Resolves a jump to the sum of two registers: a distance from a table, and the address to which the distance is added.
@@ -235,10 +244,7 @@ impl JumpResolver<'_> {
                 return ResolvedJump::Table(all);
             }
         }
-        [(a, b), (b, a)]
-            .into_iter()
-            .find_map(|(distance, base)| self.table_of_cases(at, distance, base, budget))
-            .map_or_else(|| self.unknown(), ResolvedJump::Table)
+        self.unknown()
     }
 
     /// Targets of the table from which an instruction loads a distance.
@@ -275,12 +281,8 @@ impl JumpResolver<'_> {
     }
 
     fn trace(&self) -> BackwardTrace<'_> {
-        self.trace_without(&[])
-    }
-
-    /// The search without the ways from further calls, whose sorted indices are `cut`.
-    fn trace_without<'b>(&'b self, cut: &'b [usize]) -> BackwardTrace<'b> {
-        BackwardTrace { code: self.code, before: self.before, go: self.image.is_go(), fuel: &self.memory.fuel, cut }
+        let go = self.image.is_go();
+        BackwardTrace { code: self.code, before: self.before, go, fuel: &self.memory.fuel, through_stack: true }
     }
 
     /// Subtracts steps from the remaining ones; `None` if too few remain.

@@ -1,7 +1,7 @@
 //! Entries of a table, and the proof of its end.
 
 use crate::file::elf::{u32_at, u64_at};
-use crate::functions::jump_table::bound::IndexBound;
+use crate::functions::jump_table::bound::{BoundSource, IndexBound};
 use crate::functions::jump_table::{EntryEncoding, JumpResolver, JumpTable, TableTargets};
 
 /// Largest number of entries that are read. Compilers make no table with more.
@@ -13,7 +13,7 @@ enum TableEntry {
     Inside(u64),
     /// The entry leads to the end of the function or of a part of it: a case that never occurs.
     End,
-    /// The entry leads to the middle of an instruction of the function, so the table has ended before.
+    /// The entry leads to the middle of an instruction of the function.
     Within,
     /// The entry leads to other code.
     Elsewhere(u64),
@@ -29,9 +29,13 @@ impl JumpResolver<'_> {
         bound: Option<IndexBound>,
         budget: &mut usize,
     ) -> Option<TableTargets> {
-        let bound =
-            bound.map(|bound| IndexBound { exact: bound.exact && !self.is_longer(table, bound.count), ..bound });
-        let exact = bound.filter(|bound| bound.exact).map(|bound| bound.count);
+        // A guess may assume that the content shows the end of a table. A proof may not, unless compilers made the table.
+        let is_exact = |bound: &IndexBound| match bound.source {
+            BoundSource::Comparison => true,
+            BoundSource::Arithmetic => !self.before.is_guess(),
+            BoundSource::Width => false,
+        };
+        let exact = bound.filter(is_exact).map(|bound| bound.count);
         let limit = bound.map_or(4096, |bound| bound.count).min(ENTRIES_MAX).min(*budget);
         let absolute = !matches!(table.entries, EntryEncoding::Distances(_));
         let (mut places, mut proven, mut count) = (Vec::new(), false, 0);
@@ -53,7 +57,9 @@ impl JumpResolver<'_> {
                     own = own.or(Some(places.len()));
                     places.push(place);
                 }
-                TableEntry::Nowhere | TableEntry::Within => {
+                // The program may know more about the index than the bound tells, or it may jump there.
+                TableEntry::Within => break,
+                TableEntry::Nowhere => {
                     proven = bound.is_some() && exact.is_none();
                     break;
                 }
@@ -67,6 +73,8 @@ impl JumpResolver<'_> {
             places.truncate(len);
             proven = false;
         }
+        // The program may have replaced entries by the time at which it jumps.
+        let is_constant = !self.image.is_variable(table.at);
         if places.is_empty() || exact.is_some() && !complete && *budget > 0 {
             return None;
         }
@@ -74,22 +82,10 @@ impl JumpResolver<'_> {
         places.dedup();
         Some(TableTargets {
             places,
-            bounded: proven || complete,
+            bounded: (proven || complete) && is_constant,
             exact: exact.is_some(),
             absolute,
             tables: vec![table.at],
-        })
-    }
-
-    /// Whether a bound of the index is larger than the table: an entry leads to the middle of an instruction, or an entry behind the start of
-    /// another table leads out of the function. The compiler may know more about the index than one comparison tells.
-    fn is_longer(&self, table: &JumpTable, count: usize) -> bool {
-        let after = self.tables.partition_point(|at| *at <= table.at);
-        let next = self.tables.get(after).copied().unwrap_or(u64::MAX);
-        (0..count.min(ENTRIES_MAX)).any(|entry| match self.entry(table, entry) {
-            TableEntry::Within => true,
-            TableEntry::Elsewhere(_) | TableEntry::Nowhere => self.place(table, entry) >= next,
-            TableEntry::Inside(_) | TableEntry::End => false,
         })
     }
 
@@ -111,7 +107,7 @@ impl JumpResolver<'_> {
         let Some(target) = target else { return TableEntry::Nowhere };
         if self.contains(target) && self.code.binary_search_by_key(&target, |i| i.ip()).is_ok() {
             TableEntry::Inside(target)
-        } else if self.contains(target) {
+        } else if self.contains(target) && !self.before.is_guess() {
             TableEntry::Within
         } else if self.inside.iter().any(|range| range.end == target) {
             TableEntry::End
@@ -122,7 +118,7 @@ impl JumpResolver<'_> {
         }
     }
 
-    fn contains(&self, target: u64) -> bool {
+    pub(super) fn contains(&self, target: u64) -> bool {
         self.inside.iter().any(|range| range.contains(&target))
     }
 }

@@ -48,13 +48,6 @@ impl Predecessors {
         self.entries.binary_search(&at).is_ok()
     }
 
-    /// Whether an indirect jump leads to an address through a table.
-    pub(super) fn is_table_target(&self, code: &[Instruction], at: u64) -> bool {
-        let first = self.jumps.partition_point(|jump| jump.0 < at);
-        let jumps = self.jumps[first..].iter().take_while(|jump| jump.0 == at);
-        jumps.into_iter().any(|jump| ControlTransfer::of(&code[jump.1]) == ControlTransfer::Indirect)
-    }
-
     /// Calls `found` with the index of each predecessor of an instruction, and whether control arrives from there by a jump.
     pub(super) fn each(&self, code: &[Instruction], index: usize, mut found: impl FnMut(usize, bool)) {
         let at = code[index].ip();
@@ -97,8 +90,9 @@ pub(super) struct BackwardTrace<'a> {
     pub go: bool,
     /// Number of steps that are left for all searches in the function.
     pub fuel: &'a Cell<usize>,
-    /// Indices of further calls from which no control comes back, sorted.
-    pub cut: &'a [usize],
+    /// Whether a value is followed to the stack. A store by another pointer could change it there, if it is no register that a compiler keeps
+    /// on the stack but a variable.
+    pub through_stack: bool,
 }
 
 impl BackwardTrace<'_> {
@@ -126,11 +120,7 @@ impl BackwardTrace<'_> {
                 found.push(ReachingDefinition::Outside);
             }
             let mut ways = Vec::new();
-            self.before.each(self.code, at, |before, jumped| {
-                if jumped || self.cut.binary_search(&before).is_err() {
-                    ways.push(before);
-                }
-            });
+            self.before.each(self.code, at, |before, _| ways.push(before));
             for before in ways {
                 steps = steps.checked_sub(1)?;
                 self.fuel.set(self.fuel.get().checked_sub(1)?);
@@ -208,7 +198,7 @@ impl BackwardTrace<'_> {
             if i.op1_kind() == OpKind::Register {
                 return DefinitionStep::Through(RegisterOrSlot::Register(i.op1_register()));
             }
-            if let Some((base, distance)) = slot(i) {
+            if let Some((base, distance)) = slot(i).filter(|_| self.through_stack) {
                 return DefinitionStep::Through(RegisterOrSlot::Slot(base, distance));
             }
         }
@@ -274,7 +264,7 @@ fn is_call(i: &Instruction) -> bool {
     ControlTransfer::of(i).comes_back()
 }
 
-fn is_callee_saved(register: Register) -> bool {
+pub(super) fn is_callee_saved(register: Register) -> bool {
     matches!(register, Register::RBX | Register::RBP | Register::RSP)
         || matches!(register, Register::R12 | Register::R13 | Register::R14 | Register::R15)
 }
