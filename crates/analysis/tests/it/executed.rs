@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
-use ingraft_analysis::AnalysedImage;
+use ingraft_analysis::{AnalysedImage, Function};
 use ingraft_model::{Cfg, EdgeKind, EdgeTarget, Svma};
 
 use crate::system::compile;
@@ -56,19 +56,40 @@ fn parse(text: &str) -> Transfers {
     transfers
 }
 
-/// Checks the indirect jumps of one file. Returns the number of different jumps within functions that were compared.
-fn check(path: &Path, ran: &BTreeSet<(u64, u64)>) -> usize {
+/// How much was compared.
+#[derive(Clone, Copy, Debug, Default)]
+struct Compared {
+    /// Indirect jumps in functions whose ways in are proven.
+    jumps: usize,
+    /// Pairs of such a jump and an address in its function to which it led.
+    targets: usize,
+    /// Transfers into the middle of functions whose ways in are proven, from elsewhere.
+    ways_in: usize,
+}
+
+/// Checks the jumps and calls of one file that ran.
+fn check(path: &Path, ran: &BTreeSet<(u64, u64)>) -> Compared {
     let image = AnalysedImage::parse(std::fs::read(path).unwrap().into()).unwrap();
     let mut graphs: BTreeMap<u64, Cfg> = BTreeMap::new();
-    let (mut checked, mut wrong) = (0, Vec::new());
+    let (mut jumps, mut compared, mut wrong) = (BTreeSet::new(), Compared::default(), Vec::new());
     for &(from, to) in ran {
-        let Some(bytes) =
-            image.bytes_at(Svma(from), 1).and_then(|_| (1..=15).rev().find_map(|n| image.bytes_at(Svma(from), n)))
-        else {
-            continue;
-        };
+        let bytes = (1..=15).rev().find_map(|n| image.bytes_at(Svma(from), n));
+        let Some(bytes) = bytes else { continue };
         let i: Instruction = Decoder::with_ip(64, bytes, from, DecoderOptions::NONE).decode();
         let function = image.function_around_address(Svma(from));
+        let entered = image.function_around_address(Svma(to)).filter(|entered| entered.contains(Svma(to)));
+        let is_left = |entered: &&Function| function.is_none_or(|function| function.start() != entered.start());
+        if let Some(entered) = entered.filter(is_left).filter(|entered| entered.start().0 != to)
+            && i.flow_control() != FlowControl::Return
+        {
+            let cfg = graphs.entry(entered.start().0).or_insert_with(|| image.cfg(entered));
+            if cfg.ways_in_proven.is_ok() {
+                compared.ways_in += 1;
+                if !cfg.ways_in.iter().any(|way| way.at.0 == to) {
+                    wrong.push(format!("{}: no way in at {to:#x}, from {from:#x}", entered.display_name()));
+                }
+            }
+        }
         let Some(function) = function.filter(|_| i.flow_control() == FlowControl::IndirectBranch) else { continue };
         let cfg = graphs.entry(function.start().0).or_insert_with(|| image.cfg(function));
         if cfg.ways_in_proven.is_err() {
@@ -89,22 +110,39 @@ fn check(path: &Path, ran: &BTreeSet<(u64, u64)>) -> usize {
             // A function may call itself by its first byte.
             EdgeTarget::Dynamic => edge.kind == EdgeKind::TailJump && (!inside || to == function.start().0),
         });
-        checked += usize::from(inside);
+        jumps.insert(from);
+        compared.targets += usize::from(inside);
         if !leads {
             wrong.push(format!("{}: no edge from the jump at {from:#x} to {to:#x}", function.display_name()));
         }
     }
-    assert!(wrong.is_empty(), "{}: {} of {checked}: {wrong:#?}", path.display(), wrong.len());
-    checked
+    compared.jumps = jumps.len();
+    assert!(wrong.is_empty(), "{}: {} of {compared:?}: {wrong:#?}", path.display(), wrong.len());
+    compared
 }
 
-/// Compares all files of a run. Returns how many different jumps within functions were compared in each.
-fn compare(command: &[&str], environment: &[(&str, &str)]) -> Option<BTreeMap<String, usize>> {
-    let transfers = transfers(command, environment)?;
+/// Compares all files of a run. Returns how much was compared in each.
+fn compare(what: &str, transfers: &Transfers) -> BTreeMap<String, Compared> {
     let files = transfers.iter().filter(|(path, _)| Path::new(path).is_file());
     let counts: BTreeMap<_, _> = files.map(|(path, ran)| (path.clone(), check(Path::new(path), ran))).collect();
-    println!("{command:?}: {counts:?}");
-    Some(counts)
+    println!("{what}: {counts:?}");
+    counts
+}
+
+/// Profiles of callgrind that `RECORDED` names, separated by spaces. The options are those of [`transfers`].
+#[test]
+#[ignore = "for profiles of programs that are not part of the tests"]
+fn recorded_jumps_are_edges() {
+    let mut all = Transfers::new();
+    for profile in std::env::var("RECORDED").expect("RECORDED names profiles").split_whitespace() {
+        for (path, ran) in parse(&std::fs::read_to_string(profile).unwrap()) {
+            all.entry(path).or_default().extend(ran);
+        }
+    }
+    let counts = compare("recorded", &all);
+    let sum = |of: fn(&Compared) -> usize| counts.values().map(of).sum::<usize>();
+    let (jumps, targets, ways_in) = (sum(|c| c.jumps), sum(|c| c.targets), sum(|c| c.ways_in));
+    println!("{} files: {jumps} jumps, {targets} targets, {ways_in} ways in", counts.len());
 }
 
 const PYTHON_PROGRAM: &str = r#"
@@ -147,9 +185,10 @@ fn jumps_of_python_are_edges() {
         eprintln!("skipped: no /usr/bin/python3.11");
         return;
     }
-    let Some(counts) = compare(&["/usr/bin/python3.11", "-S", "-c", PYTHON_PROGRAM], &[]) else { return };
+    let Some(ran) = transfers(&["/usr/bin/python3.11", "-S", "-c", PYTHON_PROGRAM], &[]) else { return };
+    let counts = compare("python3.11", &ran);
     // The interpreter's loop alone has more pairs of opcodes than that.
-    assert!(counts["/usr/bin/python3.11"] > 500, "{counts:?}");
+    assert!(counts["/usr/bin/python3.11"].targets > 500, "{counts:?}");
 }
 
 #[test]
@@ -166,8 +205,9 @@ fn jumps_of_perl_and_sqlite_are_edges() {
             eprintln!("skipped: no {}", command[0]);
             continue;
         }
-        let Some(counts) = compare(&command, &[]) else { return };
-        assert!(counts.values().sum::<usize>() > 100, "{counts:?}");
+        let Some(ran) = transfers(&command, &[]) else { return };
+        let counts = compare(command[0], &ran);
+        assert!(counts.values().map(|c| c.targets).sum::<usize>() > 100, "{counts:?}");
     }
 }
 
@@ -207,11 +247,9 @@ fn jumps_of_string_functions_are_edges() {
         format!("glibc.cpu.hwcaps={}", all.join(","))
     };
     let avx = "AVX2_Usable AVX2 AVX AVX_Fast_Unaligned_Load ERMS FSRM";
-    let mut checked = 0;
     for features in [avx.to_owned(), format!("{avx} SSE4_2"), format!("{avx} SSE4_2 SSE4_1 SSSE3")] {
         let tunables = without(&features);
-        let Some(counts) = compare(&[program.to_str().unwrap()], &[("GLIBC_TUNABLES", &tunables)]) else { return };
-        checked += counts.iter().filter(|(path, _)| path.contains("libc.so")).map(|(_, n)| n).sum::<usize>();
+        let Some(ran) = transfers(&[program.to_str().unwrap()], &[("GLIBC_TUNABLES", &tunables)]) else { return };
+        compare(&features, &ran);
     }
-    println!("{checked} jumps in the C library");
 }

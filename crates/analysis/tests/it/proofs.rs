@@ -328,6 +328,46 @@ fn arithmetic_that_may_wrap_is_no_bound() {
     }));
 }
 
+/// A jump through a table of addresses of this many bytes each, at the beginning of the data plus `skip`.
+fn through_addresses(width: u64, skip: u64, entries: &[u64]) -> TestElf {
+    let at = (RODATA + skip) as i32;
+    let entries = entries.iter().flat_map(|entry| entry.to_le_bytes()[..width as usize].to_vec());
+    let code = |a: &mut CodeAssembler| {
+        a.cmp(edi, 2).unwrap();
+        a.ja(BEHIND).unwrap();
+        a.mov(edi, edi).unwrap();
+        if width == 4 {
+            a.mov(eax, dword_ptr(rdi * 4 + at)).unwrap();
+            a.jmp(rax).unwrap();
+        } else {
+            a.jmp(qword_ptr(rdi * 8 + at)).unwrap();
+        }
+    };
+    file(code, returns, &[vec![0; skip as usize], entries.collect()].concat())
+}
+
+#[test]
+fn a_table_that_the_program_may_change_has_no_known_targets() {
+    assert_targets(&graph(&through_addresses(8, 0, &THREE)), &THREE);
+    // The labels are known, because data holds their addresses. The program may also store the address of a function there.
+    assert!(!open(&graph(&through_addresses(8, 0, &THREE).writable())));
+    let changed = |skip, width| graph(&through_addresses(width, skip, &THREE).writable());
+    assert_refused(&changed(0, 4));
+    assert_refused(&changed(4, 8));
+}
+
+/// Only words of eight bytes at multiples of eight are known as pointers. Other tables lead anywhere if their end is not proven.
+#[test]
+fn a_table_with_a_hole_may_lead_anywhere_if_its_entries_are_no_pointers() {
+    let holes = [[CASES, 0, CASES + 12], [0, CASES, CASES + 12]];
+    for (width, skip) in [(4, 0), (8, 4)] {
+        assert_targets(&graph(&through_addresses(width, skip, &THREE)), &THREE);
+        for hole in holes {
+            assert_refused(&graph(&through_addresses(width, skip, &hole)));
+        }
+    }
+}
+
 /// A computed goto through a pointer that the program keeps anywhere; the labels are in data.
 fn computed_goto(code: impl FnOnce(&mut CodeAssembler)) -> Cfg {
     graph(&file(code, returns, &addresses(&THREE)))
