@@ -54,8 +54,15 @@ impl FlowGraph {
         traversal.found.sort();
         let Traversal { marks, found: others, doubts, .. } = traversal;
         let mut graph = FlowGraph { reached, marks, found, others, ways_in, doubts };
-        let doubt = if unexplained { Some(Refusal::EnteredFromElsewhere) } else { graph.left_behind(body) };
-        graph.doubts.ways_out = graph.doubts.ways_out.take().or(doubt);
+        if unexplained {
+            graph.doubts.ways_out.get_or_insert(Refusal::EnteredFromElsewhere);
+        }
+        if let Some(refusal) = graph.left_behind(body, |index| graph.reaches(index)) {
+            graph.doubts.ways_out.get_or_insert(refusal);
+        }
+        if let Some(refusal) = graph.left_behind(body, |index| graph.marks[index] & REACHED != 0) {
+            graph.doubts.ways_in.get_or_insert(refusal);
+        }
         graph
     }
 
@@ -88,17 +95,18 @@ impl FlowGraph {
         self.found.unstated.binary_search(&at).is_err().then_some(jumps)
     }
 
-    /// Refusal for the first jump through a register that is assumed to leave the function, if the function has code that was not reached,
-    /// to which that jump could lead.
-    fn left_behind(&self, body: &DecodedFunction<'_>) -> Option<Refusal> {
+    /// Refusal for the first jump through a pointer, if the function has code that was not reached, to which
+    /// that jump could lead: the program may compute addresses of code that nothing names, as LuaJIT does with offsets of its bytecodes.
+    fn left_behind<'a>(&'a self, body: &DecodedFunction<'_>, is_reached: impl Fn(usize) -> bool) -> Option<Refusal> {
         let through_register = |index: &&usize| {
             let i = &body.code[**index];
             i.flow_control() == FlowControl::IndirectBranch && !i.is_ip_rel_memory_operand()
         };
-        let jump = self.found.exits.iter().find(through_register)?;
+        let through = |found: &'a FoundTransfers| found.exits.iter().chain(&found.dynamic).chain(&found.gotos);
+        let jump = [&self.found, &self.others].into_iter().flat_map(through).filter(through_register).min()?;
         let left = |index: &usize| {
             let i = &body.code[*index];
-            !self.reaches(*index) && !decode::is_nop(i) && i.code() != Code::Int3
+            !is_reached(*index) && !decode::is_nop(i) && i.code() != Code::Int3
         };
         let offset = body.function.offset_of(body.code[*jump].ip());
         (0..body.code.len()).any(|index| left(&index)).then_some(Refusal::UnresolvedJump { offset })

@@ -29,6 +29,8 @@ pub(crate) enum Leads {
     Out,
     /// The jump leads to another function, or to one of these addresses in the function: all that are taken as a value.
     Anywhere(Vec<u64>),
+    /// The jump leads to one of these addresses in the function: all that are taken as a value.
+    Labels(Vec<u64>),
     /// The destination is not known.
     Unknown,
 }
@@ -53,7 +55,7 @@ pub(crate) fn settle(traversal: &mut Traversal<'_>) {
             return;
         }
         for jump in &traversal.jumps {
-            if let Leads::To(places) | Leads::Anywhere(places) = &jump.leads {
+            if let Leads::To(places) | Leads::Anywhere(places) | Leads::Labels(places) = &jump.leads {
                 traversal.work.extend(places.iter().filter(|place| traversal.body.contains(**place)));
             }
         }
@@ -91,7 +93,7 @@ fn resolve(traversal: &Traversal<'_>) -> Vec<IndirectJump> {
     }
     let mut before = Predecessors::new(&body.code, entries, reached);
     let tables = traversal.jumps.iter().filter_map(|jump| match &jump.leads {
-        Leads::To(places) => Some((jump.index, places)),
+        Leads::To(places) | Leads::Labels(places) => Some((jump.index, places)),
         _ => None,
     });
     before.add(tables.flat_map(|(jump, places)| places.iter().map(move |at| (*at, jump))));
@@ -127,7 +129,7 @@ fn resolve(traversal: &Traversal<'_>) -> Vec<IndirectJump> {
         // None of them can be a call of another function.
         for jump in &mut jumps {
             jump.leads = match std::mem::replace(&mut jump.leads, Leads::Unknown) {
-                Leads::Anywhere(places) => Leads::To(places),
+                Leads::Anywhere(places) => Leads::Labels(places),
                 other => other,
             };
         }
@@ -163,6 +165,11 @@ pub(crate) fn conclude(traversal: &mut Traversal<'_>, found: &mut FoundTransfers
             Leads::Anywhere(places) => {
                 traversal.doubts.ways_out.get_or_insert(refusal);
                 out.dynamic.push(jump.index);
+                out.unstated.extend(&places);
+                out.tables.push((jump.index, places));
+            }
+            Leads::Labels(places) => {
+                out.gotos.push(jump.index);
                 out.unstated.extend(&places);
                 out.tables.push((jump.index, places));
             }

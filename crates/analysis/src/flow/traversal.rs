@@ -26,6 +26,8 @@ pub(crate) struct FoundTransfers {
     pub tables: Vec<(usize, Vec<u64>)>,
     /// Indirect jumps that may leave through a pointer.
     pub dynamic: Vec<usize>,
+    /// Indirect jumps through a pointer that stay in the function.
+    pub gotos: Vec<usize>,
     /// Indirect jumps whose targets inside of the function are not all known.
     pub unresolved: Vec<usize>,
 }

@@ -292,11 +292,15 @@ fn a_computed_goto_whose_labels_are_all_known() {
     assert_three(&graph(code, &[addresses(&TARGETS[..3]), vec![0; 64]].concat()));
     // The pointer comes from elsewhere: it may hold any label, or lead out.
     let through = |a: &mut CodeAssembler, _: u64| a.jmp(qword_ptr(rdi)).unwrap();
-    let cfg = graph(through, &addresses(&TARGETS[..2]));
-    assert_eq!(targets(&cfg), TARGETS[..2]);
+    let labels = [CASES, CASES + 6, CASES + 12, DEFAULT];
+    let cfg = graph(through, &addresses(&labels));
+    assert_eq!(targets(&cfg), labels);
     assert_eq!(cfg.ways_in_proven, Ok(()));
     assert!(matches!(cfg.ways_out_proven, Err(Refusal::UnresolvedJump { .. })));
     assert!(cfg.edges.iter().any(|e| e.kind == EdgeKind::TailJump && e.to == EdgeTarget::Dynamic));
+    // There is code that nothing names: the program may compute its address.
+    let cfg = graph(through, &addresses(&labels[..3]));
+    assert!(matches!(cfg.ways_in_proven, Err(Refusal::UnresolvedJump { .. })), "{cfg:x?}");
 }
 
 #[test]
