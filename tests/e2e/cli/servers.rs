@@ -6,7 +6,6 @@ use std::process::{Command, Stdio};
 use ingraft_testing::server::{Nginx, Postgres, Redis};
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Outcome, have, output, scaled, skip, source_directory};
-use serde_json::Value;
 
 use crate::calling::definitions;
 use crate::library::{last, value, watch};
@@ -50,45 +49,6 @@ fn redis_counts_equal_its_own_statistics() {
     assert!(served >= piped + single);
     assert_eq!(outcome.calls("call"), served);
     assert_eq!(outcome.calls("processCommand"), served);
-    target::assert_clean(pid, &before);
-}
-
-/// Functions with a table whose address is made before a loop, and a failed assertion in front of one of its cases.
-#[test]
-fn edges_of_functions_of_redis_that_read_tables() {
-    let redis = match Redis::start() {
-        Ok(redis) => redis,
-        Err(why) => skip!("{why}"),
-    };
-    let pid = redis.pid();
-    let before = Text::of(pid);
-    let numbers: Vec<String> = (0..200).map(|n| format!("{}", n * 7919 % 1000)).collect();
-    let pairs: Vec<String> = numbers.iter().map(|n| format!("{n} m{n}")).collect();
-    redis.ask(&[&format!("ZADD z {}", pairs.join(" ")), &format!("RPUSH l {}", numbers.join(" "))]);
-    let questions =
-        ["SORT l", "SORT l ALPHA DESC LIMIT 3 40", "ZRANGE z 0 -1", "ZREVRANGE z 5 60 WITHSCORES", "SORT z BY nosort"];
-    let answers = redis.ask(&questions);
-    let names = ["sortCommandGeneric", "genericZrangebyrankCommand", "rdbLoadObject"];
-    for kind in ["blocks", "edges"] {
-        let session = tool().measure("profile", pid, &[&[kind, "--check"], &names[..]].concat());
-        for _ in 0..30 {
-            assert_eq!(redis.ask(&questions), answers);
-        }
-        let outcome = session.interrupt().assert_code(0).assert_removed();
-        crate::profiles::assert_exact(&outcome);
-        assert!(outcome.all("refused").is_empty(), "{:?}", outcome.all("refused"));
-        let first = |name: &str| {
-            let blocks = outcome.all("block");
-            let is_first = |record: &&&Value| record["function"] == name && record["block"] == "0x0";
-            blocks.iter().find(is_first).and_then(|record| record["count"].as_u64())
-        };
-        if kind == "blocks" {
-            assert_eq!(names.map(first), [Some(30 * 3), Some(30 * 2), Some(0)]);
-        } else {
-            let passed = outcome.all("edge").iter().filter(|edge| edge["count"].as_u64() > Some(0)).count();
-            assert!(passed > 40, "{passed} edges were passed");
-        }
-    }
     target::assert_clean(pid, &before);
 }
 

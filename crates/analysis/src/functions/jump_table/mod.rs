@@ -2,8 +2,11 @@
 //!
 //! A table holds addresses (`jmp [table + i*8]`, or loaded first) or distances (`movsxd r, [table + i*4]; add r, base; jmp r`). Its address
 //! is proven if every definition that reaches its use makes the same constant. Its end is proven by a bound of the index on every way to
-//! the jump, or by the content: all entries up to the next word that is no code, or to the start of another table, count as entries. So the
-//! targets found may be too many, never too few.
+//! the jump: all entries within the bound are read, so the targets found may be too many, never too few.
+//!
+//! If the width of the index is its only bound, as in a `switch` over all values of a type, the content shows the end: the next word that is no
+//! code, or the start of another table. That rests on how compilers write tables. Assembly that reads a part of one table as another, or
+//! addresses a table by a place in front of it (dav1d), uses other bounds, for which the content shows nothing.
 
 mod bound;
 mod frame;

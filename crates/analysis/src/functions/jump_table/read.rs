@@ -29,7 +29,7 @@ impl JumpResolver<'_> {
         bound: Option<IndexBound>,
         budget: &mut usize,
     ) -> Option<TableTargets> {
-        // A guess may assume that the content shows the end of a table. A proof may not, unless compilers made the table.
+        // A guess may assume that the content shows the end of a table. A proof may not, unless no operation bounds the index.
         let is_exact = |bound: &IndexBound| match bound.source {
             BoundSource::Comparison => true,
             BoundSource::Arithmetic => !self.before.is_guess(),
@@ -42,7 +42,7 @@ impl JumpResolver<'_> {
         // Number of targets before the first entry that leads to other code. That entry may belong to another table.
         let mut own = None;
         while count < limit {
-            // Two tables never overlap.
+            // Two tables of compilers never overlap.
             if count > 0 && exact.is_none() && self.tables.binary_search(&self.place(table, count)).is_ok() {
                 proven = bound.is_some();
                 break;
