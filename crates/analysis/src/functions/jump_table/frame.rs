@@ -6,7 +6,8 @@
 //! An open frame alone does not suffice. Hand-written code also pushes a return address and then jumps (the bytecode entries of V8 do), and
 //! jumps with an open frame between pieces of one interpreter that have symbols of their own (LuaJIT). So the function must not put an address
 //! of code, or a word that it pushes, on the top of the stack, and the labels must come from tables of data that name no other code. Assembly
-//! that stores a return address which it has loaded from memory, and has such tables too, is not told apart: then a way out is missed.
+//! that stores a return address which it has got from memory or from its caller, and has such tables too, is not told apart: then a way out is
+//! missed.
 
 use iced_x86::{Code, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
 
