@@ -76,6 +76,7 @@ impl<'a> StrayJumps<'a> {
         for set in [&self.sweep.addressed, &self.sweep.calls] {
             work.extend(in_range(set, start, end));
         }
+        let entries = work.clone();
         let (mut seen, mut code, mut jumps) = (FxHashSet::default(), Vec::<Instruction>::new(), Vec::new());
         for _ in 0..ROUNDS {
             while let Some(mut at) = work.pop() {
@@ -95,7 +96,8 @@ impl<'a> StrayJumps<'a> {
             }
             code.sort_unstable_by_key(|i| i.ip());
             let whole = start..end;
-            let (before, memory) = (Predecessors::new(&code, vec![start], Vec::new()), TableMemo::new(code.len()));
+            let before = Predecessors::new(&code, entries.clone(), vec![true; code.len()]);
+            let memory = TableMemo::new(code.len());
             let inside = std::slice::from_ref(&whole);
             let resolver =
                 JumpResolver { image, pointers, code: &code, inside, before: &before, tables: &[], memory: &memory };
