@@ -56,7 +56,7 @@ fn parse(text: &str) -> Transfers {
     transfers
 }
 
-/// How much was compared.
+/// Numbers of what was compared.
 #[derive(Clone, Copy, Debug, Default)]
 struct Compared {
     /// Indirect jumps in functions whose ways in are proven.

@@ -14,11 +14,11 @@ const STEPS_MAX: usize = 500;
 pub(super) struct IndexBound {
     /// Number of values from 0 on.
     pub count: usize,
-    /// What gives the bound.
+    /// Origin of the bound.
     pub source: BoundSource,
 }
 
-/// What gives the bound of an index. If several ways lead to the table, the last of these that one of the ways has.
+/// Origin of the bound of an index. If several ways lead to the table, the last of these that one of the ways has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum BoundSource {
     /// A comparison, or a mask that lets 2^n values through. Compilers have a use for all values that are left, so the table has this length.

@@ -17,39 +17,39 @@ const LIMIT: i64 = 1 << 40;
 
 /// All values that a register may hold, as a signed 64-bit number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Interval {
+pub(super) struct ValueRange {
     pub least: i64,
     pub greatest: i64,
 }
 
-impl Interval {
+impl ValueRange {
     /// The range; `None` if a number is too large to compute with.
-    fn new(least: i64, greatest: i64) -> Option<Interval> {
-        (-LIMIT <= least && least <= greatest && greatest <= LIMIT).then_some(Interval { least, greatest })
+    fn new(least: i64, greatest: i64) -> Option<ValueRange> {
+        (-LIMIT <= least && least <= greatest && greatest <= LIMIT).then_some(ValueRange { least, greatest })
     }
 
-    fn constant(value: i64) -> Option<Interval> {
-        Interval::new(value, value)
+    fn constant(value: i64) -> Option<ValueRange> {
+        ValueRange::new(value, value)
     }
 
-    fn plus(self, other: Interval) -> Option<Interval> {
-        Interval::new(self.least + other.least, self.greatest + other.greatest)
+    fn plus(self, other: ValueRange) -> Option<ValueRange> {
+        ValueRange::new(self.least + other.least, self.greatest + other.greatest)
     }
 
-    fn minus(self, other: Interval) -> Option<Interval> {
-        Interval::new(self.least - other.greatest, self.greatest - other.least)
+    fn minus(self, other: ValueRange) -> Option<ValueRange> {
+        ValueRange::new(self.least - other.greatest, self.greatest - other.least)
     }
 
-    fn times(self, factor: i64) -> Option<Interval> {
-        Interval::new(self.least.checked_mul(factor)?, self.greatest.checked_mul(factor)?)
+    fn times(self, factor: i64) -> Option<ValueRange> {
+        ValueRange::new(self.least.checked_mul(factor)?, self.greatest.checked_mul(factor)?)
     }
 
-    fn or(self, other: Interval) -> Interval {
-        Interval { least: self.least.min(other.least), greatest: self.greatest.max(other.greatest) }
+    fn or(self, other: ValueRange) -> ValueRange {
+        ValueRange { least: self.least.min(other.least), greatest: self.greatest.max(other.greatest) }
     }
 
     /// The range, if a register of 32 bits holds all of it without a sign.
-    fn in_32_bits(self) -> Option<Interval> {
+    fn in_32_bits(self) -> Option<ValueRange> {
         (self.least >= 0 && self.greatest <= i64::from(u32::MAX)).then_some(self)
     }
 }
@@ -63,9 +63,9 @@ impl JumpResolver<'_> {
     }
 
     /// The range of the whole register before an instruction; `None` if the range is not known.
-    pub(super) fn interval(&self, at: usize, register: Register, depth: usize) -> Option<Interval> {
+    pub(super) fn interval(&self, at: usize, register: Register, depth: usize) -> Option<ValueRange> {
         let depth = depth.checked_sub(1)?;
-        let mut all: Option<Interval> = None;
+        let mut all: Option<ValueRange> = None;
         let trace = BackwardTrace { through_stack: false, ..self.trace() };
         for definition in trace.definitions(at, register)? {
             let ReachingDefinition::At(by, register) = definition else { return None };
@@ -76,7 +76,7 @@ impl JumpResolver<'_> {
     }
 
     /// The range of a register after an instruction that writes the register.
-    fn written(&self, by: usize, register: Register, depth: usize) -> Option<Interval> {
+    fn written(&self, by: usize, register: Register, depth: usize) -> Option<ValueRange> {
         let i = &self.code[by];
         let is_whole = |r: Register| r.full_register() == register && matches!(r.size(), 4 | 8);
         if i.mnemonic() == Mnemonic::Xchg && i.op0_kind() == OpKind::Register {
@@ -91,18 +91,18 @@ impl JumpResolver<'_> {
         let old = || self.operand(by, i.op0_register(), depth);
         let source = || match i.op1_kind() {
             OpKind::Register => self.operand(by, i.op1_register(), depth),
-            _ => immediate(i).and_then(Interval::constant),
+            _ => immediate(i).and_then(ValueRange::constant),
         };
         let interval = match i.mnemonic() {
             Mnemonic::Mov => source()?,
             Mnemonic::Movzx if i.op1_kind() == OpKind::Memory => below(8 * i.memory_size().size())?,
             Mnemonic::Movzx => below(8 * i.op1_register().size())?,
-            Mnemonic::Xor | Mnemonic::Sub if is_zero(i) => Interval::constant(0)?,
-            Mnemonic::And => Interval::new(0, immediate(i).filter(|mask| *mask >= 0)?)?,
+            Mnemonic::Xor | Mnemonic::Sub if is_zero(i) => ValueRange::constant(0)?,
+            Mnemonic::And => ValueRange::new(0, immediate(i).filter(|mask| *mask >= 0)?)?,
             Mnemonic::Add => old()?.plus(source()?)?,
             Mnemonic::Sub => old()?.minus(source()?)?,
-            Mnemonic::Inc => old()?.plus(Interval::constant(1)?)?,
-            Mnemonic::Dec => old()?.minus(Interval::constant(1)?)?,
+            Mnemonic::Inc => old()?.plus(ValueRange::constant(1)?)?,
+            Mnemonic::Dec => old()?.minus(ValueRange::constant(1)?)?,
             Mnemonic::Lea => self.address(by, depth)?,
             Mnemonic::Shl => old()?.times(1 << immediate(i).filter(|bits| (0..31).contains(bits))?)?,
             // The processor ignores the upper bits of the number.
@@ -111,7 +111,7 @@ impl JumpResolver<'_> {
             Mnemonic::Bsf | Mnemonic::Tzcnt
                 if size == 8 && i.op1_kind() == OpKind::Register && i.op0_register() == i.op1_register() =>
             {
-                Interval::new(0, if i.mnemonic() == Mnemonic::Bsf { 63 } else { 64 })?
+                ValueRange::new(0, if i.mnemonic() == Mnemonic::Bsf { 63 } else { 64 })?
             }
             _ if is_cmov(i) => old()?.or(source()?),
             _ => return None,
@@ -120,7 +120,7 @@ impl JumpResolver<'_> {
     }
 
     /// The range of a register that an instruction reads as a whole, or as its low 32 bits.
-    fn operand(&self, by: usize, register: Register, depth: usize) -> Option<Interval> {
+    fn operand(&self, by: usize, register: Register, depth: usize) -> Option<ValueRange> {
         let interval = self.interval(by, register.full_register(), depth)?;
         match register.size() {
             8 => Some(interval),
@@ -130,7 +130,7 @@ impl JumpResolver<'_> {
     }
 
     /// The range of the address that a `lea` computes from registers.
-    fn address(&self, by: usize, depth: usize) -> Option<Interval> {
+    fn address(&self, by: usize, depth: usize) -> Option<ValueRange> {
         let i = &self.code[by];
         let is_plain = |r: Register| matches!(r, Register::None) || r.is_gpr64();
         if !matches!(i.code(), Code::Lea_r64_m | Code::Lea_r32_m)
@@ -139,7 +139,7 @@ impl JumpResolver<'_> {
         {
             return None;
         }
-        let mut sum = Interval::constant(i.memory_displacement64().cast_signed())?;
+        let mut sum = ValueRange::constant(i.memory_displacement64().cast_signed())?;
         if i.memory_base() != Register::None {
             sum = sum.plus(self.operand(by, i.memory_base(), depth)?)?;
         }
@@ -152,9 +152,9 @@ impl JumpResolver<'_> {
 }
 
 /// The range of numbers of this many bits; `None` if they are too large to compute with.
-fn below(bits: usize) -> Option<Interval> {
+fn below(bits: usize) -> Option<ValueRange> {
     let end = 1i64.checked_shl(u32::try_from(bits).ok()?)?;
-    Interval::new(0, end.checked_sub(1)?)
+    ValueRange::new(0, end.checked_sub(1)?)
 }
 
 /// The number that an instruction has as its second operand, as the operation uses it.
