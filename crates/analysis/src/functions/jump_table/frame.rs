@@ -15,7 +15,7 @@ use crate::functions::jump_table::trace::{ReachingDefinition, is_callee_saved, w
 use crate::functions::jump_table::{JumpResolver, constant_address, constant_number};
 use crate::text::transfer::ControlTransfer;
 
-/// What is known of a stack pointer before an instruction.
+/// Position of the stack pointer, as far as it is known, before an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Depth {
     /// Control has not been followed to the instruction.
@@ -174,7 +174,7 @@ impl JumpResolver<'_> {
     }
 }
 
-/// What `rbp` holds where a function writes memory by it.
+/// Content of `rbp` where a function writes memory by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FramePointer {
     /// No address in the frame.
