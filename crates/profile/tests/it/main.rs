@@ -14,4 +14,5 @@ mod runs;
 mod shapes;
 mod threads;
 mod times;
+mod times_golden;
 mod traces;
