@@ -2,6 +2,7 @@
 //! `O(edges × log nodes)`, without recursion.
 
 use crate::index::{IndexVec, Key};
+use crate::lists::Successors;
 
 const NONE: usize = usize::MAX;
 
@@ -66,9 +67,9 @@ impl<N: Key> Dominators<N> {
 
 /// Returns the nodes in depth-first order, and the depth-first number of the parent of each number. Number 0 is an added node that leads to all
 /// entries, and the nodes have the numbers from 1 on.
-pub(crate) fn depth_first<N: Key>(successors: &IndexVec<N, Vec<N>>, entries: &[N]) -> (Vec<N>, Vec<usize>) {
+pub(crate) fn depth_first<N: Key>(graph: &impl Successors<N>, entries: &[N]) -> (Vec<N>, Vec<usize>) {
     let (mut order, mut parent) = (Vec::new(), vec![0]);
-    let mut seen = IndexVec::filled(false, successors.len());
+    let mut seen = IndexVec::filled(false, graph.nodes());
     let mut open: Vec<(usize, &[N])> = vec![(0, entries)];
     while let Some((at, rest)) = open.last_mut() {
         let Some((&next, others)) = rest.split_first() else {
@@ -77,11 +78,11 @@ pub(crate) fn depth_first<N: Key>(successors: &IndexVec<N, Vec<N>>, entries: &[N
         };
         let from = *at;
         *rest = others;
-        if let (Some(false), Some(led)) = (seen.get(next), successors.get(next)) {
+        if seen.get(next) == Some(&false) {
             seen.set(next, true);
             order.push(next);
             parent.push(from);
-            open.push((order.len(), led));
+            open.push((order.len(), graph.successors(next)));
         }
     }
     (order, parent)

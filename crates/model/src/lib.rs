@@ -20,6 +20,7 @@ pub mod index;
 pub mod instrumentation;
 pub mod layout;
 pub mod listed;
+pub mod lists;
 pub mod loops;
 pub mod machine;
 pub mod metric;
@@ -54,6 +55,7 @@ pub use instrumentation::{
 };
 pub use layout::{CpuClock, DataArea, ThreadIdentity, WallClock};
 pub use listed::{KeyListing, ListedKeys};
+pub use lists::{Lists, Successors};
 pub use loops::{Loop, Loops};
 pub use metric::{Aggregate, MetricInfo, Style, UnitsType};
 pub use object::{ObjectKind, ObjectState};

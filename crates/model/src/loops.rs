@@ -4,6 +4,7 @@
 use crate::cfg::Cfg;
 use crate::dominators::depth_first;
 use crate::index::{BlockId, IndexVec, Key};
+use crate::lists::{Lists, Successors};
 
 const NONE: usize = usize::MAX;
 
@@ -48,20 +49,18 @@ impl Loops<BlockId> {
 }
 
 impl<N: Key + Ord> Loops<N> {
-    /// The loops of a graph, given the successors of each node and the entries. The bodies take memory in proportion to nodes times depth.
-    pub fn new(successors: &IndexVec<N, Vec<N>>, entries: &[N]) -> Self {
-        let tree = DepthFirstTree::new(successors, entries);
-        let mut loops = Self::nested(&tree, successors.len());
-        let mut reached = IndexVec::filled(false, successors.len());
-        tree.order.iter().for_each(|node| reached.set(*node, true));
-        loops.fill(successors, entries, &reached);
+    /// The loops of a graph, given its entries. The bodies take memory in proportion to nodes times depth.
+    pub fn new(graph: &impl Successors<N>, entries: &[N]) -> Self {
+        let tree = DepthFirstTree::new(graph, entries);
+        let mut loops = Self::nested(&tree, graph.nodes());
+        loops.fill(graph, entries, tree.order);
         loops
     }
 
     /// The headers, parents and depths of the loops of a graph: [`Loop::entries`], [`Loop::body`] and [`Loop::latches`] are empty. Takes nearly
     /// linear time and linear memory, however deep the loops are nested.
-    pub fn headers(successors: &IndexVec<N, Vec<N>>, entries: &[N]) -> Self {
-        Self::nested(&DepthFirstTree::new(successors, entries), successors.len())
+    pub fn headers(graph: &impl Successors<N>, entries: &[N]) -> Self {
+        Self::nested(&DepthFirstTree::new(graph, entries), graph.nodes())
     }
 
     fn nested(tree: &DepthFirstTree<N>, nodes: usize) -> Self {
@@ -99,12 +98,12 @@ impl<N: Key + Ord> Loops<N> {
     }
 
     /// Bodies, latches and entries.
-    fn fill(&mut self, successors: &IndexVec<N, Vec<N>>, entries: &[N], reached: &IndexVec<N, bool>) {
-        let reached = successors.entries().zip(reached.iter()).filter(|(_, reached)| **reached);
-        for ((node, next), _) in reached {
+    fn fill(&mut self, graph: &impl Successors<N>, entries: &[N], mut reached: Vec<N>) {
+        reached.sort_unstable();
+        for node in reached {
             let around: Vec<usize> = self.around(node).collect();
             around.iter().for_each(|at| self.loops[*at].body.push(node));
-            for &next in next {
+            for &next in graph.successors(node) {
                 for at in self.around(next).collect::<Vec<_>>() {
                     let within = around.contains(&at);
                     let inner = &mut self.loops[at];
@@ -137,7 +136,7 @@ struct DepthFirstTree<N> {
     /// For each place, the last one in its subtree.
     last: Vec<usize>,
     /// For each place, the places that lead there.
-    before: Vec<Vec<usize>>,
+    before: Lists<u32>,
 }
 
 /// The result of the search for headers, by place in depth-first order.
@@ -148,19 +147,20 @@ struct LoopHeaders {
 }
 
 impl<N: Key> DepthFirstTree<N> {
-    fn new(successors: &IndexVec<N, Vec<N>>, entries: &[N]) -> Self {
-        let (order, parent) = depth_first(successors, entries);
-        let mut place = IndexVec::filled(NONE, successors.len());
+    fn new(graph: &impl Successors<N>, entries: &[N]) -> Self {
+        let (order, parent) = depth_first(graph, entries);
+        let mut place = IndexVec::filled(NONE, graph.nodes());
         order.iter().enumerate().for_each(|(at, node)| place.set(*node, at));
         let mut last: Vec<usize> = (0..order.len()).collect();
         for (at, &above) in parent.iter().enumerate().skip(1).rev().filter(|(_, above)| **above != 0) {
             last[above - 1] = last[above - 1].max(last[at - 1]);
         }
-        let mut before = vec![Vec::new(); order.len()];
-        for (at, &node) in order.iter().enumerate() {
-            let next = successors.get(node).into_iter().flatten();
-            next.filter_map(|next| place.get(*next)).for_each(|next| before[*next].push(at));
-        }
+        let place = &place;
+        let leads = (0u32..).zip(&order).flat_map(|(at, node)| {
+            let next = graph.successors(*node).iter().filter_map(|next| place.get(*next));
+            next.map(move |next| (*next, at))
+        });
+        let before = Lists::new(order.len(), leads);
         DepthFirstTree { order, last, before }
     }
 
@@ -173,14 +173,19 @@ impl<N: Key> DepthFirstTree<N> {
     fn headers(&self) -> LoopHeaders {
         let count = self.order.len();
         let mut found = LoopHeaders { is_header: vec![false; count], around: vec![NONE; count] };
+        let has_back_edge = |at: usize| self.before.get(at).iter().any(|from| self.is_below(*from as usize, at));
+        if !(0..count).any(has_back_edge) {
+            return found;
+        }
         let mut stands_for: Vec<usize> = (0..count).collect();
         // Ways into irreducible loops that do not lead to their headers.
         let mut more: Vec<Vec<usize>> = vec![Vec::new(); count];
         let mut seen = vec![NONE; count];
         for header in (0..count).rev() {
-            let back = self.before[header].iter().filter(|from| self.is_below(**from, header));
+            let before = self.before.get(header).iter().map(|from| *from as usize);
+            let back = before.filter(|from| self.is_below(*from, header));
             let mut body: Vec<usize> = Vec::new();
-            for &from in back {
+            for from in back {
                 found.is_header[header] = true;
                 let node = find(&mut stands_for, from);
                 if node != header && seen[node] != header {
@@ -191,13 +196,14 @@ impl<N: Key> DepthFirstTree<N> {
             let mut next = 0;
             while let Some(&node) = body.get(next) {
                 next += 1;
-                for index in 0..self.before[node].len() + more[node].len() {
-                    let from = match self.before[node].get(index) {
-                        Some(from) => *from,
-                        None => more[node][index - self.before[node].len()],
+                let before = self.before.get(node);
+                for index in 0..before.len() + more[node].len() {
+                    let from = match before.get(index) {
+                        Some(from) => *from as usize,
+                        None => more[node][index - before.len()],
                     };
                     // Edges back to an inner header have been looked at.
-                    if self.before[node].len() > index && self.is_below(from, node) {
+                    if before.len() > index && self.is_below(from, node) {
                         continue;
                     }
                     let from = find(&mut stands_for, from);

@@ -1,5 +1,5 @@
 //! Prints how long placement and propagation take, for many small functions and for functions of growing size:
-//! `cargo run --release -p ingraft-profile --example speed`.
+//! `cargo run --release -p ingraft-profile --example speed`, with the argument `times` for the times of functions alone.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -14,16 +14,19 @@ use ingraft_profile::{
 const STEPS: [&str; 6] = ["graph", "weights", "edges", "blocks", "events", "derive"];
 
 fn main() {
-    println!("Nanoseconds for each block, by step:");
-    let steps = STEPS.map(|step| format!("{step:>8}")).concat();
-    println!("{:>10}{:>9}{steps}  edge profiles", "functions", "blocks");
-    for (functions, blocks) in [(200_000, 4), (100_000, 8), (50_000, 16), (10_000, 100)] {
-        report(functions, blocks);
+    if std::env::args().nth(1).as_deref() != Some("times") {
+        println!("Nanoseconds for each block, by step:");
+        let steps = STEPS.map(|step| format!("{step:>8}")).concat();
+        println!("{:>10}{:>9}{steps}  edge profiles", "functions", "blocks");
+        for (functions, blocks) in [(200_000, 4), (100_000, 8), (50_000, 16), (10_000, 100)] {
+            report(functions, blocks);
+        }
+        for blocks in [1_000, 10_000, 100_000, 1_000_000] {
+            report(1_000_000 / blocks, blocks);
+        }
+        println!();
     }
-    for blocks in [1_000, 10_000, 100_000, 1_000_000] {
-        report(1_000_000 / blocks, blocks);
-    }
-    println!("\nMean and variance of times:");
+    println!("Mean and variance of times:");
     for (functions, blocks) in [(200_000, 4), (100_000, 8), (50_000, 16), (10_000, 100), (1_000, 1_000)] {
         let flows: Vec<MeasuredFlow> = (0..functions).map(|seed| flow(blocks, seed as u64)).collect();
         let start = Instant::now();

@@ -2,7 +2,7 @@
 
 use std::iter::successors;
 
-use ingraft_model::{Key, Loops};
+use ingraft_model::{IndexVec, Key, Loops};
 
 use crate::graph::{ProfileEdge, ProfileEdgeKind, ProfileGraph};
 use crate::map::{ArcId, PerVertex, Vertex};
@@ -113,7 +113,9 @@ fn loops(graph: &ProfileGraph) -> Loops<Vertex> {
         let inner = graph.leaving(vertex).filter(|(_, edge)| edge.kind != ProfileEdgeKind::Closing);
         inner.map(|(_, edge)| edge.to).collect()
     };
-    Loops::headers(&(0..graph.vertices()).map(|vertex| next(Vertex::at(vertex))).collect(), &[graph.entry()])
+    let successors: IndexVec<Vertex, Vec<Vertex>> =
+        (0..graph.vertices()).map(|vertex| next(Vertex::at(vertex))).collect();
+    Loops::headers(&successors, &[graph.entry()])
 }
 
 #[cfg(test)]

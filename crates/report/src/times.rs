@@ -135,8 +135,7 @@ pub fn times(profile: &SavedProfile, others: &OtherMeasurements, unit: CostUnit)
         };
         let one = |events: &[f64; COST_CLASSES.len()]| weighted(events, &found.costs);
         costs = events.iter().map(|blocks| blocks.iter().map(one).collect()).collect();
-        program.means_of(costs.clone());
-        times = program.times();
+        times = program.times_of(costs.clone());
         fit = Some(found);
     }
     let mut left_out = program.means_of(missing).into_iter();

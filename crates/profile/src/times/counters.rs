@@ -13,12 +13,13 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_model::{Key, Loops};
+use ingraft_model::Key;
 
 use super::control::ControlDependence;
 use super::extended::{ControlCondition, ExtendedGraph, ExtendedNode};
 use super::flow::{CallFlow, FlowEnd, MeasuredFlow};
 use super::no_times::NoTimes;
+use super::split::FlowLoops;
 use crate::barred::{Barred, Counter};
 use crate::map::{ArcId, Vertex};
 use crate::placement::Placement;
@@ -69,11 +70,11 @@ impl MeasuredFlow {
         for executions in flow.through().into_iter().take(self.costs.len()) {
             compared.blocks.add(executions);
         }
-        let loops = Loops::new(&flow.successors(), &flow.entries());
-        if loops.all().iter().any(|one| one.entries.len() > 1) {
+        let mut loops = FlowLoops::default();
+        if loops.find(&flow).is_some() {
             return Err(NoTimes::Irreducible);
         }
-        let graph = ExtendedGraph::of(&flow, &loops);
+        let graph = ExtendedGraph::of(&flow, &loops.loops);
         let control = ControlDependence::of(&graph)?;
         let conditions = Conditions::of(&flow, &graph, &control);
         conditions.totals.iter().for_each(|total| compared.conditions.add(*total));
@@ -138,14 +139,16 @@ impl Conditions {
     fn of(flow: &CallFlow, graph: &ExtendedGraph, control: &ControlDependence) -> Conditions {
         let arrived = flow.passages.iter().filter(|passage| passage.from == FlowEnd::Outside);
         let calls: f64 = arrived.map(|passage| passage.count).sum();
-        let frequency = control.weights(graph, |_, branch| branch.frequency);
+        let mut weights = Vec::new();
+        control.fill_weights(graph, &[], &mut weights);
         let taken = |branch: &ControlCondition| {
-            calls * branch.frequency * frequency.get(branch.from).copied().unwrap_or_default()
+            let node = weights.get(branch.from).copied().unwrap_or_default();
+            calls * branch.frequency * node.independent
         };
         let is_condition = |(index, branch): &(usize, &ControlCondition)| {
             is_real(graph, branch) && !control.dependents(*index).is_empty()
         };
-        let all = graph.branches.iter().enumerate().filter(is_condition);
+        let all = graph.branches.values().iter().enumerate().filter(is_condition);
         let mut conditions: Vec<(usize, f64)> = all.map(|(index, branch)| (index, taken(branch))).collect();
         conditions.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         // The executions of each node, as the conditions on which it depends.
@@ -211,13 +214,12 @@ fn equations(
         let executions = nodes.get(node).into_iter().flatten();
         executions.for_each(|(condition, value)| add(form, *condition, factor * value));
     };
-    let to = |index: usize| graph.branches.get(index).map(|branch| branch.to);
     let mut equations = Vec::new();
     for node in &control.order {
         match graph.kinds.get(*node) {
             Some(ExtendedNode::Flow(_)) => {
                 let own: Option<Vec<usize>> =
-                    control.branches_of(*node).map(|index| number.get(&index).copied()).collect();
+                    graph.branches.range(*node).map(|index| number.get(&index).copied()).collect();
                 let Some(own) = own.filter(|own| !own.is_empty()) else { continue };
                 let mut form = LinearForm::new();
                 own.into_iter().for_each(|condition| add(&mut form, condition, 1.0));
@@ -225,7 +227,7 @@ fn equations(
                 equations.push(form);
             }
             Some(ExtendedNode::Preheader(_)) => {
-                let branches = || control.branches_of(*node).filter_map(|index| graph.branches.get(index));
+                let branches = || graph.branches.get(*node).iter();
                 let header = branches().find(|branch| branch.iterates).map(|branch| branch.to);
                 let ends = |branch: &&ControlCondition| graph.kinds.get(branch.to) == Some(&ExtendedNode::IterationEnd);
                 let (Some(header), Some(ControlCondition { to: end, .. })) = (header, branches().find(ends)) else {
@@ -236,7 +238,7 @@ fn equations(
                 subtract(&mut back, header, -1.0);
                 subtract(&mut back, *node, 1.0);
                 equations.push(back);
-                let exits: Vec<usize> = control.branches_of(*end).filter_map(to).collect();
+                let exits: Vec<usize> = graph.branches.get(*end).iter().map(|branch| branch.to).collect();
                 let is_exit = |to: &usize| graph.kinds.get(*to) == Some(&ExtendedNode::Postexit);
                 if exits.iter().all(is_exit) {
                     let mut left = LinearForm::new();

@@ -8,7 +8,7 @@
 //! Pseudo edges, which no execution takes, lead from START to STOP, from a preheader to the end of the iteration and to the postexits of the
 //! exits that begin in its loop, and from that end to all postexits of the loop. The graph has no cycles.
 
-use ingraft_model::{Key, Loops};
+use ingraft_model::{Key, Lists, Loops};
 
 use super::flow::{CallFlow, FlowEnd, FlowNode};
 
@@ -39,11 +39,29 @@ pub(super) struct ControlCondition {
 }
 
 /// The graph. Node 0 is START and node 1 is STOP.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct ExtendedGraph {
     pub kinds: Vec<ExtendedNode>,
-    /// The edges, sorted by the node that they leave.
-    pub branches: Vec<ControlCondition>,
+    /// The edges by the node that they leave, each list sorted by the node to which they lead.
+    pub branches: Lists<ControlCondition>,
+    /// Buffers of the builder.
+    making: ExtendedEdges,
+}
+
+/// A graph in the making.
+#[derive(Debug, Default)]
+struct ExtendedEdges {
+    /// Edges with their numbers of passages.
+    edges: Vec<(usize, usize, f64)>,
+    /// For each loop, its preheader and the end of its iterations.
+    ends: Vec<(usize, usize)>,
+    /// Whether control leaves each loop.
+    has_exit: Vec<bool>,
+    /// Whether an edge leaves each node of the flow.
+    leads: Vec<bool>,
+    /// Passages to each node of the graph, and those to each node of the flow.
+    into: Vec<f64>,
+    through: Vec<f64>,
 }
 
 pub(super) const START: usize = 0;
@@ -54,33 +72,77 @@ pub(super) fn of_flow(node: usize) -> usize {
     node + 2
 }
 
-/// A graph in the making: its edges still have numbers of passages.
+/// A graph in the making, and what it is made of.
 struct ExtendedGraphBuilder<'a> {
     flow: &'a CallFlow,
     loops: &'a Loops<FlowNode>,
-    kinds: Vec<ExtendedNode>,
-    edges: Vec<(usize, usize, f64)>,
-    /// For each loop, its preheader and the end of its iterations.
-    ends: Vec<(usize, usize)>,
-    /// For each loop, the postexits by which control leaves it.
-    exits: Vec<Vec<usize>>,
+    graph: &'a mut ExtendedGraph,
 }
 
 impl ExtendedGraph {
     /// Builds the graph of a flow all of whose loops have one entry.
     pub fn of(flow: &CallFlow, loops: &Loops<FlowNode>) -> ExtendedGraph {
-        let mut kinds = vec![ExtendedNode::Start, ExtendedNode::Stop];
+        let mut graph = ExtendedGraph::default();
+        graph.set(flow, loops);
+        graph
+    }
+
+    /// The same, in the memory of the graph before.
+    pub fn set(&mut self, flow: &CallFlow, loops: &Loops<FlowNode>) {
+        let ExtendedGraph { kinds, making, .. } = self;
+        kinds.clear();
+        kinds.extend([ExtendedNode::Start, ExtendedNode::Stop]);
         kinds.extend((0..flow.blocks.len()).map(ExtendedNode::Flow));
-        let mut ends = Vec::with_capacity(loops.all().len());
+        making.edges.clear();
+        making.ends.clear();
         for one in loops.all() {
-            ends.push((kinds.len(), kinds.len() + 1));
+            making.ends.push((kinds.len(), kinds.len() + 1));
             kinds.extend([ExtendedNode::Preheader(one.header.index()), ExtendedNode::IterationEnd]);
         }
-        let exits = vec![Vec::new(); ends.len()];
-        let mut builder = ExtendedGraphBuilder { flow, loops, kinds, edges: Vec::new(), ends, exits };
+        making.has_exit.clear();
+        making.has_exit.resize(making.ends.len(), false);
+        making.leads.clear();
+        making.leads.resize(flow.blocks.len(), false);
+        let mut builder = ExtendedGraphBuilder { flow, loops, graph: self };
         builder.passages();
         builder.intervals();
-        builder.finish()
+        self.finish(flow);
+    }
+
+    /// Sorts the edges, and makes frequencies of their numbers of passages.
+    fn finish(&mut self, flow: &CallFlow) {
+        let ExtendedGraph { kinds, branches, making } = self;
+        let ExtendedEdges { edges, into, through, .. } = making;
+        flow.fill_through(through);
+        let condition = |(from, to, count): &(usize, usize, f64)| {
+            (*from, ControlCondition { from: *from, to: *to, frequency: *count, iterates: false })
+        };
+        branches.fill(kinds.len(), edges.iter().map(condition));
+        into.clear();
+        into.resize(kinds.len(), 0.0);
+        for node in 0..kinds.len() {
+            let branches = branches.get_mut(node);
+            branches.sort_unstable_by_key(|branch| branch.to);
+            for branch in branches {
+                if let Some(sum) = into.get_mut(branch.to) {
+                    *sum += branch.frequency;
+                }
+            }
+        }
+        let part_of = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
+        for (node, (kind, into)) in kinds.iter().zip(into).enumerate() {
+            let branches = branches.get_mut(node);
+            let out = branches.iter().fold(0.0, |sum, branch| sum + branch.frequency);
+            let header = if let ExtendedNode::Preheader(header) = kind { Some(*header) } else { None };
+            for branch in branches {
+                let iterates = header.filter(|header| branch.to == of_flow(*header));
+                branch.iterates = iterates.is_some();
+                branch.frequency = match iterates {
+                    Some(header) => part_of(through.get(header).copied().unwrap_or_default(), *into),
+                    None => part_of(branch.frequency, out),
+                };
+            }
+        }
     }
 }
 
@@ -98,13 +160,12 @@ impl ExtendedGraphBuilder<'_> {
     /// Adds the edges of the flow.
     fn passages(&mut self) {
         let flow = self.flow;
-        let mut leads = vec![false; flow.blocks.len()];
         for passage in &flow.passages {
             let from = match passage.from {
                 FlowEnd::Node(node) => Some(node),
                 FlowEnd::Outside => None,
             };
-            if let Some(leads) = from.and_then(|from| leads.get_mut(from)) {
+            if let Some(leads) = from.and_then(|from| self.graph.making.leads.get_mut(from)) {
                 *leads = true;
             }
             let FlowEnd::Node(to) = passage.to else {
@@ -113,7 +174,7 @@ impl ExtendedGraphBuilder<'_> {
                 }
                 continue;
             };
-            let headed = self.headed_by(to).and_then(|index| Some((index, *self.ends.get(index)?)));
+            let headed = self.headed_by(to).and_then(|index| Some((index, *self.graph.making.ends.get(index)?)));
             let target = match (headed, from) {
                 (Some((index, (_, end))), Some(from)) if self.is_in(from, index) => end,
                 (Some((_, (preheader, _))), _) => preheader,
@@ -121,69 +182,50 @@ impl ExtendedGraphBuilder<'_> {
             };
             match from {
                 Some(from) => self.passage(from, Some(to), target, passage.count),
-                None => self.edges.push((START, target, passage.count)),
+                None => self.edge(START, target, passage.count),
             }
         }
-        for (node, _) in leads.iter().enumerate().filter(|(_, leads)| !**leads) {
-            self.passage(node, None, STOP, 0.0);
+        for node in 0..flow.blocks.len() {
+            if self.graph.making.leads.get(node) == Some(&false) {
+                self.passage(node, None, STOP, 0.0);
+            }
         }
     }
 
     /// Adds an edge from a node of the flow to `target`, which stands for the node `to` or for STOP.
     fn passage(&mut self, from: usize, to: Option<usize>, target: usize, count: f64) {
-        let stays = |builder: &Self, index| to.is_some_and(|to| builder.is_in(to, index));
-        let left: Vec<usize> = self.loops.around(FlowNode::at(from)).take_while(|index| !stays(self, *index)).collect();
-        let Some((preheader, _)) = left.first().and_then(|index| self.ends.get(*index)).copied() else {
-            self.edges.push((of_flow(from), target, count));
+        let loops = self.loops;
+        let stays = |one: &usize| to.is_some_and(|to| loops.around(FlowNode::at(to)).any(|around| around == *one));
+        let mut left = loops.around(FlowNode::at(from)).take_while(|one| !stays(one)).peekable();
+        let making = &mut self.graph.making;
+        let Some((preheader, _)) = left.peek().and_then(|one| making.ends.get(*one)).copied() else {
+            self.edge(of_flow(from), target, count);
             return;
         };
-        let postexit = self.kinds.len();
-        self.kinds.push(ExtendedNode::Postexit);
-        self.edges.extend([(of_flow(from), postexit, count), (postexit, target, count), (preheader, postexit, 0.0)]);
-        for index in left {
-            if let Some(exits) = self.exits.get_mut(index) {
-                exits.push(postexit);
+        let postexit = self.graph.kinds.len();
+        self.graph.kinds.push(ExtendedNode::Postexit);
+        making.edges.extend([(of_flow(from), postexit, count), (postexit, target, count), (preheader, postexit, 0.0)]);
+        for one in left {
+            if let (Some(has_exit), Some((_, end))) = (making.has_exit.get_mut(one), making.ends.get(one)) {
+                *has_exit = true;
+                making.edges.push((*end, postexit, 0.0));
             }
         }
     }
 
-    /// Adds the edges of preheaders and of ends of iterations.
+    fn edge(&mut self, from: usize, to: usize, count: f64) {
+        self.graph.making.edges.push((from, to, count));
+    }
+
+    /// Adds the edges of preheaders, and of ends of iterations that lead to no postexit.
     fn intervals(&mut self) {
-        for (one, (preheader, end)) in self.loops.all().iter().zip(&self.ends) {
-            self.edges.extend([(*preheader, of_flow(one.header.index()), 0.0), (*preheader, *end, 0.0)]);
-        }
-        for (exits, (_, end)) in self.exits.iter().zip(&self.ends) {
-            self.edges.extend(exits.iter().map(|exit| (*end, *exit, 0.0)));
-            if exits.is_empty() {
-                self.edges.push((*end, STOP, 0.0));
+        let ExtendedEdges { edges, ends, has_exit, .. } = &mut self.graph.making;
+        for ((one, (preheader, end)), has_exit) in self.loops.all().iter().zip(&*ends).zip(&*has_exit) {
+            edges.extend([(*preheader, of_flow(one.header.index()), 0.0), (*preheader, *end, 0.0)]);
+            if !has_exit {
+                edges.push((*end, STOP, 0.0));
             }
         }
-        self.edges.push((START, STOP, 0.0));
-    }
-
-    fn finish(mut self) -> ExtendedGraph {
-        self.edges.sort_unstable_by_key(|(from, to, _)| (*from, *to));
-        let (mut into, mut out) = (vec![0.0; self.kinds.len()], vec![0.0; self.kinds.len()]);
-        for (from, to, count) in &self.edges {
-            for (sums, node) in [(&mut into, *to), (&mut out, *from)] {
-                if let Some(sum) = sums.get_mut(node) {
-                    *sum += count;
-                }
-            }
-        }
-        let of = |sums: &[f64], node: usize| sums.get(node).copied().unwrap_or_default();
-        let through = self.flow.through();
-        let branch = |(from, to, count): &(usize, usize, f64)| {
-            let (part, whole, iterates) = match (self.kinds.get(*from), self.kinds.get(*to)) {
-                (Some(ExtendedNode::Preheader(header)), Some(ExtendedNode::Flow(node))) if header == node => {
-                    (through.get(*header).copied().unwrap_or_default(), of(&into, *from), true)
-                }
-                _ => (*count, of(&out, *from), false),
-            };
-            let frequency = if whole > 0.0 { part / whole } else { 0.0 };
-            ControlCondition { from: *from, to: *to, frequency, iterates }
-        };
-        let branches = self.edges.iter().map(branch).collect();
-        ExtendedGraph { branches, kinds: self.kinds }
+        edges.push((START, STOP, 0.0));
     }
 }

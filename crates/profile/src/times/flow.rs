@@ -1,6 +1,6 @@
 //! The measured control flow of a function, and the same as a flow of whole calls.
 
-use ingraft_model::{IndexVec, Key, index_keys};
+use ingraft_model::{Key, Lists, index_keys};
 
 /// An edge with the number of its passages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,22 +65,39 @@ pub(super) struct FlowPassage {
 }
 
 /// A graph in which as much comes in at each node as goes out.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct CallFlow {
     /// For each node, the block that it is or is a copy of; `None` for a node at which frames are resumed.
     pub blocks: Vec<Option<usize>>,
     pub passages: Vec<FlowPassage>,
+    /// Passages to each block and from it, while the flow is completed.
+    into: Vec<f64>,
+    out: Vec<f64>,
 }
 
 impl CallFlow {
-    /// Completes the counts of a function. Calls that have not returned are connected to blocks that control has entered along no edge, such as
-    /// those that catch exceptions. Calls that are left over go on outside, and entries that are left over come from outside.
+    /// The completed flow of a function, see [`CallFlow::set`].
     pub fn of(function: &MeasuredFlow) -> CallFlow {
+        let mut flow = CallFlow::default();
+        flow.set(function);
+        flow
+    }
+
+    /// Completes the counts of a function, in the memory of the flow before. Calls that have not returned are connected to blocks that control has
+    /// entered along no edge, such as those that catch exceptions. Calls that are left over go on outside, and entries that are left over come
+    /// from outside.
+    pub fn set(&mut self, function: &MeasuredFlow) {
         let count = function.costs.len();
-        let mut flow = CallFlow { blocks: (0..count).map(Some).collect(), passages: Vec::new() };
-        let (mut into, mut out) = (vec![0.0; count], vec![0.0; count]);
+        let CallFlow { blocks, passages, into, out } = self;
+        blocks.clear();
+        blocks.extend((0..count).map(Some));
+        passages.clear();
+        for sums in [&mut *into, &mut *out] {
+            sums.clear();
+            sums.resize(count, 0.0);
+        }
         let mut add = |from: FlowEnd, to: FlowEnd, count: f64| {
-            for (end, sums) in [(to, &mut into), (from, &mut out)] {
+            for (end, sums) in [(to, &mut *into), (from, &mut *out)] {
                 if let FlowEnd::Node(node) = end
                     && let Some(sum) = sums.get_mut(node)
                 {
@@ -90,24 +107,21 @@ impl CallFlow {
             FlowPassage { from, to, count }
         };
         let exists = |edge: &&FlowEdge| edge.from < count && edge.to.is_none_or(|to| to < count);
-        for edge in function.edges.iter().filter(exists) {
-            let passage =
-                add(FlowEnd::Node(edge.from), edge.to.map_or(FlowEnd::Outside, FlowEnd::Node), edge.count as f64);
-            flow.passages.push(passage);
-        }
+        passages.extend(function.edges.iter().filter(exists).map(|edge| {
+            add(FlowEnd::Node(edge.from), edge.to.map_or(FlowEnd::Outside, FlowEnd::Node), edge.count as f64)
+        }));
         let (entry, calls) = function.entry;
         if entry < count {
-            flow.passages.push(add(FlowEnd::Outside, FlowEnd::Node(entry), calls as f64));
+            passages.push(add(FlowEnd::Outside, FlowEnd::Node(entry), calls as f64));
         }
-        let runs = function.executions.iter().map(|count| *count as f64).chain(std::iter::repeat(0.0));
-        let through: Vec<f64> =
-            into.iter().zip(&out).zip(runs).map(|((into, out), runs)| into.max(*out).max(runs)).collect();
         let missing = |sums: &[f64]| -> Vec<(usize, f64)> {
-            let missing = through.iter().zip(sums).map(|(through, sum)| through - sum).enumerate();
+            let runs = function.executions.iter().map(|count| *count as f64).chain(std::iter::repeat(0.0));
+            let through = into.iter().zip(&*out).zip(runs).map(|((into, out), runs)| into.max(*out).max(runs));
+            let missing = through.zip(sums).map(|(through, sum)| through - sum).enumerate();
             missing.filter(|(_, missing)| *missing > 0.0).collect()
         };
-        flow.resume(&missing(&into), &missing(&out));
-        flow
+        let (late, lost) = (missing(into), missing(out));
+        self.resume(&late, &lost);
     }
 
     /// Adds the edges of frames that are left without an edge, and of arrivals without one.
@@ -136,31 +150,35 @@ impl CallFlow {
         add(via, FlowEnd::Outside, if node.is_some() { left - resumed } else { 0.0 });
     }
 
-    /// The nodes to which each node leads.
-    pub fn successors(&self) -> IndexVec<FlowNode, Vec<FlowNode>> {
-        let mut successors = IndexVec::filled(Vec::new(), self.blocks.len());
-        for passage in &self.passages {
-            if let (FlowEnd::Node(from), FlowEnd::Node(to)) = (passage.from, passage.to)
-                && let Some(all) = successors.get_mut(FlowNode::at(from))
-            {
-                all.push(FlowNode::at(to));
-            }
-        }
-        successors
+    /// Makes lists of the nodes to which each node leads.
+    pub fn fill_successors(&self, successors: &mut Lists<FlowNode>) {
+        let inner = |passage: &FlowPassage| match (passage.from, passage.to) {
+            (FlowEnd::Node(from), FlowEnd::Node(to)) => Some((from, FlowNode::at(to))),
+            _ => None,
+        };
+        successors.fill(self.blocks.len(), self.passages.iter().filter_map(inner));
     }
 
     /// The nodes at which control arrives from outside.
-    pub fn entries(&self) -> Vec<FlowNode> {
+    pub fn entries(&self) -> impl Iterator<Item = FlowNode> {
         let entry = |passage: &FlowPassage| match (passage.from, passage.to) {
             (FlowEnd::Outside, FlowEnd::Node(to)) => Some(FlowNode::at(to)),
             _ => None,
         };
-        self.passages.iter().filter_map(entry).collect()
+        self.passages.iter().filter_map(entry)
     }
 
     /// Number of times that control has come to each node.
     pub fn through(&self) -> Vec<f64> {
-        let mut through = vec![0.0; self.blocks.len()];
+        let mut through = Vec::new();
+        self.fill_through(&mut through);
+        through
+    }
+
+    /// The same, in the memory of a vector.
+    pub fn fill_through(&self, through: &mut Vec<f64>) {
+        through.clear();
+        through.resize(self.blocks.len(), 0.0);
         for passage in &self.passages {
             if let FlowEnd::Node(to) = passage.to
                 && let Some(sum) = through.get_mut(to)
@@ -168,6 +186,5 @@ impl CallFlow {
                 *sum += passage.count;
             }
         }
-        through
     }
 }

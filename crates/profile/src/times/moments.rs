@@ -1,10 +1,10 @@
 //! Mean and variance of the nodes of a function (section 5 of the paper), and what the variance comes from.
 
-use std::collections::BTreeMap;
-
 use super::control::ControlDependence;
-use super::extended::{ControlCondition, ExtendedGraph, ExtendedNode, START};
-use super::flow::CallFlow;
+use super::extended::{ExtendedGraph, ExtendedNode};
+use super::flow::{CallFlow, MeasuredFlow};
+use super::no_times::NoTimes;
+use super::split::{self, FlowLoops};
 
 /// A variance under the two extreme assumptions about the iterations of a loop.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -106,19 +106,44 @@ impl VarianceRange {
     }
 }
 
-impl Moments {
-    /// The mixture of several times, of which one comes with each probability. The probabilities need not add up to 1: nothing is done else.
-    pub fn mixed(parts: impl Iterator<Item = (f64, Moments)>) -> Moments {
-        let (mut mean, mut square) = (0.0, VarianceRange::default());
-        for (probability, part) in parts.filter(|(probability, _)| *probability > 0.0) {
-            mean += probability * part.mean;
-            square = square
-                + (part.variance + VarianceRange::both(part.mean * part.mean)).scaled(VarianceRange::both(probability));
+/// A mixture of several times, of which one comes with each probability. The probabilities need not add up to 1: nothing is done else.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mixture {
+    mean: f64,
+    square: VarianceRange,
+    square_of_means: f64,
+}
+
+impl Mixture {
+    fn add(&mut self, probability: f64, part: Moments) {
+        if probability > 0.0 {
+            let square = part.mean * part.mean;
+            self.mean += probability * part.mean;
+            self.square =
+                self.square + (part.variance + VarianceRange::both(square)).scaled(VarianceRange::both(probability));
+            self.square_of_means += if square == 0.0 { 0.0 } else { square * probability };
         }
-        let variance = square + VarianceRange::both(-mean * mean);
+    }
+
+    fn moments(&self) -> Moments {
+        let variance = self.square + VarianceRange::both(-self.mean * self.mean);
         // A rounded difference of equal numbers.
         let variance = VarianceRange { equal: variance.equal.max(0.0), independent: variance.independent.max(0.0) };
-        Moments { mean, variance }
+        Moments { mean: self.mean, variance }
+    }
+
+    /// The variance if the parts themselves had none.
+    fn variance_of_means(&self) -> f64 {
+        (self.square_of_means - self.mean * self.mean).max(0.0)
+    }
+}
+
+impl Moments {
+    /// The mixture of several times with their probabilities.
+    pub fn mixed(parts: impl Iterator<Item = (f64, Moments)>) -> Moments {
+        let mut mixture = Mixture::default();
+        parts.for_each(|(probability, part)| mixture.add(probability, part));
+        mixture.moments()
     }
 
     fn after(self, other: Moments) -> Moments {
@@ -126,182 +151,288 @@ impl Moments {
     }
 }
 
-/// A function that is ready to be added up.
+/// Meaning of a node of a prepared function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PreparedKind {
+    Function,
+    Block(u32),
+    /// The loop whose header is this block.
+    Loop(u32),
+    /// A node that belongs to no block.
+    Other,
+}
+
+/// A node of the forward control dependence graph.
+#[derive(Clone, Copy, Debug)]
+struct PreparedNode {
+    kind: PreparedKind,
+    /// Whether a branch of the node leaves a loop.
+    exits: bool,
+    /// End of the node's branches in [`PreparedFunction::branches`]; they begin where those of the node before end.
+    branches_end: u32,
+    /// Executions in a call of the function.
+    frequency: f64,
+    /// Factor with which the variance that begins here counts in that of the function, if iterations take equally long. If they do not depend on
+    /// each other, it is the frequency.
+    weight: f64,
+    /// Variance of the number of iterations of the loop.
+    trips: f64,
+}
+
+/// A branch on which nodes depend, and which is taken.
+#[derive(Clone, Copy, Debug)]
+struct PreparedBranch {
+    frequency: f64,
+    /// End of the branch's nodes in [`PreparedFunction::dependents`].
+    dependents_end: u32,
+    iterates: bool,
+}
+
+/// A function that is ready to be added up. Nodes have the places of an order in which each comes after those on which it depends; the function
+/// itself is the first one.
 #[derive(Debug)]
 pub(super) struct PreparedFunction {
+    nodes: Box<[PreparedNode]>,
+    branches: Box<[PreparedBranch]>,
+    dependents: Box<[u32]>,
+}
+
+/// Buffers for the preparation of functions, one after the other.
+#[derive(Debug, Default)]
+pub(super) struct Preparation {
     flow: CallFlow,
+    loops: FlowLoops,
     graph: ExtendedGraph,
     control: ControlDependence,
-    /// For each node, its executions in a call of the function.
-    frequency: Vec<f64>,
-    /// Variance of the number of iterations of each preheader's loop.
+    weights: Vec<VarianceRange>,
     trips: Vec<f64>,
+    nodes: Vec<PreparedNode>,
+    branches: Vec<PreparedBranch>,
+    dependents: Vec<u32>,
+}
+
+/// A position as a number of 32 bits. Functions with more nodes or branches are too large to be prepared.
+fn narrow(position: usize) -> u32 {
+    u32::try_from(position).unwrap_or(u32::MAX)
+}
+
+impl Preparation {
+    /// Prepares a function. `unused` keeps edges that were never passed.
+    pub fn prepare(&mut self, function: &MeasuredFlow, unused: bool) -> Result<PreparedFunction, NoTimes> {
+        if function.entry.1 == 0 {
+            return Err(NoTimes::NotCalled);
+        }
+        self.flow.set(function);
+        if !unused {
+            self.flow.passages.retain(|passage| passage.count > 0.0);
+        }
+        split::reducible(&mut self.flow, &mut self.loops).ok_or(NoTimes::Irreducible)?;
+        self.graph.set(&self.flow, &self.loops.loops);
+        self.control.set(&self.graph)?;
+        let Preparation { flow, graph, control, weights, trips, .. } = self;
+        let of_header = |header: &usize| {
+            let block = flow.blocks.get(*header).copied().flatten();
+            let measured = function.trips.iter().find(|(header, _)| Some(*header) == block);
+            measured.map_or(0.0, |(_, variance)| variance.max(0.0))
+        };
+        trips.clear();
+        trips.extend(graph.kinds.iter().map(|kind| match kind {
+            ExtendedNode::Preheader(header) => of_header(header),
+            _ => 0.0,
+        }));
+        control.fill_weights(graph, trips, weights);
+        Ok(self.finish())
+    }
+
+    /// Keeps of the graph what times depend on.
+    fn finish(&mut self) -> PreparedFunction {
+        let Preparation { flow, graph, control, weights, trips, nodes, branches, dependents, .. } = self;
+        nodes.clear();
+        branches.clear();
+        dependents.clear();
+        for node in &control.order {
+            let of_flow = |node: usize| flow.blocks.get(node).copied().flatten().map(narrow);
+            let kind = match graph.kinds.get(*node) {
+                Some(ExtendedNode::Start) => PreparedKind::Function,
+                Some(ExtendedNode::Flow(node)) => of_flow(*node).map_or(PreparedKind::Other, PreparedKind::Block),
+                Some(ExtendedNode::Preheader(header)) => {
+                    of_flow(*header).map_or(PreparedKind::Other, PreparedKind::Loop)
+                }
+                Some(ExtendedNode::Stop | ExtendedNode::IterationEnd | ExtendedNode::Postexit) | None => {
+                    PreparedKind::Other
+                }
+            };
+            let mut exits = false;
+            for (branch, index) in graph.branches.get(*node).iter().zip(graph.branches.range(*node)) {
+                exits |= graph.kinds.get(branch.to) == Some(&ExtendedNode::Postexit);
+                let on_branch = control.dependents(index);
+                if branch.iterates || branch.frequency > 0.0 && !on_branch.is_empty() {
+                    dependents.extend(on_branch.iter().map(|node| narrow(control.place(*node))));
+                    let (frequency, iterates) = (branch.frequency, branch.iterates);
+                    branches.push(PreparedBranch { frequency, dependents_end: narrow(dependents.len()), iterates });
+                }
+            }
+            let VarianceRange { equal: weight, independent: frequency } =
+                weights.get(*node).copied().unwrap_or_default();
+            let trips = trips.get(*node).copied().unwrap_or_default();
+            nodes.push(PreparedNode { kind, exits, branches_end: narrow(branches.len()), frequency, weight, trips });
+        }
+        PreparedFunction {
+            nodes: nodes.as_slice().into(),
+            branches: branches.as_slice().into(),
+            dependents: dependents.as_slice().into(),
+        }
+    }
+}
+
+/// Mean and variance of all nodes of a function, and the buffers for them.
+#[derive(Debug, Default)]
+pub(super) struct Evaluation {
+    /// Mean and variance of the cost of each block, with its callees.
+    pub costs: Vec<Moments>,
+    nodes: Vec<EvaluatedNode>,
+    causes: Vec<(VarianceCause, u32, VarianceRange)>,
+}
+
+/// Times of a node.
+#[derive(Clone, Copy, Debug, Default)]
+struct EvaluatedNode {
+    moments: Moments,
+    /// Variance that comes from the ways of the node's branch, or from the number of iterations if it is a loop.
+    own: f64,
+    iterations: Option<f64>,
+}
+
+impl Evaluation {
+    /// Mean and variance of a call of the function.
+    pub fn total(&self) -> Moments {
+        self.nodes.first().map_or_else(Moments::default, |node| node.moments)
+    }
+
+    fn cost(&self, block: u32) -> Moments {
+        self.costs.get(block as usize).copied().unwrap_or_default()
+    }
 }
 
 impl PreparedFunction {
-    /// Computes frequencies. `trips` has the variance of the number of iterations of the loop with each header.
-    pub fn new(flow: CallFlow, graph: ExtendedGraph, control: ControlDependence, trips: &[(usize, f64)]) -> Self {
-        let of_header = |header: &usize| {
-            let block = flow.blocks.get(*header).copied().flatten();
-            trips.iter().find(|(header, _)| Some(*header) == block).map_or(0.0, |(_, variance)| variance.max(0.0))
-        };
-        let of_node =
-            |kind: &ExtendedNode| if let ExtendedNode::Preheader(header) = kind { of_header(header) } else { 0.0 };
-        let trips = graph.kinds.iter().map(of_node).collect();
-        let mut prepared = PreparedFunction { flow, graph, control, frequency: Vec::new(), trips };
-        prepared.frequency = prepared.weights(|_, branch| branch.frequency);
-        prepared
-    }
-
-    /// Weights of the nodes, see [`ControlDependence::weights`].
-    fn weights(&self, factor: impl Fn(usize, &ControlCondition) -> f64) -> Vec<f64> {
-        self.control.weights(&self.graph, factor)
-    }
-
-    /// The block of a node.
-    fn block(&self, node: usize) -> Option<usize> {
-        match self.graph.kinds.get(node)? {
-            ExtendedNode::Flow(node) => self.flow.blocks.get(*node).copied().flatten(),
-            ExtendedNode::Start
-            | ExtendedNode::Stop
-            | ExtendedNode::Preheader(_)
-            | ExtendedNode::IterationEnd
-            | ExtendedNode::Postexit => None,
-        }
-    }
-
     /// For each block, its executions in a call of the function, and the factor with which the variance of its cost counts.
-    pub fn blocks(&self) -> Vec<(usize, f64, VarianceRange)> {
-        let weights = self.variance_weights();
-        let of = |node: usize| {
-            let block = self.block(node)?;
-            Some((block, self.frequency.get(node).copied()?, weights.get(node).copied()?))
-        };
-        self.control.order.iter().filter_map(|node| of(*node)).collect()
-    }
-
-    /// For each node, the factor with which the variance that begins there counts in that of the function.
-    fn variance_weights(&self) -> Vec<VarianceRange> {
-        let trips = |node: usize| self.trips.get(node).copied().unwrap_or_default();
-        let equal = self.weights(|node, branch| match branch.iterates {
-            true => branch.frequency * branch.frequency + trips(node),
-            false => branch.frequency,
-        });
-        let independent = self.weights(|_, branch| branch.frequency);
-        equal.into_iter().zip(independent).map(|(equal, independent)| VarianceRange { equal, independent }).collect()
-    }
-
-    /// Sum of what depends on each branch of a node: the branch's frequency, whether it iterates, and the moments.
-    fn branches(&self, node: usize, moments: &[Moments]) -> impl Iterator<Item = (f64, bool, Moments)> {
-        self.control.branches_of(node).filter_map(|index| {
-            let branch = self.graph.branches.get(index)?;
-            let dependents = self.control.dependents(index).iter().filter_map(|node| moments.get(*node));
-            let sum = dependents.fold(Moments::default(), |sum, one| sum.after(*one));
-            Some((branch.frequency, branch.iterates, sum))
+    pub fn blocks(&self) -> impl Iterator<Item = (usize, f64, VarianceRange)> {
+        self.nodes.iter().filter_map(|node| match node.kind {
+            PreparedKind::Block(block) => Some((block as usize, node.frequency, node.weights())),
+            _ => None,
         })
     }
 
-    /// Mean and variance of each node, from the costs of the blocks.
-    fn moments(&self, cost: &impl Fn(usize) -> Moments) -> Vec<Moments> {
-        let mut moments = vec![Moments::default(); self.graph.kinds.len()];
-        for node in self.control.order.iter().rev() {
-            let trips = self.trips.get(*node).copied().unwrap_or_default();
-            let own = self.block(*node).map_or_else(Moments::default, cost);
-            let ways = Moments::mixed(
-                self.branches(*node, &moments).filter(|(_, iterates, _)| !iterates).map(|(p, _, sum)| (p, sum)),
-            );
-            let iterations = self.branches(*node, &moments).find(|(_, iterates, _)| *iterates);
-            let loops = iterations.map_or_else(Moments::default, |(count, _, sum)| {
-                let of_trips = VarianceRange::both(trips * sum.mean * sum.mean);
-                let factor = VarianceRange { equal: count * count + trips, independent: count };
-                Moments { mean: count * sum.mean, variance: sum.variance.scaled(factor) + of_trips }
+    /// Computes mean and variance of each node from the costs of the blocks.
+    pub fn evaluate(&self, evaluation: &mut Evaluation) {
+        evaluation.nodes.clear();
+        evaluation.nodes.resize(self.nodes.len(), EvaluatedNode::default());
+        for (place, node) in self.nodes.iter().enumerate().rev() {
+            let begin = |before: &PreparedNode| before.branches_end as usize;
+            let first = place.checked_sub(1).and_then(|before| self.nodes.get(before)).map_or(0, begin);
+            let mut begin =
+                first.checked_sub(1).and_then(|before| self.branches.get(before)).map_or(0, |one| one.dependents_end);
+            let (mut ways, mut iterations) = (Mixture::default(), None);
+            for branch in self.branches.get(first..node.branches_end as usize).unwrap_or_default() {
+                let dependents = self.dependents.get(begin as usize..branch.dependents_end as usize);
+                begin = branch.dependents_end;
+                let dependents = dependents.unwrap_or_default().iter();
+                let dependents = dependents.filter_map(|place| evaluation.nodes.get(*place as usize));
+                let sum = dependents.fold(Moments::default(), |sum, one| sum.after(one.moments));
+                match branch.iterates {
+                    true => iterations = iterations.or(Some((branch.frequency, sum))),
+                    false => ways.add(branch.frequency, sum),
+                }
+            }
+            let own = match node.kind {
+                PreparedKind::Block(block) => evaluation.cost(block),
+                _ => Moments::default(),
+            };
+            let mut variance = ways.variance_of_means();
+            let loops = iterations.map_or_else(Moments::default, |(count, sum)| {
+                variance = node.trips * sum.mean * sum.mean;
+                let factor = VarianceRange { equal: count * count + node.trips, independent: count };
+                Moments {
+                    mean: count * sum.mean,
+                    variance: sum.variance.scaled(factor) + VarianceRange::both(variance),
+                }
             });
-            if let Some(slot) = moments.get_mut(*node) {
-                *slot = own.after(ways).after(loops);
+            if let Some(slot) = evaluation.nodes.get_mut(place) {
+                *slot = EvaluatedNode {
+                    moments: own.after(ways.moments()).after(loops),
+                    own: variance,
+                    iterations: iterations.map(|(count, _)| count),
+                };
             }
         }
-        moments
     }
 
-    /// Mean and variance of a call of the function, from the costs of the blocks.
-    pub fn total(&self, cost: &impl Fn(usize) -> Moments) -> Moments {
-        self.moments(cost).get(START).copied().unwrap_or_default()
-    }
-
-    /// All times of the function, from the costs of the blocks.
-    pub fn times(&self, cost: &impl Fn(usize) -> Moments) -> PredictedTimes {
-        let moments = self.moments(cost);
-        let total = moments.get(START).copied().unwrap_or_default();
-        let node = |node: &usize| {
-            let (origin, iterations) = match self.graph.kinds.get(*node)? {
-                ExtendedNode::Start => (TimedPart::Function, None),
-                ExtendedNode::Preheader(header) => {
-                    let count =
-                        self.branches(*node, &moments).find(|(_, iterates, _)| *iterates).map(|(count, ..)| count);
-                    (TimedPart::Loop(self.flow.blocks.get(*header).copied().flatten()?), count)
-                }
-                ExtendedNode::Flow(_) => (TimedPart::Block(self.block(*node)?), None),
-                ExtendedNode::Stop | ExtendedNode::IterationEnd | ExtendedNode::Postexit => return None,
+    /// All times of the function, after [`Self::evaluate`].
+    pub fn times(&self, evaluation: &mut Evaluation) -> PredictedTimes {
+        let total = evaluation.total();
+        let mut nodes = Vec::with_capacity(self.nodes.len());
+        for (node, EvaluatedNode { moments, iterations, .. }) in self.nodes.iter().zip(&evaluation.nodes) {
+            let (origin, iterations) = match node.kind {
+                PreparedKind::Function => (TimedPart::Function, None),
+                PreparedKind::Block(block) => (TimedPart::Block(block as usize), None),
+                PreparedKind::Loop(header) => (TimedPart::Loop(header as usize), *iterations),
+                PreparedKind::Other => continue,
             };
-            let Moments { mean, variance } = *moments.get(*node)?;
-            Some(NodeTime { origin, frequency: self.frequency.get(*node).copied()?, mean, variance, iterations })
-        };
-        let nodes = self.control.order.iter().filter_map(node).collect();
-        let shares = self.shares(cost, &moments, total.variance);
+            let Moments { mean, variance } = *moments;
+            nodes.push(NodeTime { origin, frequency: node.frequency, mean, variance, iterations });
+        }
+        let shares = self.shares(evaluation, total.variance);
         PredictedTimes { mean: total.mean, variance: total.variance, nodes, shares }
     }
 
     /// The sources of the variance.
-    fn shares(
-        &self,
-        cost: &impl Fn(usize) -> Moments,
-        moments: &[Moments],
-        total: VarianceRange,
-    ) -> Vec<VarianceShare> {
-        let mut shares: BTreeMap<VarianceCause, VarianceRange> = BTreeMap::new();
-        let weights = self.variance_weights();
-        for node in &self.control.order {
-            let weight = weights.get(*node).copied().unwrap_or_default();
-            let block = self.block(*node);
-            let mut add = |cause: VarianceCause, own: VarianceRange| {
-                let sum = shares.entry(cause).or_default();
-                *sum = *sum + own.scaled(weight);
-            };
-            if let Some(block) = block {
-                add(VarianceCause::Callee(block), cost(block).variance);
+    fn shares(&self, evaluation: &mut Evaluation, total: VarianceRange) -> Vec<VarianceShare> {
+        if total == VarianceRange::default() {
+            return Vec::new();
+        }
+        let mut causes = std::mem::take(&mut evaluation.causes);
+        causes.clear();
+        let mut add = |cause: VarianceCause, own: VarianceRange| {
+            if own != VarianceRange::default() {
+                causes.push((cause, narrow(causes.len()), own));
             }
-            let without = |sum: Moments| Moments { mean: sum.mean, variance: VarianceRange::default() };
-            let ways = self.branches(*node, moments).filter(|(_, iterates, _)| !iterates);
-            let own = Moments::mixed(ways.map(|(p, _, sum)| (p, without(sum)))).variance;
-            let iterations = self.branches(*node, moments).find(|(_, iterates, _)| *iterates);
-            let trips = self.trips.get(*node).copied().unwrap_or_default();
-            match (self.graph.kinds.get(*node), iterations) {
-                (Some(ExtendedNode::Preheader(header)), Some((_, _, sum))) => {
-                    if let Some(header) = self.flow.blocks.get(*header).copied().flatten() {
-                        add(VarianceCause::Trips(header), VarianceRange::both(trips * sum.mean * sum.mean));
-                    }
+        };
+        for (node, evaluated) in self.nodes.iter().zip(&evaluation.nodes) {
+            let own = VarianceRange::both(evaluated.own).scaled(node.weights());
+            match node.kind {
+                PreparedKind::Block(block) => {
+                    let cause = if node.exits { VarianceCause::Exit } else { VarianceCause::Branch };
+                    let at = block as usize;
+                    add(VarianceCause::Callee(at), evaluation.cost(block).variance.scaled(node.weights()));
+                    add(cause(at), own);
                 }
-                _ => {
-                    let is_exit = |index: usize| {
-                        let to = self.graph.branches.get(index).and_then(|branch| self.graph.kinds.get(branch.to));
-                        to == Some(&ExtendedNode::Postexit)
-                    };
-                    let exits = self.control.branches_of(*node).any(is_exit);
-                    let cause = |block| if exits { VarianceCause::Exit(block) } else { VarianceCause::Branch(block) };
-                    add(block.map_or(VarianceCause::Arrival, cause), own);
-                }
+                PreparedKind::Loop(header) => add(VarianceCause::Trips(header as usize), own),
+                PreparedKind::Function | PreparedKind::Other => add(VarianceCause::Arrival, own),
             }
         }
+        // What has one cause is added up in the order of the nodes.
+        causes.sort_unstable_by_key(|(cause, at, _)| (*cause, *at));
         let part = |own: f64, all: f64| if all > 0.0 && all.is_finite() { own / all } else { 0.0 };
-        let share = |(cause, own): (VarianceCause, VarianceRange)| {
+        let mut shares = Vec::with_capacity(causes.len());
+        for one in causes.chunk_by(|(one, ..), (other, ..)| one == other) {
+            let own = one.iter().fold(VarianceRange::default(), |sum, (.., own)| sum + *own);
             let share = VarianceRange {
                 equal: part(own.equal, total.equal),
                 independent: part(own.independent, total.independent),
             };
-            (share != VarianceRange::default()).then_some(VarianceShare { cause, share })
-        };
-        let mut shares: Vec<VarianceShare> = shares.into_iter().filter_map(share).collect();
-        shares.sort_by(|a, b| b.share.independent.total_cmp(&a.share.independent).then(a.cause.cmp(&b.cause)));
+            if let Some((cause, ..)) = one.first().filter(|_| share != VarianceRange::default()) {
+                shares.push(VarianceShare { cause: *cause, share });
+            }
+        }
+        evaluation.causes = causes;
+        shares.sort_unstable_by(|a, b| b.share.independent.total_cmp(&a.share.independent).then(a.cause.cmp(&b.cause)));
         shares
+    }
+}
+
+impl PreparedNode {
+    /// Factors with which the variance that begins here counts in that of the function.
+    fn weights(&self) -> VarianceRange {
+        VarianceRange { equal: self.weight, independent: self.frequency }
     }
 }

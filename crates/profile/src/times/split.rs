@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_model::{Key, Loop, Loops};
+use ingraft_model::{Key, Lists, Loop, Loops};
 
 use super::flow::{CallFlow, FlowEnd, FlowNode, FlowPassage};
 use super::linear::FeedbackSystem;
@@ -16,24 +16,63 @@ const LOOP_MAX: usize = 400;
 /// Largest number of passages that are looked at in all rounds.
 const WORK_MAX: usize = 4_000_000;
 
-/// The flow with one header for each loop, and its loops; `None` if it would have to grow too much.
-pub(super) fn reducible(mut flow: CallFlow) -> Option<(CallFlow, Loops<FlowNode>)> {
+/// The loops of a flow, with buffers for the search.
+#[derive(Debug, Default)]
+pub(super) struct FlowLoops {
+    /// Headers and nesting of the loops. Other facts of loops are missing.
+    pub loops: Loops<FlowNode>,
+    successors: Lists<FlowNode>,
+    entries: Vec<FlowNode>,
+}
+
+impl FlowLoops {
+    /// Finds the loops of a flow. Returns the first loop that control enters at several nodes, with all facts.
+    pub fn find(&mut self, flow: &CallFlow) -> Option<Loop<FlowNode>> {
+        flow.fill_successors(&mut self.successors);
+        self.entries.clear();
+        self.entries.extend(flow.entries());
+        self.loops = Loops::headers(&self.successors, &self.entries);
+        if !self.may_be_irreducible(flow) {
+            return None;
+        }
+        // A node to which no entry leads may have looked like a way in.
+        let loops = Loops::new(&self.successors, &self.entries);
+        loops.all().iter().find(|one| one.entries.len() > 1).cloned()
+    }
+
+    /// Whether a passage leads into a loop elsewhere than at its header.
+    fn may_be_irreducible(&self, flow: &CallFlow) -> bool {
+        let enters = |passage: &FlowPassage| {
+            let FlowEnd::Node(to) = passage.to else { return false };
+            let to = FlowNode::at(to);
+            let stays = |one: &usize| match passage.from {
+                FlowEnd::Node(from) => self.loops.around(FlowNode::at(from)).any(|around| around == *one),
+                FlowEnd::Outside => false,
+            };
+            let is_header = |one: usize| self.loops.all().get(one).is_some_and(|one| one.header == to);
+            self.loops.around(to).take_while(|one| !stays(one)).any(|one| !is_header(one))
+        };
+        !self.loops.all().is_empty() && flow.passages.iter().any(enters)
+    }
+}
+
+/// Makes a flow one with one header for each loop, and finds its loops; `None` if it would have to grow too much.
+pub(super) fn reducible(flow: &mut CallFlow, loops: &mut FlowLoops) -> Option<()> {
     let room = GROWTH * flow.blocks.len().max(1);
     let mut work = 0;
-    loop {
-        let loops = Loops::new(&flow.successors(), &flow.entries());
-        let Some(first) = loops.all().iter().find(|one| one.entries.len() > 1) else { return Some((flow, loops)) };
+    while let Some(first) = loops.find(flow) {
         work += flow.passages.len();
         if first.body.len() > LOOP_MAX || flow.blocks.len() + first.body.len() > room || work > WORK_MAX {
             return None;
         }
-        flow = copied(flow, first)?;
+        copy(flow, &first)?;
     }
+    Some(())
 }
 
 /// Copies a loop for an entry other than its header. All arrivals from outside at this entry go to the copy. Passages are shared between
 /// both as if each node's branches did not depend on where control has come from, so all sums stay as they are.
-fn copied(mut flow: CallFlow, one: &Loop<FlowNode>) -> Option<CallFlow> {
+fn copy(flow: &mut CallFlow, one: &Loop<FlowNode>) -> Option<()> {
     let entry = one.entries.iter().find(|entry| **entry != one.header)?.index();
     let inside: BTreeMap<usize, usize> = one.body.iter().enumerate().map(|(at, node)| (node.index(), at)).collect();
     let position = |end: FlowEnd| match end {
@@ -79,5 +118,5 @@ fn copied(mut flow: CallFlow, one: &Loop<FlowNode>) -> Option<CallFlow> {
     }
     flow.passages.extend(added);
     flow.passages.retain(|passage| passage.count > 0.0);
-    Some(flow)
+    Some(())
 }
