@@ -20,7 +20,7 @@ impl<N: Key> Dominators<N> {
     /// ignored.
     pub fn new(successors: &IndexVec<N, Vec<N>>, entries: &[N]) -> Self {
         let count = successors.len();
-        let (order, parent) = depth_first(successors, entries);
+        let DepthFirst { order, parent, .. } = DepthFirst::of(successors, entries);
         let mut number = IndexVec::filled(NONE, count);
         for (at, &node) in (1..).zip(&order) {
             number.set(node, at);
@@ -65,27 +65,58 @@ impl<N: Key> Dominators<N> {
     }
 }
 
-/// Returns the nodes in depth-first order, and the depth-first number of the parent of each number. Number 0 is an added node that leads to all
-/// entries, and the nodes have the numbers from 1 on.
-pub(crate) fn depth_first<N: Key>(graph: &impl Successors<N>, entries: &[N]) -> (Vec<N>, Vec<usize>) {
-    let (mut order, mut parent) = (Vec::new(), vec![0]);
-    let mut seen = IndexVec::filled(false, graph.nodes());
-    let mut open: Vec<(usize, &[N])> = vec![(0, entries)];
-    while let Some((at, rest)) = open.last_mut() {
-        let Some((&next, others)) = rest.split_first() else {
-            open.pop();
-            continue;
-        };
-        let from = *at;
-        *rest = others;
-        if seen.get(next) == Some(&false) {
-            seen.set(next, true);
-            order.push(next);
-            parent.push(from);
-            open.push((order.len(), graph.successors(next)));
+/// A depth-first search, whose memory can be used for one graph after the other.
+#[derive(Clone, Debug)]
+pub(crate) struct DepthFirst<N> {
+    /// The nodes in depth-first order.
+    pub order: Vec<N>,
+    /// The depth-first number of the parent of each number. Number 0 is an added node that leads to all entries, and the nodes have the numbers
+    /// from 1 on.
+    pub parent: Vec<usize>,
+    seen: IndexVec<N, bool>,
+    /// Numbers of nodes, each with the number of its successors that have been followed.
+    open: Vec<(usize, usize)>,
+}
+
+impl<N> Default for DepthFirst<N> {
+    fn default() -> Self {
+        DepthFirst { order: Vec::new(), parent: Vec::new(), seen: IndexVec::default(), open: Vec::new() }
+    }
+}
+
+impl<N: Key> DepthFirst<N> {
+    pub(crate) fn of(graph: &impl Successors<N>, entries: &[N]) -> Self {
+        let mut search = DepthFirst::default();
+        search.search(graph, entries);
+        search
+    }
+
+    pub(crate) fn search(&mut self, graph: &impl Successors<N>, entries: &[N]) {
+        let DepthFirst { order, parent, seen, open } = self;
+        order.clear();
+        parent.clear();
+        parent.push(0);
+        seen.refill(false, graph.nodes());
+        open.clear();
+        open.push((0, 0));
+        while let Some((at, followed)) = open.last_mut() {
+            let next = match at.checked_sub(1) {
+                None => entries.get(*followed),
+                Some(place) => graph.successors(order[place]).get(*followed),
+            };
+            let Some(&next) = next else {
+                open.pop();
+                continue;
+            };
+            *followed += 1;
+            if seen.get(next) == Some(&false) {
+                seen.set(next, true);
+                parent.push(*at);
+                order.push(next);
+                open.push((order.len(), 0));
+            }
         }
     }
-    (order, parent)
 }
 
 fn lengauer_tarjan(before: &[Vec<usize>], parent: &[usize]) -> Vec<usize> {

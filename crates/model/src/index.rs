@@ -84,6 +84,15 @@ impl<K: Key, T> IndexVec<K, T> {
         vec![value; count].into()
     }
 
+    /// Makes it a list of `count` equal elements, in the memory that it has already.
+    pub fn refill(&mut self, value: T, count: usize)
+    where
+        T: Clone,
+    {
+        self.values.clear();
+        self.values.resize(count, value);
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.values.len()

@@ -56,7 +56,7 @@ pub use instrumentation::{
 pub use layout::{CpuClock, DataArea, ThreadIdentity, WallClock};
 pub use listed::{KeyListing, ListedKeys};
 pub use lists::{Lists, Successors};
-pub use loops::{Loop, Loops};
+pub use loops::{Loop, LoopSearch, Loops};
 pub use metric::{Aggregate, MetricInfo, Style, UnitsType};
 pub use object::{ObjectKind, ObjectState};
 pub use part::{LoopEdges, PartName, Parts};

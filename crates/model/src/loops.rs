@@ -2,7 +2,7 @@
 //! for the graphs of compilers.
 
 use crate::cfg::Cfg;
-use crate::dominators::depth_first;
+use crate::dominators::DepthFirst;
 use crate::index::{BlockId, IndexVec, Key};
 use crate::lists::{Lists, Successors};
 
@@ -51,34 +51,17 @@ impl Loops<BlockId> {
 impl<N: Key + Ord> Loops<N> {
     /// The loops of a graph, given its entries. The bodies take memory in proportion to nodes times depth.
     pub fn new(graph: &impl Successors<N>, entries: &[N]) -> Self {
-        let tree = DepthFirstTree::new(graph, entries);
-        let mut loops = Self::nested(&tree, graph.nodes());
-        loops.fill(graph, entries, tree.order);
+        let (mut search, mut loops) = (LoopSearch::default(), Loops::default());
+        search.headers(graph, entries, &mut loops);
+        loops.fill(graph, entries, search.tree.order);
         loops
     }
 
     /// The headers, parents and depths of the loops of a graph: [`Loop::entries`], [`Loop::body`] and [`Loop::latches`] are empty. Takes nearly
     /// linear time and linear memory, however deep the loops are nested.
     pub fn headers(graph: &impl Successors<N>, entries: &[N]) -> Self {
-        Self::nested(&DepthFirstTree::new(graph, entries), graph.nodes())
-    }
-
-    fn nested(tree: &DepthFirstTree<N>, nodes: usize) -> Self {
-        let headers = tree.headers();
-        let mut loops = Loops { loops: Vec::new(), innermost: IndexVec::filled(None, nodes) };
-        // Outer loops come first, because a header comes before what it leads to.
-        let mut loop_of: Vec<Option<usize>> = Vec::with_capacity(tree.order.len());
-        for (at, &node) in tree.order.iter().enumerate() {
-            let parent = loop_of.get(headers.around[at]).copied().flatten();
-            loop_of.push(parent);
-            if headers.is_header[at] {
-                loop_of[at] = Some(loops.loops.len());
-                let depth = parent.map_or(0, |parent| loops.loops[parent].depth + 1);
-                let (entries, body, latches) = (Vec::new(), Vec::new(), Vec::new());
-                loops.loops.push(Loop { header: node, entries, body, latches, parent, depth });
-            }
-            loops.innermost.set(node, loop_of[at]);
-        }
+        let mut loops = Loops::default();
+        LoopSearch::default().headers(graph, entries, &mut loops);
         loops
     }
 
@@ -129,39 +112,91 @@ impl<N: Key + Ord> Loops<N> {
     }
 }
 
-/// A depth-first tree of a graph. Nodes are named by their place in depth-first order.
-struct DepthFirstTree<N> {
-    /// The nodes in depth-first order.
-    order: Vec<N>,
+/// The search for the loops of one graph after the other, whose memory is used again. Within it, nodes are named by their place in depth-first
+/// order.
+#[derive(Clone, Debug)]
+pub struct LoopSearch<N> {
+    tree: DepthFirst<N>,
+    /// For each node, its place; [`NONE`] if no entry leads there.
+    place: IndexVec<N, usize>,
     /// For each place, the last one in its subtree.
     last: Vec<usize>,
     /// For each place, the places that lead there.
     before: Lists<u32>,
-}
-
-/// The result of the search for headers, by place in depth-first order.
-struct LoopHeaders {
     is_header: Vec<bool>,
     /// The header of the innermost loop around a place; [`NONE`] outside of loops. For a header, that of the next loop.
     around: Vec<usize>,
+    /// The header of the outermost loop found so far that holds a place, or another place in it.
+    stands_for: Vec<usize>,
+    /// For the header of an irreducible loop, the places from which ways into the loop lead that do not lead to the header.
+    more: Vec<Vec<usize>>,
+    seen: Vec<usize>,
+    body: Vec<usize>,
+    loop_of: Vec<Option<usize>>,
 }
 
-impl<N: Key> DepthFirstTree<N> {
-    fn new(graph: &impl Successors<N>, entries: &[N]) -> Self {
-        let (order, parent) = depth_first(graph, entries);
-        let mut place = IndexVec::filled(NONE, graph.nodes());
+impl<N> Default for LoopSearch<N> {
+    fn default() -> Self {
+        LoopSearch {
+            tree: DepthFirst::default(),
+            place: IndexVec::default(),
+            last: Vec::new(),
+            before: Lists::default(),
+            is_header: Vec::new(),
+            around: Vec::new(),
+            stands_for: Vec::new(),
+            more: Vec::new(),
+            seen: Vec::new(),
+            body: Vec::new(),
+            loop_of: Vec::new(),
+        }
+    }
+}
+
+impl<N: Key> LoopSearch<N> {
+    /// Finds what [`Loops::headers`] finds, and replaces the loops by it.
+    pub fn headers(&mut self, graph: &impl Successors<N>, entries: &[N], loops: &mut Loops<N>) {
+        loops.loops.clear();
+        loops.innermost.refill(None, graph.nodes());
+        self.tree.search(graph, entries);
+        self.fill_tree(graph);
+        if !(0..self.tree.order.len())
+            .any(|at| self.before.get(at).iter().any(|from| self.is_below(*from as usize, at)))
+        {
+            return;
+        }
+        self.find_headers();
+        // Outer loops come first, because a header comes before what it leads to.
+        self.loop_of.clear();
+        for (at, &node) in self.tree.order.iter().enumerate() {
+            let parent = self.loop_of.get(self.around[at]).copied().flatten();
+            let mut innermost = parent;
+            if self.is_header[at] {
+                innermost = Some(loops.loops.len());
+                let depth = parent.map_or(0, |parent| loops.loops[parent].depth + 1);
+                let (entries, body, latches) = (Vec::new(), Vec::new(), Vec::new());
+                loops.loops.push(Loop { header: node, entries, body, latches, parent, depth });
+            }
+            self.loop_of.push(innermost);
+            loops.innermost.set(node, innermost);
+        }
+    }
+
+    fn fill_tree(&mut self, graph: &impl Successors<N>) {
+        let LoopSearch { tree: DepthFirst { order, parent, .. }, place, last, before, .. } = self;
+        place.refill(NONE, graph.nodes());
         order.iter().enumerate().for_each(|(at, node)| place.set(*node, at));
-        let mut last: Vec<usize> = (0..order.len()).collect();
+        last.clear();
+        last.extend(0..order.len());
         for (at, &above) in parent.iter().enumerate().skip(1).rev().filter(|(_, above)| **above != 0) {
             last[above - 1] = last[above - 1].max(last[at - 1]);
         }
-        let place = &place;
-        let leads = (0u32..).zip(&order).flat_map(|(at, node)| {
+        let place = &*place;
+        let leads = (0u32..).zip(&*order).flat_map(|(at, node)| {
             let next = graph.successors(*node).iter().filter_map(|next| place.get(*next));
             next.map(move |next| (*next, at))
         });
-        let before = Lists::new(order.len(), leads);
-        DepthFirstTree { order, last, before }
+        before.fill(order.len(), leads);
     }
 
     /// Whether a place lies in the subtree of another one.
@@ -170,58 +205,66 @@ impl<N: Key> DepthFirstTree<N> {
     }
 
     /// Inner loops are found first, and count as one node from then on, that of their header.
-    fn headers(&self) -> LoopHeaders {
-        let count = self.order.len();
-        let mut found = LoopHeaders { is_header: vec![false; count], around: vec![NONE; count] };
-        let has_back_edge = |at: usize| self.before.get(at).iter().any(|from| self.is_below(*from as usize, at));
-        if !(0..count).any(has_back_edge) {
-            return found;
-        }
-        let mut stands_for: Vec<usize> = (0..count).collect();
-        // Ways into irreducible loops that do not lead to their headers.
-        let mut more: Vec<Vec<usize>> = vec![Vec::new(); count];
-        let mut seen = vec![NONE; count];
+    fn find_headers(&mut self) {
+        let count = self.tree.order.len();
+        refill(&mut self.is_header, false, count);
+        refill(&mut self.around, NONE, count);
+        refill(&mut self.seen, NONE, count);
+        self.stands_for.clear();
+        self.stands_for.extend(0..count);
+        refill(&mut self.more, Vec::new(), count);
         for header in (0..count).rev() {
-            let before = self.before.get(header).iter().map(|from| *from as usize);
-            let back = before.filter(|from| self.is_below(*from, header));
-            let mut body: Vec<usize> = Vec::new();
-            for from in back {
-                found.is_header[header] = true;
-                let node = find(&mut stands_for, from);
-                if node != header && seen[node] != header {
-                    seen[node] = header;
-                    body.push(node);
+            self.body.clear();
+            for index in self.before.range(header) {
+                let from = self.before.values()[index] as usize;
+                if self.is_below(from, header) {
+                    self.is_header[header] = true;
+                    self.add(header, from);
                 }
             }
             let mut next = 0;
-            while let Some(&node) = body.get(next) {
+            while let Some(&node) = self.body.get(next) {
                 next += 1;
-                let before = self.before.get(node);
-                for index in 0..before.len() + more[node].len() {
-                    let from = match before.get(index) {
-                        Some(from) => *from as usize,
-                        None => more[node][index - before.len()],
-                    };
+                for index in self.before.range(node) {
+                    let from = self.before.values()[index] as usize;
                     // Edges back to an inner header have been looked at.
-                    if before.len() > index && self.is_below(from, node) {
-                        continue;
-                    }
-                    let from = find(&mut stands_for, from);
-                    if !self.is_below(from, header) {
-                        more[header].push(from);
-                    } else if from != header && seen[from] != header {
-                        seen[from] = header;
-                        body.push(from);
+                    if !self.is_below(from, node) {
+                        self.follow(header, from);
                     }
                 }
+                for index in 0..self.more[node].len() {
+                    self.follow(header, self.more[node][index]);
+                }
             }
-            for node in body {
-                found.around[node] = header;
-                stands_for[node] = header;
+            for &node in &self.body {
+                self.around[node] = header;
+                self.stands_for[node] = header;
             }
         }
-        found
     }
+
+    /// Adds what leads into a loop to its body, or notes that it is a way in.
+    fn follow(&mut self, header: usize, from: usize) {
+        let from = find(&mut self.stands_for, from);
+        match self.is_below(from, header) {
+            true => self.add(header, from),
+            false => self.more[header].push(from),
+        }
+    }
+
+    /// Adds a place to the body of a loop.
+    fn add(&mut self, header: usize, place: usize) {
+        let node = find(&mut self.stands_for, place);
+        if node != header && self.seen[node] != header {
+            self.seen[node] = header;
+            self.body.push(node);
+        }
+    }
+}
+
+fn refill<T: Clone>(all: &mut Vec<T>, value: T, count: usize) {
+    all.clear();
+    all.resize(count, value);
 }
 
 /// The header of the outermost loop found so far that holds a place.

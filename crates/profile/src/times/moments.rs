@@ -370,7 +370,8 @@ impl PreparedFunction {
     /// All times of the function, after [`Self::evaluate`].
     pub fn times(&self, evaluation: &mut Evaluation) -> PredictedTimes {
         let total = evaluation.total();
-        let mut nodes = Vec::with_capacity(self.nodes.len());
+        let told = self.nodes.iter().filter(|node| node.kind != PreparedKind::Other).count();
+        let mut nodes = Vec::with_capacity(told);
         for (node, EvaluatedNode { moments, iterations, .. }) in self.nodes.iter().zip(&evaluation.nodes) {
             let (origin, iterations) = match node.kind {
                 PreparedKind::Function => (TimedPart::Function, None),

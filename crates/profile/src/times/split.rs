@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_model::{Key, Lists, Loop, Loops};
+use ingraft_model::{Key, Lists, Loop, LoopSearch, Loops};
 
 use super::flow::{CallFlow, FlowEnd, FlowNode, FlowPassage};
 use super::linear::FeedbackSystem;
@@ -23,6 +23,7 @@ pub(super) struct FlowLoops {
     pub loops: Loops<FlowNode>,
     successors: Lists<FlowNode>,
     entries: Vec<FlowNode>,
+    search: LoopSearch<FlowNode>,
 }
 
 impl FlowLoops {
@@ -31,7 +32,7 @@ impl FlowLoops {
         flow.fill_successors(&mut self.successors);
         self.entries.clear();
         self.entries.extend(flow.entries());
-        self.loops = Loops::headers(&self.successors, &self.entries);
+        self.search.headers(&self.successors, &self.entries, &mut self.loops);
         if !self.may_be_irreducible(flow) {
             return None;
         }

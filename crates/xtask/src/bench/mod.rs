@@ -10,6 +10,7 @@ mod hold;
 mod keys;
 mod markdown;
 mod pairs;
+mod predictions;
 mod prints;
 mod programs;
 mod start;
@@ -117,6 +118,7 @@ const GROUPS: &[BenchGroup] = &[
     ("hold", hold::rows),
     ("start", start::rows),
     ("code", code::rows),
+    ("predictions", predictions::rows),
     ("daemon", daemon::rows),
     ("pairs", pairs::rows),
     ("cost", cost::rows),
