@@ -126,9 +126,9 @@ impl<'p> ProgramTimes<'p> {
     /// Computes the times of functions that call each other, or of one function.
     fn solve_group(&mut self, group: &[usize], evaluation: &mut Evaluation, times: Option<&mut AllTimes>) {
         let is_ready = |f: &&usize| self.prepared.get(**f).is_some_and(Result::is_ok);
-        let is_called = |only: usize| self.calls.get(only).iter().any(|call| call.callee == only && call.count > 0);
+        let calls_itself = |only: usize| self.calls.get(only).iter().any(|call| call.callee == only && call.count > 0);
         if let [only] = group
-            && !is_called(*only)
+            && !calls_itself(*only)
         {
             let total = self.evaluate(*only, evaluation).map(|prepared| (prepared, evaluation.total()));
             if let Some((prepared, moments)) = total {
