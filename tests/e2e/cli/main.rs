@@ -40,6 +40,7 @@ mod go;
 mod goroutines;
 mod histograms;
 mod holds;
+mod hops;
 mod hosts;
 mod hot;
 mod inclusive;

@@ -1,5 +1,7 @@
 //! The way from a frame on a stack to its caller, by the tables for exceptions (`.eh_frame`; DWARF 5, 6.4, and the System V ABI for x86-64,
-//! 3.7). Nothing is guessed: if the tables do not describe the code, the answer is an error.
+//! 3.7), or by the table of Go's runtime. Nothing is guessed: if the tables do not describe the code, the answer is an error.
+
+use std::sync::Arc;
 
 use gimli::{
     BaseAddresses, CfaRule, EhFrame, EhFrameOffset, Encoding, EndianSlice, EvaluationResult, Expression, Format,
@@ -8,7 +10,8 @@ use gimli::{
 use ingraft_model::Svma;
 
 use crate::file::elf::Elf;
-use crate::file::unwind;
+use crate::file::go::{GoFrame, GoFunctionTable, GoFunctions};
+use crate::file::{relocs, unwind};
 
 /// Register numbers of DWARF (System V ABI for x86-64, figure 3.36).
 const RBX: u16 = 3;
@@ -77,6 +80,8 @@ pub struct FrameTable {
     svma: u64,
     /// Start address, end address and offset in `bytes` of each table entry, sorted.
     entries: Vec<(u64, u64, usize)>,
+    /// The table of Go functions with the bytes of the file.
+    go: Option<(GoFunctionTable, Arc<[u8]>)>,
 }
 
 /// Rules that lead from an address of the code to the caller's registers.
@@ -114,7 +119,8 @@ type EhFrameSlice<'a> = EndianSlice<'a, LittleEndian>;
 impl FrameTable {
     /// Reads the table of a file: the places of the entries, without their rules.
     pub fn read(elf: &Elf) -> Self {
-        let Some((svma, bytes)) = unwind::eh_frame(elf) else { return FrameTable::default() };
+        let go = elf.is_go().then(|| GoFunctions::read(elf, &relocs::read(elf)).into_table(elf)).flatten();
+        let Some((svma, bytes)) = unwind::eh_frame(elf) else { return FrameTable { go, ..FrameTable::default() } };
         let section = EhFrame::new(bytes, LittleEndian);
         let bases = BaseAddresses::default().set_eh_frame(svma);
         let (mut entries, mut end) = (Vec::new(), 0usize);
@@ -128,7 +134,7 @@ impl FrameTable {
         entries.sort_unstable();
         // without section headers the bytes continue to the end of the segment
         let kept = end.saturating_add(16).min(bytes.len());
-        FrameTable { bytes: bytes.get(..kept).unwrap_or(bytes).into(), svma, entries }
+        FrameTable { bytes: bytes.get(..kept).unwrap_or(bytes).into(), svma, entries, go }
     }
 
     /// The rules at the address of an instruction: of the one that runs next or, in a caller, of the call, which ends right before the
@@ -138,6 +144,21 @@ impl FrameTable {
         let entry = after.checked_sub(1).and_then(|i| self.entries.get(i)).filter(|e| at.0 < e.1);
         let &(_, _, offset) = entry.ok_or(UnwindError::Undescribed { at: at.0 })?;
         self.compile(offset, at.0).ok_or(UnwindError::BadEntry { at: at.0 })
+    }
+
+    /// The rules at the address of an instruction of a Go function: of the one that runs next, or of the one to which a call returns. They come
+    /// from the runtime's own table. Fails in functions that switch to another stack.
+    pub fn go_rules(&self, at: Svma) -> Result<FrameRules, UnwindError> {
+        let undescribed = UnwindError::Undescribed { at: at.0 };
+        let (table, file) = self.go.as_ref().ok_or(undescribed)?;
+        let (size, returns) = match table.frame(table.bytes_in(file), at.0).ok_or(undescribed)? {
+            GoFrame::Outermost => (0, SavedRegister::Undefined),
+            GoFrame::Bytes(bytes) => (i64::from(bytes), SavedRegister::Saved(-8)),
+        };
+        // Go functions preserve no register.
+        let lost = [RBX, RBP].into_iter().chain(R12..=R15).map(|register| (register, SavedRegister::Undefined));
+        let registers = lost.chain([(RETURN_ADDRESS, returns)]).collect();
+        Ok(FrameRules { cfa: CfaBase::Register { register: RSP, offset: size + 8 }, registers, signal: false })
     }
 
     fn compile(&self, offset: usize, at: u64) -> Option<FrameRules> {

@@ -8,8 +8,12 @@
 //! - After a recovered panic the goroutine continues at the function's call of `deferreturn` (runtime/panic.go, `recovery`).
 //! - A signal may suspend a goroutine at nearly every instruction since Go 1.14 (runtime/preempt.go, `isAsyncSafePoint`). Its program
 //!   counter then lies on its own stack, in the heap, where a stop of the process does not see it.
+//!
+//! The table has the size of the frame at each instruction too (`pcsp`), by which the runtime itself unwinds stacks (runtime/traceback.go). It is
+//! exact in prologues and leaf functions, where the frame pointer is not.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::file::elf::{Elf, c_string, u32_at, u64_at};
 use crate::file::name::{FunctionName, SymbolBinding};
@@ -24,6 +28,8 @@ const MODULE_TEXT: u64 = 8 + 6 * 24 + 3 * 8;
 const HEADER_TEXT: u64 = 24;
 /// Bits of a function's flags (internal/abi/symtab.go).
 const TOP_FRAME: u8 = 1;
+/// The function sets the stack pointer in a way that no table tells, such as to another stack.
+const STACK_WRITTEN: u8 = 2;
 const ASSEMBLY: u8 = 4;
 /// Numbers of the tables of a function (internal/abi/symtab.go).
 const PCDATA_UNSAFE_POINT: usize = 0;
@@ -169,6 +175,14 @@ impl GoFunctions {
         }
     }
 
+    /// The table and its bytes.
+    pub fn into_table(self, image: &Elf) -> Option<(GoFunctionTable, Arc<[u8]>)> {
+        match self {
+            GoFunctions::Table(table) => Some((table, Arc::clone(image.bytes()))),
+            GoFunctions::Absent | GoFunctions::Unknown => None,
+        }
+    }
+
     fn table(&self) -> Option<&GoFunctionTable> {
         match self {
             GoFunctions::Table(table) => Some(table),
@@ -240,7 +254,12 @@ impl GoFunctionTable {
     }
 
     fn bytes_of<'a>(&self, image: &'a Elf) -> &'a [u8] {
-        image.bytes().get(self.bytes.clone()).unwrap_or_default()
+        self.bytes_in(image.bytes())
+    }
+
+    /// The bytes of the table in those of the file.
+    pub fn bytes_in<'a>(&self, file: &'a [u8]) -> &'a [u8] {
+        file.get(self.bytes.clone()).unwrap_or_default()
     }
 
     fn entry(&self, bytes: &[u8], n: usize) -> Option<GoFunction> {
@@ -329,30 +348,73 @@ impl GoFunctionTable {
             ranges.push(entry.start..entry.end);
             return Some(());
         }
+        let until = entry.end.min(until);
+        let end = self.each_value(table, values, entry.start..until, |range, value| {
+            if value != UNSAFE {
+                ranges.push(range.start..range.end.min(entry.end));
+            }
+        })?;
+        // addresses that the table does not mention have no value, so a goroutine may be suspended there
+        if end < until {
+            ranges.push(end..entry.end);
+        }
+        Some(())
+    }
+
+    /// Calls `each` with the values of a table of a function and their ranges, from the start of the function up to an address. Returns the end of
+    /// the last range; `None` if the table is damaged.
+    fn each_value(
+        &self,
+        table: &[u8],
+        values: usize,
+        range: Range<u64>,
+        mut each: impl FnMut(Range<u64>, i32),
+    ) -> Option<u64> {
         let mut values = table.get(self.values.checked_add(values)?..)?;
-        let (mut at, mut value) = (entry.start, -1i32);
+        let (mut at, mut value) = (range.start, -1i32);
         let mut steps = 0..STEPS_MAX;
         // runtime/symtab.go, `step`: pairs of a difference of values and a difference of addresses, until a difference of values is 0
-        while at < entry.end.min(until) {
+        while at < range.end {
             steps.next()?;
             let difference = number_from(&mut values)?;
-            if difference == 0 && at > entry.start {
+            if difference == 0 && at > range.start {
                 break;
             }
             value = value.wrapping_add((difference >> 1).cast_signed() ^ -(difference & 1).cast_signed());
             let length = u64::from(number_from(&mut values)?);
-            let next = at.checked_add(length).filter(|next| *next > at)?.min(entry.end);
-            if value != UNSAFE {
-                ranges.push(at..next);
-            }
+            let next = at.checked_add(length).filter(|next| *next > at)?;
+            each(at..next, value);
             at = next;
         }
-        // addresses that the table does not mention have no value, so a goroutine may be suspended there
-        if at < entry.end.min(until) {
-            ranges.push(at..entry.end);
-        }
-        Some(())
+        Some(at)
     }
+
+    /// The frame of the function at an address.
+    pub fn frame(&self, table: &[u8], at: u64) -> Option<GoFrame> {
+        let entry =
+            self.entry(table, self.first_from(table, at)?).filter(|entry| (entry.start..entry.end).contains(&at))?;
+        let flags = *table.get(entry.at + self.layout.flags)?;
+        if flags & TOP_FRAME != 0 {
+            return Some(GoFrame::Outermost);
+        }
+        let sizes = u32_at(table, entry.at + 16).filter(|sizes| *sizes != 0 && flags & STACK_WRITTEN == 0)?;
+        let mut size = None;
+        self.each_value(table, sizes as usize, entry.start..at.saturating_add(1), |range, value| {
+            if range.contains(&at) {
+                size = Some(value);
+            }
+        })?;
+        size.filter(|size| *size >= 0).map(GoFrame::Bytes)
+    }
+}
+
+/// A frame of a Go function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GoFrame {
+    /// The function is the outermost of a stack.
+    Outermost,
+    /// Distance from the stack pointer to the return address.
+    Bytes(i32),
 }
 
 /// Reads a number with seven bits per byte, the lowest bits first.
@@ -385,6 +447,34 @@ mod tests {
         assert_eq!([(); 3].map(|()| number_from(&mut bytes)), [Some(5), Some(128), Some(u32::MAX)]);
         assert_eq!(number_from(&mut bytes), None);
         assert_eq!(number_from(&mut &[0x80; 9][..]), None);
+    }
+
+    #[test]
+    fn frames_of_a_function() {
+        let layout = GoFunctionLayout { flags: 41, funcdata_count: 43, tables: 44 };
+        // a frame of no bytes for four bytes, of 16 for ten, of no bytes again for two
+        let values = vec![0, 2, 4, 32, 10, 31, 2, 0];
+        let functions = values.len();
+        let table = GoFunctionTable { bytes: 0..0, text: 0x1000, count: 1, names: 0, values: 0, functions, layout };
+        let mut bytes = values;
+        for word in [0u32, 12, 0x14] {
+            bytes.extend(word.to_le_bytes());
+        }
+        let at = bytes.len();
+        bytes.resize(at + 44, 0);
+        bytes[at + 16] = 1;
+        let frames = |bytes: &[u8], at: &[u64]| at.iter().map(|at| table.frame(bytes, *at)).collect::<Vec<_>>();
+        let size = |bytes: i32| Some(GoFrame::Bytes(bytes));
+        let places = [0xfff, 0x1000, 0x1003, 0x1004, 0x100d, 0x100e, 0x100f, 0x1010, 0x1014];
+        let expected = [None, size(0), size(0), size(16), size(16), size(0), size(0), None, None];
+        assert_eq!(frames(&bytes, &places), expected);
+        let flagged = |flag: u8| {
+            let mut changed = bytes.clone();
+            changed[at + 41] = flag;
+            table.frame(&changed, 0x1004)
+        };
+        assert_eq!((flagged(TOP_FRAME), flagged(STACK_WRITTEN)), (Some(GoFrame::Outermost), None));
+        assert_eq!(frames(&bytes[..at + 30], &[0x1004]), [None]);
     }
 
     #[test]

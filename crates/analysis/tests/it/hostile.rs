@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{FUNC, RODATA, TEXT, TestElf};
 use iced_x86::code_asm::*;
-use ingraft_analysis::{AnalysedImage, Elf, FrameTable, Registers};
+use ingraft_analysis::{AnalysedImage, Elf, FrameTable, Function, Registers};
 use proptest::prelude::*;
 
 /// Calls every query of the crate.
@@ -33,7 +33,8 @@ fn exercise(bytes: Arc<[u8]>) {
         }
         let frames = FrameTable::read(image.elf());
         let registers = Registers { pc: TEXT, general: [Some(0x7000); 16] };
-        for rules in image.functions().iter().take(500).filter_map(|f| frames.rules(f.start()).ok()) {
+        let rules_of = |f: &Function| [frames.rules(f.start()), frames.go_rules(f.start())];
+        for rules in image.functions().iter().take(500).flat_map(rules_of).flatten() {
             let _ = rules.apply(&registers, &mut |at| Some(at ^ 0x55));
         }
         let cache = image.to_cache();

@@ -117,7 +117,7 @@ impl Engine {
             progress("analysing the program");
             modules.load_files(&target, &self.inner.context.images, &|file| file.is_program);
             progress("reading how stacks are unwound");
-            let walker = Walker::new(&target, &modules);
+            let walker = Walker::with_goroutines(&target, &modules);
             let period = if request.period.is_zero() { PERIOD } else { request.period.max(PERIOD_MIN) };
             let taking =
                 Taking::begin(Arc::clone(&target), request.state, (&request.threads, request.sites), period, walker)?;
@@ -239,7 +239,7 @@ impl Sampling {
         }
         // Another library may be at the addresses of one that was unloaded.
         if runs && attribution.refresh(&self.target) {
-            self.taking.set_walker(Walker::new(&self.target, attribution.modules()));
+            self.taking.set_walker(Walker::with_goroutines(&self.target, attribution.modules()));
         }
         let mut tally = SampleTally::default();
         let mut stacks = StackTally::new(attribution.wanted().filter(|_| self.with_stacks).unwrap_or_default());

@@ -103,8 +103,10 @@ pub struct Walk {
 pub struct Walker {
     /// Address ranges of code, each with the table that describes it, sorted.
     code: Vec<(AvmaRange, Bias, Arc<FrameTable>)>,
-    /// Rules that were looked up; `None` for an address without rules.
-    rules: FxHashMap<Avma, Option<Arc<FrameRules>>>,
+    /// Whether frames of Go functions are unwound.
+    goroutines: bool,
+    /// Rules that were looked up, by the position and whether it is a return address; `None` for a position without rules.
+    rules: FxHashMap<(Avma, bool), Option<Arc<FrameRules>>>,
 }
 
 impl Walker {
@@ -134,18 +136,28 @@ impl Walker {
             };
             parts.par_iter().filter_map(read).collect::<Vec<_>>()
         });
-        Walker { code: tables, rules: FxHashMap::default() }
+        Walker { code: tables, goroutines: false, rules: FxHashMap::default() }
     }
 
-    /// The rules at an address.
-    fn rules(&mut self, at: Avma) -> Option<Arc<FrameRules>> {
-        let code = &self.code;
+    /// Reads the same tables for stacks of goroutines too. These move between threads, so nothing may be kept by the thread on whose stack a
+    /// call was found.
+    pub fn with_goroutines(target: &Target, modules: &Modules) -> Self {
+        Walker { goroutines: true, ..Walker::new(target, modules) }
+    }
+
+    /// The rules at a position: that of the next instruction, or of the one to which a call returns.
+    fn rules(&mut self, position: Avma, returns: bool) -> Option<Arc<FrameRules>> {
+        let (code, goroutines) = (&self.code, self.goroutines);
+        let at = if returns { position.offset(-1) } else { position };
         let find = || {
             let after = code.partition_point(|(range, ..)| range.start <= at);
             let (_, bias, table) = code.get(after.checked_sub(1)?).filter(|(range, ..)| range.contains(&at))?;
-            table.rules(at.to_svma(*bias)).ok().map(Arc::new)
+            let rules = table.rules(at.to_svma(*bias)).ok();
+            // A signal suspends a goroutine as if it called the runtime, so no call need end right before the position.
+            let of_go = || table.go_rules(position.to_svma(*bias)).ok().filter(|_| goroutines);
+            rules.or_else(of_go).map(Arc::new)
         };
-        self.rules.entry(at).or_insert_with(find).clone()
+        self.rules.entry((position, returns)).or_insert_with(find).clone()
     }
 
     /// Unwinds the stack of a thread. `read` reads eight bytes of the stack.
@@ -177,7 +189,8 @@ impl Walker {
             let Some(place) = place else { return walk };
             registers.pc = place.at.0;
             let at = if calls { place.at.offset(-1) } else { place.at };
-            let Some(Ok(unwound)) = self.rules(at).map(|rules| rules.apply(&registers, read)) else { return walk };
+            let rules = self.rules(place.at, calls);
+            let Some(Ok(unwound)) = rules.map(|rules| rules.apply(&registers, read)) else { return walk };
             // a stack grows downwards, but the stack that a signal interrupted may be anywhere
             if !unwound.signal {
                 let Some(stack) = registers.sp().filter(|sp| *sp < unwound.cfa) else { return walk };
