@@ -3,9 +3,11 @@
  * run               the busy thread begins: `seventy`, `twenty` and `ten` compute for 70, 20 and 10 % of the time of `laps`
  * rest              the busy thread ends
  * sleep / wake      a thread begins to sleep again and again in `sleeps` / it ends
+ * tell              nothing
  * lock / unlock     a thread waits for a mutex in `waits_for_lock`, which the main thread holds / it gets it
  * Each answer has `tid NAME TID` for a thread that has begun, and `ns FUNCTION TIME`: the processor time of each function of the busy
- * thread, and of `laps`, which calls them, by the thread's own clock. */
+ * thread, and of `laps`, which calls them, by the thread's own clock. The time of `laps` is that up to its last lap, of which it has the number
+ * in `laps NUMBER`. */
 #include "mutatee.h"
 #include <stdint.h>
 #include <time.h>
@@ -18,7 +20,8 @@ static long long cpu(void) {
 
 enum { SEVENTY, TWENTY, TEN, LAPS, FUNCTIONS };
 static const char *const names[FUNCTIONS] = {"seventy", "twenty", "ten", "laps"};
-static long long ns[FUNCTIONS];
+static atomic_llong ns[FUNCTIONS];
+static atomic_llong lap_count;
 static atomic_int busy, sleepy, tids[3];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
@@ -43,14 +46,15 @@ PLANTED(ten)
 
 COUNTED void *laps(void *unused) {
     atomic_store(&tids[0], own_tid());
-    long long begin = cpu();
+    long long begin = cpu(), before = ns[LAPS];
     uint64_t x = 1;
     while (atomic_load(&busy)) {
         TIMED(SEVENTY, x = seventy(x, 70000));
         TIMED(TWENTY, x = twenty(x, 20000));
         TIMED(TEN, x = ten(x, 10000));
+        ns[LAPS] = before + cpu() - begin;
+        atomic_fetch_add(&lap_count, 1);
     }
-    ns[LAPS] += cpu() - begin;
     return x == 42 ? &busy : unused;
 }
 
@@ -100,10 +104,11 @@ int main(void) {
         } else if (!strcmp(line, "unlock")) {
             pthread_mutex_unlock(&mutex);
             pthread_join(threads[2], NULL);
-        } else {
+        } else if (strcmp(line, "tell")) {
             say("unknown command %s", line);
         }
-        for (int f = 0; f < FUNCTIONS; f++) say("ns %s %lld", names[f], ns[f]);
+        say("laps %lld", atomic_load(&lap_count));
+        for (int f = 0; f < FUNCTIONS; f++) say("ns %s %lld", names[f], atomic_load(&ns[f]));
         say("done");
     }
     return 0;

@@ -1,10 +1,10 @@
 //! Tests of `ingraft diagnose`: the first finding names the cause that a program has, and nothing is left in it.
 
-use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use ingraft_testing::causes::{self, Ailing, Cause};
 use ingraft_testing::server::Redis;
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Outcome};
@@ -12,25 +12,23 @@ use serde_json::Value;
 
 use crate::tool;
 
-/// Searches a program with one cause. The first finding must be this hypothesis, name this function, and have it as a refinement.
-fn assert_found(commands: &[&str], hypothesis: &str, function: &str) -> Outcome {
-    let mut target = Mutatee::start("ailing", &[]);
-    let before = Text::of(target.pid());
-    for command in commands {
-        target.ask(command);
-    }
-    let outcome = tool().run(["diagnose", "-p", &target.pid_text()]).assert_code(0);
+/// Searches a program with one cause. The first finding must be its hypothesis, name its function, and have it as a refinement.
+fn assert_found(cause: &Cause) -> (Ailing, Outcome) {
+    let mut ailing = cause.start(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let pid = ailing.target.pid();
+    let before = Text::of(pid);
+    let outcome = tool().run(["diagnose", "-p", &pid.to_string()]).assert_code(0);
     let first = first(&outcome);
-    assert_eq!(first["hypothesis"], hypothesis, "{outcome:#?}");
-    assert!(text(first, "evidence").contains(function), "{outcome:#?}");
-    let place = format!("/Code/ailing/{function}");
+    assert_eq!(first["hypothesis"], cause.hypothesis, "{outcome:#?}");
+    assert!(text(first, "evidence").contains(cause.function), "{outcome:#?}");
+    let place = format!("/Code/ailing/{}", cause.function);
     let narrowed = |finding: &&&Value| finding["parent"] == first["id"] && finding["where"] == place.as_str();
     let narrowed = outcome.all("finding").iter().find(narrowed).copied().cloned();
     assert!(narrowed.is_some_and(|finding| finding["holds"] == true), "{place} is not there: {outcome:#?}");
     assert_tree(&outcome);
-    target::assert_clean(target.pid(), &before);
-    target.ask("rest");
-    outcome
+    target::assert_clean(pid, &before);
+    ailing.target.ask("rest");
+    (ailing, outcome)
 }
 
 /// The first finding below the root that holds.
@@ -62,65 +60,42 @@ fn assert_tree(outcome: &Outcome) {
 
 #[test]
 fn a_hot_loop() {
-    assert_found(&["burn"], "processor bound", "burns");
+    assert_found(&causes::HOT_LOOP);
 }
 
 #[test]
 fn a_mutex_that_threads_wait_for() {
-    let mut target = Mutatee::start("ailing", &[]);
-    let address = target.ask("contend").number("address");
-    let before = Text::of(target.pid());
-    let outcome = tool().run(["diagnose", "-p", &target.pid_text()]).assert_code(0);
-    let first = first(&outcome);
-    assert_eq!(first["hypothesis"], "waits for locks", "{outcome:#?}");
-    assert!(text(first, "evidence").contains("takes_turns"), "{outcome:#?}");
-    let mutex = format!("/SyncObject/Mutex/{address:#x}");
+    let (ailing, outcome) = assert_found(&causes::MUTEX);
+    let mutex = format!("/SyncObject/Mutex/{:#x}", ailing.reply.number("address"));
     let found = outcome.all("finding").into_iter().find(|f| f["where"] == mutex.as_str() && f["holds"] == true);
     assert!(found.is_some_and(|found| text(found, "evidence").contains("locks/s")), "{outcome:#?}");
-    target::assert_clean(target.pid(), &before);
 }
 
 #[test]
 fn a_disk_behind_idle_workers() {
-    // The system's directory for temporary files may be in memory, where no write is forced to a disk.
-    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
-    let store = format!("store {}", directory.path().join("data").display());
-    assert_found(&["pool 64", &store], "waits for the disk", "stores");
+    assert_found(&causes::DISK);
 }
 
 #[test]
 fn page_faults() {
-    assert_found(&["churn"], "waits for memory", "churns");
+    assert_found(&causes::PAGE_FAULTS);
 }
 
 #[test]
 fn a_callee_that_sleeps() {
-    assert_found(&["pool 4", "doze"], "sleeps", "naps");
+    assert_found(&causes::SLEEP);
 }
 
 #[test]
 fn another_server_that_is_slow() {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = listener.local_addr().expect("an address").port();
-    // The server ends with the test's process.
-    std::thread::spawn(move || {
-        let (mut client, _) = listener.accept().expect("the target");
-        let mut byte = [0];
-        while client.read_exact(&mut byte).is_ok() {
-            std::thread::sleep(Duration::from_millis(20));
-            if client.write_all(&byte).is_err() {
-                return;
-            }
-        }
-    });
-    let outcome = assert_found(&[&format!("ask {port}")], "waits for input or output", "asks_upstream");
-    let place = format!("socket 127.0.0.1:{port}");
+    let (ailing, outcome) = assert_found(&causes::UPSTREAM);
+    let place = format!("socket {}", ailing.upstream.expect("a server"));
     assert!(outcome.all("finding").iter().any(|f| f["where"] == place.as_str() && f["holds"] == true), "{outcome:#?}");
 }
 
 #[test]
 fn calls_that_fail_and_are_made_again() {
-    let outcome = assert_found(&["spin"], "retries", "polls");
+    let (_ailing, outcome) = assert_found(&causes::RETRIES);
     assert!(text(first(&outcome), "evidence").contains("calls of read failed"), "{outcome:#?}");
 }
 

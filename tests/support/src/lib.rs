@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod causes;
 mod daemon;
 pub mod field;
 mod mutatee;

@@ -5,8 +5,10 @@ mod calls;
 mod code;
 mod cost;
 mod daemon;
+mod diagnose;
 mod edges;
 mod hold;
+mod hot;
 mod keys;
 mod markdown;
 mod pairs;
@@ -124,6 +126,8 @@ const GROUPS: &[BenchGroup] = &[
     ("cost", cost::rows),
     ("edges", edges::rows),
     ("whole", whole::rows),
+    ("hot", hot::rows),
+    ("diagnose", diagnose::rows),
 ];
 
 /// Measures the named groups, or all, and prints the table; with `--markdown`, also writes their sections of docs/measured.md. Fails when a limit
@@ -177,6 +181,11 @@ fn print(rows: &[BenchRow]) {
         };
         println!("{verdict}  {:what$}  {:limit$}  {}", row.what, row.limit, row.measured);
     }
+}
+
+/// Number of programs for a row about how often something is found: 20, or fewer for a trial (`INGRAFT_BENCH_PROGRAMS`).
+fn trials() -> usize {
+    std::env::var("INGRAFT_BENCH_PROGRAMS").ok().and_then(|number| number.parse().ok()).filter(|n| *n > 0).unwrap_or(20)
 }
 
 /// The command line that was just built.
