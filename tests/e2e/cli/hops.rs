@@ -24,7 +24,7 @@ fn runtime_stack(truth: &Reply, way: &str) -> Vec<String> {
 fn stacks_of(name: &str) {
     let program = match program(name) {
         Ok(program) => program,
-        Err(why) => return skip!("{name}: {why}"),
+        Err(why) => skip!("{name}: {why}"),
     };
     let mut target = Mutatee::spawn(&mut Command::new(program));
     let (pid, before) = (target.pid_text(), Text::of(target.pid()));
