@@ -22,7 +22,7 @@ mod text;
 pub use data::debug_info::{DebugInfo, DebugSections};
 pub use data::error::TypeError;
 pub use data::lines::SourceRange;
-pub use data::types::{ArgumentPlace, DescribedArgument, MemberPath};
+pub use data::types::{ArgumentPlace, DescribedValue, MemberPath};
 pub use data::variables::DataSymbol;
 pub use file::elf::{Elf, ImageKind, Segment, SegmentFlags};
 pub use file::error::ImageError;

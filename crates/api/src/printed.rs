@@ -1,6 +1,6 @@
 //! Printed calls: one record of values for each call.
 
-use ingraft_model::RecordColumn;
+use ingraft_model::ColumnContent;
 
 use crate::{ModulePlace, NamedFunction};
 
@@ -21,7 +21,16 @@ pub struct PrintedSite {
     /// The function.
     pub function: NamedFunction,
     /// Columns of its calls.
-    pub columns: Vec<RecordColumn>,
+    pub columns: Vec<PrintedColumn>,
+}
+
+/// A column of printed calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrintedColumn {
+    /// The expression, as the definition writes it.
+    pub name: String,
+    /// Kind of the values.
+    pub content: ColumnContent,
 }
 
 /// A call that was printed.
@@ -53,6 +62,19 @@ pub enum PrintedValue {
     Unreadable,
     /// The address to which the call returns, and the place of the call if it is known.
     Caller(u64, Option<Box<ModulePlace>>),
+    /// A number, and the name of the enumerator that it is.
+    Enumerator(i64, String),
+    /// A list: the number of elements, and the first ones that were read. None are if they are no integers.
+    List(u64, Vec<i64>),
+    /// A variant.
+    Variant {
+        /// The name.
+        name: String,
+        /// The data; `None` if the variant has none, or if it is not shown.
+        value: Option<Box<PrintedValue>>,
+        /// Whether the variant has data that is not shown.
+        hidden: bool,
+    },
 }
 
 /// Numbers of calls. `calls` is the sum of the others once the measurement has ended.

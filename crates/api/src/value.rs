@@ -202,6 +202,8 @@ pub struct KeyValue {
     pub key: u64,
     /// The variable or function at whose address, or inside of which, the key points: `lock`, `file.c:lock+0x28`, `libx:lock`, `main+0x1a`.
     pub name: Option<String>,
+    /// Name of the enumerator that the key is; `None` if the keys are no enumeration, or no enumerator has the value.
+    pub enumerator: Option<String>,
     /// The code to which the key points, if it is an address of code. For a return address, the place of the call.
     pub place: Option<Box<ModulePlace>>,
     /// Cumulative value since the request; in a list of objects 1, and 0 once the object is retired.

@@ -41,7 +41,8 @@ pub use parse::{ParseOptions, parse};
 pub use pattern::Exclusion;
 pub use print::{format, print};
 pub use program::{
-    IntegerPath, NamedArgument, NamedParameter, Parameter, ProgramFacts, ProgramVariable, Unresolved, VariableLocation,
+    DescribedData, IntegerPath, NamedArgument, Parameter, ProgramFacts, ProgramVariable, Unresolved, VariableLocation,
+    WithNames,
 };
 pub use render::{RenderStyle, render};
 pub use source::{SourceSpan, SourceText};

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{Avma, Float, FunctionId, LoopEdges, ModuleId, Offset, PartName, Pid, PointId, Scalar};
+use ingraft_model::{
+    Avma, DataShape, Enumerators, Float, FunctionId, LoopEdges, ModuleId, Offset, PartName, Pid, PointId, Scalar,
+};
 
 /// Path from an address to an integer of the program.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -24,6 +26,8 @@ pub struct ProgramVariable {
     pub access: IntegerPath,
     /// Whether debugging information gives the type of the variable, not only its size.
     pub described: bool,
+    /// Names of the integer's values, if it is an enumeration.
+    pub names: Option<Enumerators>,
 }
 
 /// Location of a variable of the program.
@@ -62,18 +66,17 @@ pub enum NamedArgument {
     Float(Float),
 }
 
-/// An argument that is an integer or a pointer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NamedParameter {
-    /// Name of the argument in the debugging information.
-    pub name: String,
-    /// Number of the argument among integers and pointers.
-    pub number: u8,
-    /// Type of the argument.
-    pub scalar: Scalar,
-    /// Whether it is a pointer to characters.
-    pub is_text: bool,
+/// Value of a function that debugging information describes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DescribedData<'n> {
+    /// The argument with this name.
+    Named(&'n str),
+    /// `$arg[n]` or `$return`.
+    Parameter(Parameter),
 }
+
+/// Answer of the program about an integer, with the names of the integer's values if it is an enumeration.
+pub type WithNames<T> = (T, Option<Enumerators>);
 
 /// Reason why code cannot use data of the program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -170,16 +173,32 @@ pub trait ProgramFacts {
         let what = format!("{} is no loop of the function", PartName::Loop(header));
         Err(Unresolved::NotFound { what, help: Some(help) })
     }
-    /// The named arguments of a function that are integers or pointers in registers, in their order.
-    fn arguments(&self, _function: FunctionId) -> Result<Vec<NamedParameter>, Unresolved> {
+    /// The named arguments of a function that can be shown, in their order. The value of a pointer to a structure is the structure.
+    fn arguments(&self, _function: FunctionId) -> Result<Vec<(String, DataShape)>, Unresolved> {
         Err(Unresolved::unknown())
     }
     /// The argument of a function with this name.
-    fn argument(&self, _function: FunctionId, _name: &str) -> Result<NamedArgument, Unresolved> {
+    fn argument(&self, _function: FunctionId, _name: &str) -> Result<WithNames<NamedArgument>, Unresolved> {
         Err(Unresolved::unknown())
     }
     /// Returns the path by which members lead to an integer in an argument or result of a function.
-    fn member(&self, _function: FunctionId, _of: Parameter, _members: &[&str]) -> Result<IntegerPath, Unresolved> {
+    fn member(
+        &self,
+        _function: FunctionId,
+        _of: Parameter,
+        _members: &[&str],
+    ) -> Result<WithNames<IntegerPath>, Unresolved> {
+        Err(Unresolved::unknown())
+    }
+    /// Returns the integers that hold an argument or the result of a function, or the value to which members lead in it. `follow` says
+    /// whether the value of a pointer to a structure is the structure, in any language.
+    fn shown(
+        &self,
+        _function: FunctionId,
+        _of: DescribedData<'_>,
+        _members: &[&str],
+        _follow: bool,
+    ) -> Result<DataShape, Unresolved> {
         Err(Unresolved::unknown())
     }
 }

@@ -7,9 +7,10 @@ use crate::index::FunctionId;
 use crate::metric::MetricInfo;
 use crate::part::Parts;
 use crate::point::PointKind;
+use crate::shown::ValueNames;
 #[cfg(doc)]
 use crate::snippet::VariableId;
-use crate::snippet::{Shape, Snippet};
+use crate::snippet::{Scalar, Shape, Snippet};
 use crate::vector::IndexNames;
 
 /// Instrumentation that measures a metric at a focus: variables, and the code that changes them at points of functions.
@@ -29,6 +30,8 @@ pub struct Instrumentation {
     pub object: Option<u64>,
     /// Names of the values of a vector over indices; `None` for other shapes.
     pub index_names: Option<IndexNames>,
+    /// Names of the values of the keys of a vector over keys.
+    pub key_names: ValueNames,
     /// Whether each insertion is woven, or refused, by itself; each increments a variable of its own. Otherwise all insertions in one function
     /// are woven together, or none is.
     pub apart: bool,
@@ -43,25 +46,79 @@ pub struct Instrumentation {
 pub struct RecordColumn {
     /// The expression, as the definition writes it.
     pub name: String,
-    /// Meaning of the value.
-    pub content: ColumnContent,
+    /// Meaning of the value, and the fields of the record that hold it.
+    pub content: RecordContent,
 }
 
 /// Meaning of a value of a record, and the fields of the record that hold it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ColumnContent {
-    /// A number.
-    Number,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RecordContent {
+    /// A number, whose values may have names.
+    Number(ValueNames),
     /// A text that ends with a zero byte, or at the end of what was read.
     Text,
     /// A text whose length in bytes is the next field.
     BoundedText,
     /// The address to which the call returns.
     Caller,
-    /// The call's result.
-    Return,
+    /// The call's result, with names as those of a number.
+    Return(ValueNames),
     /// The call's time in nanoseconds.
     Elapsed,
+    /// The first bytes of a list of integers of this type, and the number of elements. Without a type, only the number.
+    List(Option<Scalar>),
+    /// One of several variants: a number that tells which one, if the first is true, and then the data of all variants, one after the other.
+    Variants(bool, Vec<RecordVariant>),
+    /// Data that is not shown; it takes no fields.
+    Hidden,
+}
+
+/// A variant of a value of a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordVariant {
+    /// Number that tells the variant; `None` if the variant has all numbers that no other one has.
+    pub value: Option<i64>,
+    /// The name.
+    pub name: String,
+    /// The data; `None` if the variant has none.
+    pub data: Option<RecordContent>,
+}
+
+impl RecordContent {
+    /// The kind of the values.
+    pub const fn kind(&self) -> ColumnContent {
+        match self {
+            RecordContent::Number(_) | RecordContent::Hidden => ColumnContent::Number,
+            RecordContent::Text => ColumnContent::Text,
+            RecordContent::BoundedText => ColumnContent::BoundedText,
+            RecordContent::Caller => ColumnContent::Caller,
+            RecordContent::Return(_) => ColumnContent::Return,
+            RecordContent::Elapsed => ColumnContent::Elapsed,
+            RecordContent::List(_) => ColumnContent::List,
+            RecordContent::Variants(..) => ColumnContent::Variant,
+        }
+    }
+}
+
+/// Kind of the values of a column, for clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ColumnContent {
+    /// Numbers.
+    Number,
+    /// Texts that end with a zero byte, or at the end of what was read.
+    Text,
+    /// Texts of a known length.
+    BoundedText,
+    /// Addresses to which calls return.
+    Caller,
+    /// Results of calls.
+    Return,
+    /// Times of calls in nanoseconds.
+    Elapsed,
+    /// Lists of numbers.
+    List,
+    /// Variants, with their data.
+    Variant,
 }
 
 impl Instrumentation {
@@ -75,6 +132,7 @@ impl Instrumentation {
             thread: self.thread,
             object: self.object,
             index_names: self.index_names.clone(),
+            key_names: self.key_names.clone(),
             apart: self.apart,
             in_place: self.in_place,
             records: [].into(),

@@ -33,6 +33,7 @@ pub mod point_id;
 pub mod records;
 mod refusal;
 pub mod resource;
+pub mod shown;
 pub mod snippet;
 pub mod table;
 pub mod token;
@@ -51,7 +52,8 @@ pub use history::{Bin, Course, History};
 pub use hold::HoldTime;
 pub use index::{BlockId, EdgeId, FunctionId, IndexVec, Key, ModuleId};
 pub use instrumentation::{
-    ColumnContent, Insertion, Instrumentation, Order, RecordColumn, Role, ValueUnit, Variable, VariableKind,
+    ColumnContent, Insertion, Instrumentation, Order, RecordColumn, RecordContent, RecordVariant, Role, ValueUnit,
+    Variable, VariableKind,
 };
 pub use layout::{CpuClock, DataArea, ThreadIdentity, WallClock};
 pub use listed::{KeyListing, ListedKeys};
@@ -68,6 +70,7 @@ pub use point::{
 pub use point_id::{FunctionPoint, PointId};
 pub use refusal::Refusal;
 pub use resource::{Focus, FocusError, ResourcePath};
+pub use shown::{DataShape, DataVariant, DataWord, Enumerator, Enumerators, ValueNames, WordOrigin};
 pub use snippet::{
     BinaryOp, CallRecord, Clock, Expr, Float, FloatFormat, IntegerWidth, KeptValue, RecordField, Recorded, Restore,
     Scalar, Shape, Snippet, Stmt, TimeUnit, UnaryOp, Usage, VariableId, Whose,

@@ -1,7 +1,7 @@
 //! Printed calls. They are split into messages, and put together again.
 
-use ingraft_api::{CallNumbers, PrintedCall, PrintedCalls, PrintedSite, PrintedValue};
-use ingraft_model::{ColumnContent, RecordColumn};
+use ingraft_api::{CallNumbers, PrintedCall, PrintedCalls, PrintedColumn, PrintedSite, PrintedValue};
+use ingraft_model::ColumnContent;
 use v1::printed_value::Value as Wire;
 
 use crate::MessageParts;
@@ -9,12 +9,12 @@ use crate::field::{FieldError, WireField, read};
 use crate::v1;
 
 enums! {
-    ColumnContent { Number, Text, BoundedText, Caller, Return, Elapsed }
+    ColumnContent { Number, Text, BoundedText, Caller, Return, Elapsed, List, Variant }
 }
 
 messages! {
     CallNumbers => CallNumbers { calls, printed, unmet, skipped, lost, left }
-    RecordColumn => PrintedColumn { name, content }
+    PrintedColumn => PrintedColumn { name, content }
     PrintedSite => PrintedSite { function, columns }
     PrintedCall => PrintedCall { tid, time_ns, values, site }
 }
@@ -32,6 +32,12 @@ impl From<PrintedValue> for v1::PrintedValue {
             PrintedValue::Caller(address, place) => {
                 Wire::Caller(v1::PrintedCaller { address, place: place.map(|place| (*place).into()) })
             }
+            PrintedValue::Enumerator(number, name) => Wire::Enumerator(v1::PrintedEnumerator { number, name }),
+            PrintedValue::List(length, elements) => Wire::List(v1::PrintedList { length, elements }),
+            PrintedValue::Variant { name, value, hidden } => {
+                let value = value.map(|value| Box::new((*value).into()));
+                Wire::Variant(Box::new(v1::PrintedVariant { name, value, hidden }))
+            }
         };
         v1::PrintedValue { value: Some(value) }
     }
@@ -46,6 +52,13 @@ impl TryFrom<v1::PrintedValue> for PrintedValue {
             Wire::Text(v1::PrintedText { bytes, cut }) => PrintedValue::Text { bytes, cut },
             Wire::Unreadable(_) => PrintedValue::Unreadable,
             Wire::Caller(v1::PrintedCaller { address, place }) => PrintedValue::Caller(address, read("place", place)?),
+            Wire::Enumerator(v1::PrintedEnumerator { number, name }) => PrintedValue::Enumerator(number, name),
+            Wire::List(v1::PrintedList { length, elements }) => PrintedValue::List(length, elements),
+            Wire::Variant(variant) => {
+                let v1::PrintedVariant { name, value, hidden } = *variant;
+                let value = value.map(|value| (*value).try_into().map(Box::new)).transpose();
+                PrintedValue::Variant { name, value: value.map_err(|e: FieldError| e.inside("value"))?, hidden }
+            }
         })
     }
 }
@@ -76,10 +89,16 @@ mod tests {
 
     impl Any for PrintedValue {
         fn any(s: &mut Source<'_>) -> Self {
-            match s.one_of(&[0, 1, 2, 3]) {
+            match s.one_of(&[0, 1, 2, 3, 4, 5, 6]) {
                 0 => PrintedValue::Number(s.next()),
                 1 => PrintedValue::Text { bytes: s.next(), cut: s.next() },
                 2 => PrintedValue::Unreadable,
+                3 => PrintedValue::Enumerator(s.next(), s.next()),
+                4 => PrintedValue::List(s.next(), s.next()),
+                5 => {
+                    let value = PrintedValue::List(s.next(), s.next());
+                    PrintedValue::Variant { name: s.next(), value: Some(Box::new(value)), hidden: s.next() }
+                }
                 _ => PrintedValue::Caller(s.next(), s.next()),
             }
         }

@@ -8,7 +8,7 @@ use crate::v1;
 
 messages! {
     Keys => Keys { values, others, unlisted }
-    KeyValue => KeyValue { key, name, value, object, place }
+    KeyValue => KeyValue { key, name, value, object, place, enumerator }
     TakenOut => TakenOut { time_ns, hits_per_s, cost_ns_per_s, limit_ns_per_s, own_gs, rewritten }
     CountedTime => Counted { enabled_ns, running_ns }
     ThreadValue => ThreadValue { tid, value, distribution, activations, pid }

@@ -188,8 +188,17 @@ impl<'a> DebugInfo<'a> {
     }
 
     /// The first entry of any unit for which `fits` returns a value; returns that value.
-    pub(crate) fn find<T>(&self, mut fits: impl FnMut(EntryLocation, &DwarfEntry<'a>) -> Option<T>) -> Option<T> {
-        for (number, unit) in self.units.iter().enumerate() {
+    pub(crate) fn find<T>(&self, fits: impl FnMut(EntryLocation, &DwarfEntry<'a>) -> Option<T>) -> Option<T> {
+        self.find_in(|_| true, fits)
+    }
+
+    /// The first entry for which `fits` returns a value, in the units that `searched` admits.
+    fn find_in<T>(
+        &self,
+        searched: impl Fn(usize) -> bool,
+        mut fits: impl FnMut(EntryLocation, &DwarfEntry<'a>) -> Option<T>,
+    ) -> Option<T> {
+        for (number, unit) in self.units.iter().enumerate().filter(|(number, _)| searched(*number)) {
             let mut cursor = unit.entries();
             while let Ok(Some(entry)) = cursor.next_dfs() {
                 self.spend()?;
@@ -236,7 +245,9 @@ impl<'a> DebugInfo<'a> {
 
     /// The function that begins at an address.
     pub(crate) fn function_at(&self, at: Svma) -> Option<EntryLocation> {
-        self.find(|place, entry| {
+        let wanted = [at..Svma(at.0.saturating_add(1))];
+        let searched = |unit| self.may_hold(unit, &wanted);
+        self.find_in(searched, |place, entry| {
             if entry.tag() != dw::DW_TAG_subprogram {
                 return None;
             }

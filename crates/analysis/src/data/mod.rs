@@ -4,5 +4,7 @@ pub(crate) mod debug_info;
 pub(crate) mod error;
 pub(crate) mod inlines;
 pub(crate) mod lines;
+mod locations;
+mod shapes;
 pub(crate) mod types;
 pub(crate) mod variables;

@@ -2,15 +2,16 @@
 
 use gimli::AttributeValue;
 use gimli::constants as dw;
-use ingraft_model::{Float, FloatFormat, IntegerWidth, Scalar, Svma};
+use ingraft_model::{DataShape, Enumerators, Float, FloatFormat, IntegerWidth, Scalar, Svma, WordOrigin};
 
 use crate::data::debug_info::{DebugInfo, DwarfEntry, DwarfValue, EntryLocation};
 use crate::data::error::TypeError;
+use crate::data::locations::{DataLocation, Located};
 
 /// Largest number of typedefs, qualifiers, pointers and anonymous members that are followed from one type.
-const STEPS_MAX: u32 = 32;
+pub(super) const STEPS_MAX: u32 = 32;
 /// Number of integer arguments that are passed in registers.
-const REGISTERS: u8 = 6;
+pub(super) const REGISTERS: u8 = 6;
 /// Size in bytes of the largest floating-point number that is passed in a vector register.
 const FLOAT_MAX: u64 = 8;
 
@@ -23,6 +24,8 @@ pub struct MemberPath {
     pub offset: i64,
     /// Width and sign of the integer.
     pub scalar: Scalar,
+    /// Names of the integer's values, if it is an enumeration.
+    pub names: Option<Enumerators>,
 }
 
 /// Place of an argument by the System V calling convention.
@@ -34,23 +37,32 @@ pub enum ArgumentPlace {
     Float(u8, FloatFormat),
 }
 
-/// An argument of a function by its name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DescribedArgument {
-    /// Name of the argument.
-    pub name: String,
-    /// Number of the argument among the integers and pointers, at most the fifth.
-    pub number: u8,
-    /// Type of the argument.
-    pub scalar: Scalar,
-    /// Whether it is a pointer to characters.
-    pub is_text: bool,
+/// Value of a function that is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DescribedValue<'n> {
+    /// The argument with this name.
+    Named(&'n str),
+    /// The argument with this number among the integers and pointers.
+    Argument(u8),
+    /// The result.
+    Result,
 }
 
 /// A type without its names and qualifiers.
-struct DataType<'a> {
-    place: EntryLocation,
-    entry: DwarfEntry<'a>,
+#[derive(Clone)]
+pub(super) struct DataType<'a> {
+    pub(super) place: EntryLocation,
+    pub(super) entry: DwarfEntry<'a>,
+}
+
+/// An argument of a function.
+pub(super) struct FunctionParameter<'a> {
+    pub(super) name: Option<&'a str>,
+    pub(super) of: DataType<'a>,
+    /// DataLocation when the function begins; `None` if it is not known.
+    pub(super) at: Option<DataLocation>,
+    /// Place by the calling convention, if it is a number.
+    pub(super) place: Option<ArgumentPlace>,
 }
 
 impl<'a> DebugInfo<'a> {
@@ -66,31 +78,63 @@ impl<'a> DebugInfo<'a> {
     /// The way from a pointer, which is argument `argument` of a function, to the integer that members lead to. Arguments are counted as
     /// the calling convention counts integers.
     pub fn reach_in_argument(&self, function: Svma, argument: u8, members: &[&str]) -> Result<MemberPath, TypeError> {
-        let found = self.each_argument(function, &argument.to_string(), |_, place, of| match place {
-            ArgumentPlace::Integer(n, _) if n == argument => Some(of),
-            _ => None,
-        })?;
-        let of = found.ok_or(TypeError::NotDescribed { what: "an argument of this number" })?;
+        let of = self.argument(function, argument)?.of;
         self.reach_through(of, members)
     }
 
-    /// The place of an argument of a function by its name.
-    pub fn argument_named(&self, function: Svma, name: &str) -> Result<ArgumentPlace, TypeError> {
-        let mut has = Vec::new();
-        let found = self.each_argument(function, &format!("`{name}`"), |known, place, _| {
-            has.extend(known.map(str::to_owned));
-            (known == Some(name)).then_some(place)
-        })?;
-        found.ok_or(TypeError::NoArgument { name: name.to_owned(), has })
+    /// The place of an argument of a function by its name, and the names of its values if it is an enumeration.
+    pub fn argument_named(
+        &self,
+        function: Svma,
+        name: &str,
+    ) -> Result<(ArgumentPlace, Option<Enumerators>), TypeError> {
+        let found = self.parameter_named(function, name)?;
+        let no_integer = || TypeError::NoInteger { what: self.words(&found.of) };
+        let place = match found.place {
+            Some(place) => place,
+            None if found.at.is_none() => return Err(nowhere(format!("`{name}`"))),
+            None => return Err(no_integer()),
+        };
+        Ok((place, self.names_of(&found.of)))
     }
 
-    /// The arguments of a function that have names and are integers or pointers in registers, in their order. An argument that does not
-    /// follow the convention, and what comes behind it, is left out.
-    pub fn arguments(&self, function: Svma) -> Result<Vec<DescribedArgument>, TypeError> {
+    /// The integers that hold an argument or the result of a function, or the value that members lead to. `follow` says whether the value
+    /// of a pointer to a structure is the structure, in any language.
+    pub fn shown(
+        &self,
+        function: Svma,
+        of: DescribedValue<'_>,
+        members: &[&str],
+        follow: bool,
+    ) -> Result<DataShape, TypeError> {
+        let (of, at) = match of {
+            DescribedValue::Named(name) => {
+                let found = self.parameter_named(function, name)?;
+                (found.of, found.at.ok_or_else(|| nowhere(format!("`{name}`")))?)
+            }
+            DescribedValue::Argument(number) => {
+                (self.argument(function, number)?.of, DataLocation::register(WordOrigin::Argument(number)))
+            }
+            DescribedValue::Result => {
+                let of = self.result(function)?;
+                // a larger result is in other registers, or in memory
+                self.scalar(&of)?;
+                (of, DataLocation::register(WordOrigin::Result))
+            }
+        };
+        let (of, at) = self.walk(of, at, members)?;
+        self.shape(of, &at, follow, 0)
+    }
+
+    /// The arguments of a function that have names and are shown, in their order. An argument that does not follow the convention, and what
+    /// comes behind it, is left out. The value of a pointer to a structure is the structure.
+    pub fn arguments(&self, function: Svma) -> Result<Vec<(String, DataShape)>, TypeError> {
         let mut known = Vec::new();
-        let end = self.each_argument(function, "the first one", |name, place, of| {
-            if let (Some(name), ArgumentPlace::Integer(number @ 0..REGISTERS, scalar)) = (name, place) {
-                known.push(DescribedArgument { name: name.to_owned(), number, scalar, is_text: self.is_text(&of) });
+        let end = self.each_argument(function, "the first one", |parameter| {
+            if let (Some(name), Some(at)) = (parameter.name, &parameter.at)
+                && let Ok(shape) = self.shape(parameter.of, at, true, 0)
+            {
+                known.push((name.to_owned(), shape));
             }
             None::<()>
         });
@@ -100,8 +144,33 @@ impl<'a> DebugInfo<'a> {
         }
     }
 
+    /// The argument of a function with this number among the integers and pointers.
+    fn argument(&self, function: Svma, number: u8) -> Result<FunctionParameter<'a>, TypeError> {
+        let is_it = |parameter: &FunctionParameter<'a>| matches!(parameter.place, Some(ArgumentPlace::Integer(n, _)) if n == number);
+        let found = self.each_argument(function, &number.to_string(), |it| is_it(&it).then_some(it))?;
+        found.ok_or(TypeError::NotDescribed { what: "an argument of this number" })
+    }
+
+    /// The argument of a function with this name.
+    fn parameter_named(&self, function: Svma, name: &str) -> Result<FunctionParameter<'a>, TypeError> {
+        let mut has = Vec::new();
+        let found = self.each_argument(function, &format!("`{name}`"), |parameter| {
+            has.extend(parameter.name.map(str::to_owned));
+            (parameter.name == Some(name)).then_some(parameter)
+        })?;
+        found.ok_or(TypeError::NoArgument { name: name.to_owned(), has })
+    }
+
+    /// The type of a function's result.
+    fn result(&self, function: Svma) -> Result<DataType<'a>, TypeError> {
+        let missing = TypeError::NotDescribed { what: "what this function returns" };
+        let place = self.function_at(function).ok_or(missing.clone())?;
+        let entry = self.entry(place).ok_or(missing.clone())?;
+        self.type_of(place, &entry).and_then(|t| self.plain(t)).ok_or(missing)
+    }
+
     /// Whether a type is a pointer to characters.
-    fn is_text(&self, of: &DataType<'a>) -> bool {
+    pub(super) fn is_text(&self, of: &DataType<'a>) -> bool {
         let target = || self.plain(self.type_of(of.place, &of.entry)?);
         of.entry.tag() == dw::DW_TAG_pointer_type
             && target().is_some_and(|target| {
@@ -113,22 +182,24 @@ impl<'a> DebugInfo<'a> {
             })
     }
 
-    /// Visits the arguments of a function in order, with their names and places, until `visit` returns something. `wanted` is the
-    /// argument in messages.
+    /// Visits the arguments of a function in order, until `visit` returns something. `wanted` is the argument in messages.
     fn each_argument<T>(
         &self,
         function: Svma,
         wanted: &str,
-        mut visit: impl FnMut(Option<&str>, ArgumentPlace, DataType<'a>) -> Option<T>,
+        mut visit: impl FnMut(FunctionParameter<'a>) -> Option<T>,
     ) -> Result<Option<T>, TypeError> {
         let missing = TypeError::NotDescribed { what: "this function" };
         let place = self.function_at(function).ok_or(missing.clone())?;
         let entry = self.entry(place).ok_or(missing)?;
         let misplaced = |why| TypeError::Misplaced { argument: wanted.to_owned(), why };
         // only C, C++ and languages compatible with them follow the System V calling convention
-        let foreign = [dw::DW_LANG_Go, dw::DW_LANG_Rust, dw::DW_LANG_Swift, dw::DW_LANG_Haskell, dw::DW_LANG_OCaml];
-        if self.language(place).is_none_or(|language| foreign.contains(&language)) {
-            return Err(misplaced("its language has a calling convention of its own"));
+        let foreign = [dw::DW_LANG_Go, dw::DW_LANG_Swift, dw::DW_LANG_Haskell, dw::DW_LANG_OCaml];
+        match self.language(place) {
+            // the convention of Rust is not specified, so the locations alone count
+            Some(dw::DW_LANG_Rust) => return Ok(self.located_arguments(function, place).find_map(visit)),
+            Some(language) if !foreign.contains(&language) => {}
+            _ => return Err(misplaced("its language has a calling convention of its own")),
         }
         // a compiler that has removed arguments marks the function as one with a calling convention of its own
         if self.attribute(place, &entry, dw::DW_AT_calling_convention).is_some_and(|(_, v)| !is_normal(&v)) {
@@ -151,11 +222,10 @@ impl<'a> DebugInfo<'a> {
             let at = if self.is_float(&of) {
                 let number = floats;
                 floats = floats.saturating_add(1);
-                match self.bytes(&of) {
-                    Some(8) => ArgumentPlace::Float(number, FloatFormat::Double),
-                    Some(4) => ArgumentPlace::Float(number, FloatFormat::Single),
+                match self.float_format(&of) {
+                    Some(format) => ArgumentPlace::Float(number, format),
                     // It takes a register, and has a format that code cannot read.
-                    _ => continue,
+                    None => continue,
                 }
             } else if let Ok(scalar) = self.scalar(&of) {
                 integers = integers.saturating_add(1);
@@ -167,7 +237,12 @@ impl<'a> DebugInfo<'a> {
                 ArgumentPlace::Integer(n, _) => n >= REGISTERS && floats > 0,
                 ArgumentPlace::Float(n, _) => n >= Float::ARGS_MAX,
             };
-            let found = visit(self.name(place, &parameter), at, of);
+            let location = match at {
+                ArgumentPlace::Integer(n, _) => Some(DataLocation::register(WordOrigin::Argument(n))),
+                ArgumentPlace::Float(..) => None,
+            };
+            let name = self.name(place, &parameter);
+            let found = visit(FunctionParameter { name, of, at: location, place: Some(at) });
             if found.is_some() {
                 return if in_memory { Err(misplaced("floating-point arguments lie before it")) } else { Ok(found) };
             }
@@ -175,13 +250,30 @@ impl<'a> DebugInfo<'a> {
         Ok(None)
     }
 
+    /// The arguments of a function at their locations when the function begins. One without a type is left out.
+    fn located_arguments(&self, function: Svma, place: EntryLocation) -> impl Iterator<Item = FunctionParameter<'a>> {
+        let parameters = self.children(place).into_iter();
+        parameters.filter(|(_, entry)| entry.tag() == dw::DW_TAG_formal_parameter).filter_map(move |(place, entry)| {
+            let of = self.type_of(place, &entry).and_then(|t| self.plain(t))?;
+            let (at, float) = match self.location_at(place, &entry, function) {
+                Some(Located::At(at)) => (Some(at), None),
+                Some(Located::Float(register)) => (None, Some(register)),
+                None => (None, None),
+            };
+            let integer = || {
+                let number = at.as_ref().and_then(DataLocation::whole_argument)?;
+                Some(ArgumentPlace::Integer(number, self.scalar(&of).ok()?))
+            };
+            let float = float.filter(|_| self.is_float(&of));
+            let float = || Some(ArgumentPlace::Float(float?, self.float_format(&of)?));
+            let number = integer().or_else(float);
+            Some(FunctionParameter { name: self.name(place, &entry), of, at, place: number })
+        })
+    }
+
     /// The way from a pointer that a function returns to the integer that members lead to.
     pub fn reach_in_result(&self, function: Svma, members: &[&str]) -> Result<MemberPath, TypeError> {
-        let missing = TypeError::NotDescribed { what: "what this function returns" };
-        let place = self.function_at(function).ok_or(missing.clone())?;
-        let entry = self.entry(place).ok_or(missing.clone())?;
-        let of = self.type_of(place, &entry).and_then(|t| self.plain(t)).ok_or(missing)?;
-        self.reach_through(of, members)
+        self.reach_through(self.result(function)?, members)
     }
 
     /// The way from the value of a pointer to the integer that members lead to.
@@ -196,34 +288,54 @@ impl<'a> DebugInfo<'a> {
 
     fn reach(&self, of: EntryLocation, members: &[&str]) -> Result<MemberPath, TypeError> {
         let unknown = TypeError::NotDescribed { what: "its type" };
-        let (mut pointers, mut offset) = (Vec::new(), 0i64);
-        let mut of = self.plain(of).ok_or(unknown.clone())?;
+        let of = self.plain(of).ok_or(unknown.clone())?;
+        // the origin does not matter: all is in memory
+        let (of, at) = self.walk(of, DataLocation::memory(WordOrigin::Result), members)?;
+        let scalar = self.scalar(&of)?;
+        let (pointers, offset) = at.in_memory().ok_or(unknown)?;
+        Ok(MemberPath { pointers, offset, scalar, names: self.names_of(&of) })
+    }
+
+    /// The value that members lead to, through pointers, from a value of a type.
+    fn walk(
+        &self,
+        mut of: DataType<'a>,
+        mut at: DataLocation,
+        members: &[&str],
+    ) -> Result<(DataType<'a>, DataLocation), TypeError> {
+        let unknown = TypeError::NotDescribed { what: "its type" };
+        let mut pointers = 0;
         for member in members {
             while self.is_pointer(&of) {
-                if pointers.len() >= STEPS_MAX as usize {
+                pointers += 1;
+                if pointers > STEPS_MAX {
                     return Err(unknown);
                 }
-                pointers.push(std::mem::take(&mut offset));
-                let target = self.type_of(of.place, &of.entry).and_then(|t| self.plain(t));
-                of = target.ok_or(TypeError::NotDescribed { what: "what the pointer leads to" })?;
+                at = at.behind().ok_or_else(scattered)?;
+                of = self.target(&of).ok_or(TypeError::NotDescribed { what: "what the pointer leads to" })?;
             }
             if !is_structure(of.entry.tag()) {
                 return Err(TypeError::NoStructure { member: (*member).to_owned(), of: self.words(&of) });
             }
             let of_structure = self.definition(of)?;
             let mut has = Vec::new();
-            let Some((at, inner)) = self.member(&of_structure, member, &mut has, 0)? else {
+            let Some((by, inner)) = self.member(&of_structure, member, &mut has, 0)? else {
                 let (member, of) = ((*member).to_owned(), self.words(&of_structure));
                 return Err(TypeError::NoMember { member, of, has });
             };
-            offset = offset.wrapping_add(at);
+            at = at.moved(by).ok_or_else(scattered)?;
             of = self.plain(inner).ok_or(unknown.clone())?;
         }
-        Ok(MemberPath { pointers, offset, scalar: self.scalar(&of)? })
+        Ok((of, at))
+    }
+
+    /// The type to which a pointer leads.
+    pub(super) fn target(&self, pointer: &DataType<'a>) -> Option<DataType<'a>> {
+        self.plain(self.type_of(pointer.place, &pointer.entry)?)
     }
 
     /// A type without typedefs and qualifiers.
-    fn plain(&self, mut place: EntryLocation) -> Option<DataType<'a>> {
+    pub(super) fn plain(&self, mut place: EntryLocation) -> Option<DataType<'a>> {
         for _ in 0..STEPS_MAX {
             let entry = self.entry(place)?;
             match entry.tag() {
@@ -239,7 +351,7 @@ impl<'a> DebugInfo<'a> {
     }
 
     /// The definition of a structure that one unit only declares.
-    fn definition(&self, of: DataType<'a>) -> Result<DataType<'a>, TypeError> {
+    pub(super) fn definition(&self, of: DataType<'a>) -> Result<DataType<'a>, TypeError> {
         if of.entry.attr(dw::DW_AT_declaration).is_none() {
             return Ok(of);
         }
@@ -267,7 +379,7 @@ impl<'a> DebugInfo<'a> {
 
     /// A member of a structure, of its bases or of its anonymous members: the offset in bytes from the beginning of the structure, and the
     /// type.
-    fn member(
+    pub(super) fn member(
         &self,
         of: &DataType<'a>,
         wanted: &str,
@@ -308,22 +420,30 @@ impl<'a> DebugInfo<'a> {
         Ok(None)
     }
 
-    fn is_pointer(&self, of: &DataType<'a>) -> bool {
+    pub(super) fn is_pointer(&self, of: &DataType<'a>) -> bool {
         matches!(of.entry.tag(), dw::DW_TAG_pointer_type | dw::DW_TAG_reference_type | dw::DW_TAG_rvalue_reference_type)
     }
 
-    fn is_float(&self, of: &DataType<'a>) -> bool {
+    pub(super) fn is_float(&self, of: &DataType<'a>) -> bool {
         of.entry.tag() == dw::DW_TAG_base_type
             && encoding(&of.entry) == Some(dw::DW_ATE_float)
             && self.bytes(of).is_some_and(|bytes| bytes <= FLOAT_MAX)
     }
 
-    fn bytes(&self, of: &DataType<'a>) -> Option<u64> {
+    fn float_format(&self, of: &DataType<'a>) -> Option<FloatFormat> {
+        match self.bytes(of) {
+            Some(8) => Some(FloatFormat::Double),
+            Some(4) => Some(FloatFormat::Single),
+            _ => None,
+        }
+    }
+
+    pub(super) fn bytes(&self, of: &DataType<'a>) -> Option<u64> {
         of.entry.attr_value(dw::DW_AT_byte_size).and_then(|v| v.udata_value())
     }
 
     /// The integer type that `of` denotes; an error if `of` is no integer.
-    fn scalar(&self, of: &DataType<'a>) -> Result<Scalar, TypeError> {
+    pub(super) fn scalar(&self, of: &DataType<'a>) -> Result<Scalar, TypeError> {
         let no_integer = || TypeError::NoInteger { what: self.words(of) };
         if self.is_pointer(of) {
             return Ok(Scalar::POINTER);
@@ -348,7 +468,7 @@ impl<'a> DebugInfo<'a> {
     }
 
     /// A type in words.
-    fn words(&self, of: &DataType<'a>) -> String {
+    pub(super) fn words(&self, of: &DataType<'a>) -> String {
         let name = self.name(of.place, &of.entry);
         match (of.entry.tag(), name) {
             (dw::DW_TAG_array_type, _) => "an array".to_owned(),
@@ -361,6 +481,17 @@ impl<'a> DebugInfo<'a> {
             (..) => "something else".to_owned(),
         }
     }
+}
+
+/// The error for a value of which a part is not known.
+pub(super) fn scattered() -> TypeError {
+    TypeError::NotDescribed { what: "where all of it is when the function begins" }
+}
+
+/// The error for an argument whose location is not known.
+fn nowhere(argument: String) -> TypeError {
+    let why = "the debugging information does not say where it is when the function begins";
+    TypeError::Misplaced { argument, why }
 }
 
 fn is_normal(convention: &DwarfValue<'_>) -> bool {
@@ -378,12 +509,12 @@ fn encoding(entry: &DwarfEntry<'_>) -> Option<dw::DwAte> {
     }
 }
 
-fn is_structure(tag: dw::DwTag) -> bool {
+pub(super) fn is_structure(tag: dw::DwTag) -> bool {
     matches!(tag, dw::DW_TAG_structure_type | dw::DW_TAG_class_type | dw::DW_TAG_union_type)
 }
 
 /// Offset of a member from the beginning of its structure, in bytes. Members of unions have no such attribute.
-fn offset(entry: &DwarfEntry<'_>) -> Option<i64> {
+pub(super) fn offset(entry: &DwarfEntry<'_>) -> Option<i64> {
     match entry.attr_value(dw::DW_AT_data_member_location) {
         None => Some(0),
         Some(value) => value.udata_value().and_then(|at| i64::try_from(at).ok()),

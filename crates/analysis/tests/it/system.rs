@@ -37,7 +37,7 @@ fn find<'a>(image: &'a AnalysedImage, name: &str) -> &'a Function {
 /// Compiles a program; `None` without a compiler.
 pub fn compile(source: &str, compiler: &str, arguments: &[&str]) -> Option<(tempfile::TempDir, PathBuf)> {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join(if compiler == "g++" { "a.cc" } else { "a.c" });
+    let file = dir.path().join(if compiler.contains("++") { "a.cc" } else { "a.c" });
     std::fs::write(&file, source).unwrap();
     let program = dir.path().join("a.out");
     let status = Command::new(compiler).args(arguments).arg("-o").arg(&program).arg(&file).status();

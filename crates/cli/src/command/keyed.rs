@@ -9,7 +9,7 @@ use crate::args;
 use crate::conn::RequestTarget;
 use crate::exit::Stop;
 use crate::measure::{self, CommandContext, MeasurementPlan, MeasurementView, TargetMeasurement};
-use crate::objects::keyed::{KeyText, KeyedObject};
+use crate::objects::keyed::{KeyText, KeyedObject, key_for_people};
 use crate::objects::{Object, RecordedFunction};
 use crate::output::number::{grouped, plural, short, time};
 use crate::output::table::{Cell, TextTable};
@@ -151,11 +151,13 @@ impl KeyedView {
         let mut objects: Vec<Object> = Vec::new();
         for row in self.rows(sites, most) {
             let keys = row.key.map(|key| (self.expr.clone(), KeyText::from(key))).into_iter();
+            let names = row.key.and_then(|key| Some((self.expr.clone(), key.enumerator.clone()?))).into_iter();
             let calls = self.calls(&row);
             objects.push(Object::Keyed(KeyedObject {
                 id: row.id(),
                 condition: self.condition.clone(),
                 keys: keys.collect(),
+                names: names.collect(),
                 value: row.value,
                 others: row.key.is_none() && !self.expr.is_empty(),
                 calls,
@@ -216,7 +218,7 @@ impl KeyedView {
             let RecordedFunction { host, pid, function, .. } = row.id();
             let pid = if sites.len() > 1 { pid.to_string() } else { String::new() };
             let key = match row.key {
-                Some(key) => KeyText::from(key).to_string(),
+                Some(key) => key_for_people(key),
                 None if self.expr.is_empty() => String::new(),
                 None => "others".to_owned(),
             };

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use ingraft_api::{
-    CallNumbers, EnableRequest, Kind, ModulePlace, PrintOptions, PrintedCall, PrintedSite, PrintedValue,
+    CallNumbers, EnableRequest, Kind, ModulePlace, PrintOptions, PrintedCall, PrintedColumn, PrintedSite, PrintedValue,
 };
-use ingraft_model::{Capacity, ColumnContent, Offset, RecordColumn};
+use ingraft_model::{Capacity, ColumnContent, Offset};
 
 use super::expression::{ExpressionMetric, with_names};
 use crate::args::PrintArgs;
@@ -22,6 +22,8 @@ use crate::output::{self, DIM, HEADING, Output};
 const INTERVAL: Duration = Duration::from_millis(100);
 /// Time after which a measurement by a daemon ends if no other is given.
 const EXPIRY: Duration = Duration::from_secs(3600);
+/// Name of the result among the names of enumerators.
+const RESULT: &str = "$return";
 /// Name of the metric that the command defines.
 const METRIC: &str = "calls printed";
 
@@ -171,42 +173,41 @@ struct NamedCall<'a> {
     /// The values that were asked for, by their expressions.
     values: Vec<(&'a str, &'a PrintedValue)>,
     caller: Option<String>,
-    result: Option<i64>,
+    result: Option<&'a PrintedValue>,
     elapsed_ns: Option<i64>,
 }
 
 impl<'a> NamedCall<'a> {
     fn new(exprs: &'a [String], of: &'a PrintedSite, call: &'a PrintedCall) -> Self {
         // Values that were not asked for are behind those that were: the caller, and the result and the time.
-        let is_caller = |column: &RecordColumn| column.content == ColumnContent::Caller;
+        let is_caller = |column: &PrintedColumn| column.content == ColumnContent::Caller;
         let asked = of.columns.iter().rposition(is_caller).unwrap_or(of.columns.len());
         // An expression may stand for several values.
         let own_names = exprs.len() == asked;
-        let name = |(n, column): (usize, &'a RecordColumn)| {
+        let name = |(n, column): (usize, &'a PrintedColumn)| {
             exprs.get(n).filter(|_| own_names).map_or(column.name.as_str(), String::as_str)
         };
         let names = of.columns.iter().take(asked).enumerate().map(name);
         let values = names.zip(&call.values).collect();
         let own = || of.columns.iter().zip(&call.values).skip(asked);
-        let number = |content| {
-            own().find_map(|(column, value)| match value {
-                PrintedValue::Number(number) if column.content == content => Some(*number),
-                _ => None,
-            })
-        };
+        let find = |content| own().find(|(column, _)| column.content == content).map(|(_, value)| value);
         let caller = own().find_map(|(_, value)| match value {
             PrintedValue::Caller(address, place) => Some(place_name(*address, place.as_deref())),
             _ => None,
         });
-        let (result, elapsed_ns) = (number(ColumnContent::Return), number(ColumnContent::Elapsed));
+        let (result, elapsed_ns) = (find(ColumnContent::Return), find(ColumnContent::Elapsed).and_then(as_number));
         NamedCall { of, call, values, caller, result, elapsed_ns }
     }
 
     fn object(self, site: &TargetMeasurement) -> CallObject {
-        let is_cut = |value: &PrintedValue| matches!(value, PrintedValue::Text { cut: true, .. });
         let cut = self.values.iter().filter(|(_, value)| is_cut(value)).map(|(expr, _)| (*expr).to_owned()).collect();
         let values: BTreeMap<String, CallValue> =
-            self.values.into_iter().map(|(expr, value)| (expr.to_owned(), recorded(value))).collect();
+            self.values.iter().map(|(expr, value)| ((*expr).to_owned(), recorded_whole(value))).collect();
+        let all = self.values.into_iter().chain(self.result.map(|result| (RESULT, result)));
+        let names = all.filter_map(|(expr, value)| match value {
+            PrintedValue::Enumerator(_, name) => Some((expr.to_owned(), name.clone())),
+            _ => None,
+        });
         CallObject {
             host: site.host(),
             pid: site.pid(),
@@ -214,8 +215,9 @@ impl<'a> NamedCall<'a> {
             time_ns: self.call.time_ns,
             module: self.of.function.module.clone(),
             function: self.of.function.function.clone(),
+            names: names.collect(),
             values,
-            result: self.result,
+            result: self.result.and_then(as_number),
             elapsed_ns: self.elapsed_ns,
             caller: self.caller,
             cut,
@@ -233,7 +235,7 @@ impl<'a> NamedCall<'a> {
             line += &format!(" {expr}={}", shown(value));
         }
         if let Some(result) = self.result {
-            line += &format!(" = {}", number(result));
+            line += &format!(" = {}", shown(result));
         }
         if let Some(elapsed) = self.elapsed_ns {
             line += &format!(" {}", time(elapsed as f64));
@@ -254,8 +256,39 @@ fn place_name(address: u64, place: Option<&ModulePlace>) -> String {
     }
 }
 
+/// Whether a text, or one in a variant, goes on behind what was read.
+fn is_cut(value: &PrintedValue) -> bool {
+    match value {
+        PrintedValue::Text { cut, .. } => *cut,
+        PrintedValue::Variant { value: Some(value), .. } => is_cut(value),
+        _ => false,
+    }
+}
+
+/// The number that a value is.
+const fn as_number(value: &PrintedValue) -> Option<i64> {
+    match value {
+        PrintedValue::Number(number) | PrintedValue::Enumerator(number, _) => Some(*number),
+        _ => None,
+    }
+}
+
+/// A value for scripts. An enumerator is a number, as it is without a name; its name is beside it.
+fn recorded_whole(value: &PrintedValue) -> CallValue {
+    as_number(value).map_or_else(|| recorded(value), CallValue::Number)
+}
+
 fn recorded(value: &PrintedValue) -> CallValue {
     match value {
+        PrintedValue::Enumerator(number, name) => CallValue::Enumerator { number: *number, name: name.clone() },
+        PrintedValue::List(length, elements) => {
+            let elements = (*length == 0 || !elements.is_empty()).then(|| elements.clone());
+            CallValue::List { length: *length, elements }
+        }
+        PrintedValue::Variant { name, value, .. } => {
+            let value = value.as_deref().map(|value| Box::new(recorded(value)));
+            CallValue::Variant { variant: name.clone(), value }
+        }
         PrintedValue::Number(number) => CallValue::Number(*number),
         PrintedValue::Text { bytes, .. } => CallValue::Text(String::from_utf8_lossy(bytes).into_owned()),
         PrintedValue::Unreadable => CallValue::Unreadable,
@@ -266,6 +299,10 @@ fn recorded(value: &PrintedValue) -> CallValue {
 /// A value for people.
 fn shown(value: &PrintedValue) -> String {
     match value {
+        PrintedValue::Enumerator(_, name) => name.clone(),
+        PrintedValue::List(length, elements) => list(*length, elements),
+        PrintedValue::Variant { name, value: Some(value), .. } => format!("{name}({})", shown(value)),
+        PrintedValue::Variant { name, value: None, hidden } => format!("{name}{}", if *hidden { "(…)" } else { "" }),
         PrintedValue::Number(value) => number(*value),
         PrintedValue::Text { bytes, cut } => {
             let more = if *cut { "…" } else { "" };
@@ -274,6 +311,16 @@ fn shown(value: &PrintedValue) -> String {
         PrintedValue::Unreadable => "unreadable".to_owned(),
         PrintedValue::Caller(address, place) => place_name(*address, place.as_deref()),
     }
+}
+
+/// A list for people: the number of elements, and those that were read.
+fn list(length: u64, elements: &[i64]) -> String {
+    if elements.is_empty() {
+        return format!("[len={length}]");
+    }
+    let more = if length > elements.len() as u64 { format!(", … len={length}") } else { String::new() };
+    let elements: Vec<String> = elements.iter().map(|element| number(*element)).collect();
+    format!("[{}{more}]", elements.join(", "))
 }
 
 /// A number for people: large ones are rather addresses or sets of bits.
@@ -321,7 +368,7 @@ mod tests {
     #[test]
     fn lines_tell_values_and_results() {
         let exprs = ["$arg[0]".to_owned(), "str($arg[1])".to_owned(), "str($arg[2])".to_owned()];
-        let column = |content| RecordColumn { name: String::new(), content };
+        let column = |content| PrintedColumn { name: String::new(), content };
         let contents = [
             ColumnContent::Number,
             ColumnContent::Text,
@@ -352,6 +399,49 @@ mod tests {
         "#]]
         .assert_eq(&anstream::adapter::strip_str(&line).to_string());
         assert_eq!(place_name(0x7f00, None), "0x7f00");
+    }
+
+    #[test]
+    fn values_are_shown_by_their_types() {
+        let text = |bytes: &[u8], cut| PrintedValue::Text { bytes: bytes.to_vec(), cut };
+        let variant = |name: &str, value: Option<PrintedValue>, hidden| PrintedValue::Variant {
+            name: name.to_owned(),
+            value: value.map(Box::new),
+            hidden,
+        };
+        let enumerator = PrintedValue::Enumerator(1, "READY".to_owned());
+        let all = [
+            enumerator.clone(),
+            PrintedValue::Number(17),
+            PrintedValue::List(3, vec![1, -2, 1 << 40]),
+            PrintedValue::List(100, vec![7]),
+            PrintedValue::List(12, Vec::new()),
+            PrintedValue::List(0, Vec::new()),
+            variant("None", None, false),
+            variant("Some", Some(text(b"a\"b", true)), false),
+            variant("Some", Some(variant("Ok", Some(enumerator), false)), false),
+            variant("Some", Some(PrintedValue::Unreadable), false),
+            variant("Move", None, true),
+        ];
+        let line = |value: &PrintedValue| {
+            let json = serde_json::to_string(&recorded_whole(value)).expect("JSON");
+            format!("{}   {json}{}\n", shown(value), if is_cut(value) { " cut" } else { "" })
+        };
+        let lines: String = all.iter().map(line).collect();
+        expect![[r#"
+            READY   1
+            17   17
+            [1, -2, 0x10000000000]   {"length":3,"elements":[1,-2,1099511627776]}
+            [7, … len=100]   {"length":100,"elements":[7]}
+            [len=12]   {"length":12}
+            [len=0]   {"length":0,"elements":[]}
+            None   {"variant":"None"}
+            Some("a\"b"…)   {"variant":"Some","value":"a\"b"} cut
+            Some(Ok(READY))   {"variant":"Some","value":{"variant":"Ok","value":{"number":1,"name":"READY"}}}
+            Some(unreadable)   {"variant":"Some","value":null}
+            Move(…)   {"variant":"Move"}
+        "#]]
+        .assert_eq(&lines);
     }
 
     #[test]

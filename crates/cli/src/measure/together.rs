@@ -165,7 +165,7 @@ impl<'a> KeyIdentity<'a> {
 
 /// Adds up values by key over several processes. A key with a name has no number in the result.
 fn combine_keys<'a>(all: impl Iterator<Item = &'a Keys>) -> Option<Keys> {
-    let mut sums: BTreeMap<KeyIdentity<'_>, i64> = BTreeMap::new();
+    let mut sums: BTreeMap<KeyIdentity<'_>, (i64, Option<&str>)> = BTreeMap::new();
     let mut together: Option<Keys> = None;
     for keys in all {
         let together = together.get_or_insert_default();
@@ -173,7 +173,11 @@ fn combine_keys<'a>(all: impl Iterator<Item = &'a Keys>) -> Option<Keys> {
         together.unlisted = together.unlisted.saturating_add(keys.unlisted);
         for key in &keys.values {
             let sum = match KeyIdentity::of(key) {
-                Some(identity) => sums.entry(identity).or_default(),
+                Some(identity) => {
+                    let (sum, enumerator) = sums.entry(identity).or_default();
+                    *enumerator = enumerator.or(key.enumerator.as_deref());
+                    sum
+                }
                 None => &mut together.others,
             };
             *sum = sum.saturating_add(key.value);
@@ -182,9 +186,11 @@ fn combine_keys<'a>(all: impl Iterator<Item = &'a Keys>) -> Option<Keys> {
     let mut together = together?;
     together.values = sums
         .into_iter()
-        .map(|(identity, value)| match identity {
+        .map(|(identity, (value, enumerator))| match identity {
             KeyIdentity::Name(name) => KeyValue { name: Some(name.to_owned()), value, ..KeyValue::default() },
-            KeyIdentity::Number(key) => KeyValue { key, value, ..KeyValue::default() },
+            KeyIdentity::Number(key) => {
+                KeyValue { key, value, enumerator: enumerator.map(str::to_owned), ..KeyValue::default() }
+            }
         })
         .collect();
     together.values.sort_by_key(|key| std::cmp::Reverse(key.value));

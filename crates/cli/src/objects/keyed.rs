@@ -37,6 +37,11 @@ impl fmt::Display for KeyText {
     }
 }
 
+/// A key for people: the name of an enumerator, or the key as what it is.
+pub(crate) fn key_for_people(key: &KeyValue) -> String {
+    key.enumerator.clone().unwrap_or_else(|| KeyText::from(key).to_string())
+}
+
 /// The value of one key, or of all others together.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct KeyedObject {
@@ -47,6 +52,9 @@ pub(crate) struct KeyedObject {
     pub(crate) condition: Option<String>,
     /// The key by its expression; empty if there are no keys, and for the others.
     pub(crate) keys: BTreeMap<String, KeyText>,
+    /// Name of the enumerator that the key is, by its expression; left out if the key is none.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) names: BTreeMap<String, String>,
     /// The number of calls, or the sum.
     pub(crate) value: i64,
     /// Whether the value is that of all keys that have no record.

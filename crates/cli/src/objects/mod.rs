@@ -500,7 +500,7 @@ pub(crate) struct KeyedValue {
     /// Key in hexadecimal, as not every JSON reader has numbers of 64 bits. Null if the values of several processes are combined and the
     /// key has a name.
     pub(crate) key: Option<String>,
-    /// Name of the variable whose address is the key; null if there is none.
+    /// Name of the variable whose address is the key, or of the enumerator that the key is; null if there is none.
     pub(crate) name: Option<String>,
     pub(crate) value: i64,
     /// State of the synchronisation object at this address.
@@ -513,7 +513,7 @@ impl KeyedValues {
     pub(crate) fn new(keys: &ingraft_api::Keys, together: bool) -> Self {
         let each = |v: &ingraft_api::KeyValue| KeyedValue {
             key: (!together || v.name.is_none()).then(|| format!("{:#x}", v.key)),
-            name: v.name.clone(),
+            name: v.name.clone().or_else(|| v.enumerator.clone()),
             value: v.value,
             object: v.object.map(Into::into),
         };

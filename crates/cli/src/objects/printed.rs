@@ -14,7 +14,30 @@ pub(crate) enum CallValue {
     Number(i64),
     /// A text. Bytes that are no UTF-8 are replaced.
     Text(String),
-    /// A text that could not be read.
+    /// A list.
+    List {
+        /// Number of elements.
+        length: u64,
+        /// The first elements that were read; left out if they are no integers.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        elements: Option<Vec<i64>>,
+    },
+    /// A variant.
+    Variant {
+        /// The name.
+        variant: String,
+        /// The data; left out if there is none, or if it is not shown.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        value: Option<Box<CallValue>>,
+    },
+    /// An enumerator inside of a variant.
+    Enumerator {
+        /// The number.
+        number: i64,
+        /// The name.
+        name: String,
+    },
+    /// A value that could not be read.
     Unreadable,
 }
 
@@ -32,6 +55,9 @@ pub(crate) struct CallObject {
     pub(crate) function: String,
     /// The values by their expressions.
     pub(crate) values: BTreeMap<String, CallValue>,
+    /// The names of values that are enumerators, by their expressions; that of the result is `$return`. Left out if there are none.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) names: BTreeMap<String, String>,
     /// Result of the call; null with `--entry`.
     #[serde(rename = "return")]
     pub(crate) result: Option<i64>,

@@ -28,9 +28,9 @@ pub(crate) fn render(keys: &Keys, together: bool, amount: impl Fn(i64) -> String
         cells.push(Cell::styled(key, DIM));
         table.row(cells);
     };
-    for KeyValue { key, name, value, object, place: _ } in shown {
+    for KeyValue { key, name, enumerator, value, object, place: _ } in shown {
         let key = if together && name.is_some() { String::new() } else { format!("{key:#x}") };
-        row(*value, name.as_deref().unwrap_or_default(), *object, &key);
+        row(*value, name.as_ref().or(enumerator.as_ref()).map_or("", String::as_str), *object, &key);
     }
     let rest = beyond.iter().fold(keys.others, |sum, v| sum.wrapping_add(v.value));
     if rest != 0 {
@@ -72,7 +72,7 @@ mod tests {
             name: Some(name.to_owned()).filter(|name| !name.is_empty()),
             value,
             object: Some(ObjectState { kind: ObjectKind::Mutex, retired }),
-            place: None,
+            ..KeyValue::default()
         };
         let keys = Keys { values: vec![one(0x10, "lock", 1, false), one(0x20, "", 0, true)], others: 0, unlisted: 7 };
         let plain = anstream::adapter::strip_str(&render(&keys, false, |v| v.to_string(), None)).to_string();

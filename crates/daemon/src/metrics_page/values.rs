@@ -34,7 +34,13 @@ pub fn series(family: &FamilyName, labels: Labels<'_>, value: &Value) -> PairSer
             for key in &keys.values {
                 // The number alone tells a key from the others; a name may become known later, and several keys may have one.
                 let number = format!("{:#x}", key.key);
-                let name = key.name.as_deref().filter(|name| !name.is_empty()).map(|name| ("name", name));
+                let name = key
+                    .name
+                    .as_ref()
+                    .or(key.enumerator.as_ref())
+                    .map(String::as_str)
+                    .filter(|name| !name.is_empty())
+                    .map(|name| ("name", name));
                 let labels = [labels, &[("key", number.as_str())], name.as_slice()].concat();
                 out.own.add(&family.name, &labels, &decimal(key.value.into(), family.digits));
             }

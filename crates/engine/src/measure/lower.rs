@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ingraft_codegen::{Cost, Environment, MiniRequest, Readable, generic_site};
 use ingraft_mdl::{
     Evaluated, Evaluator, IntegerPath, Library, Parameter, ProgramFacts, ProgramVariable, Unresolved, VariableLocation,
-    codes,
+    WithNames, codes,
 };
 use ingraft_model::{
     Avma, Bias, Called, CpuClock, DataArea, EdgeKind, Flavor, Focus, FunctionId, Insertion, LoopEdges, ModuleId,
@@ -107,6 +107,7 @@ impl ProgramFacts for Generic {
             at: VariableLocation::Lasting(VARIABLE),
             access: IntegerPath { pointers, offset: 0, scalar: Scalar::INT },
             described: true,
+            names: None,
         })
     }
     fn callees(&self, _: FunctionId) -> Result<Vec<FunctionId>, Unresolved> {
@@ -125,9 +126,9 @@ impl ProgramFacts for Generic {
         let (enter, again, exit) = (Ok(edge(0, 0x10)), edge(0x10, 0x10), Ok(edge(0x10, 0x20)));
         Ok([LoopEdges { header: Offset(0x10), enter, exit, again }].into())
     }
-    fn member(&self, _: FunctionId, _: Parameter, members: &[&str]) -> Result<IntegerPath, Unresolved> {
+    fn member(&self, _: FunctionId, _: Parameter, members: &[&str]) -> Result<WithNames<IntegerPath>, Unresolved> {
         let pointers = vec![0; members.len().saturating_sub(1)];
-        Ok(IntegerPath { pointers, offset: 0, scalar: Scalar::INT })
+        Ok((IntegerPath { pointers, offset: 0, scalar: Scalar::INT }, None))
     }
 }
 

@@ -8,3 +8,4 @@ pub(crate) mod lower;
 pub(crate) mod request;
 pub(crate) mod resolution;
 mod source_lines;
+mod value_names;

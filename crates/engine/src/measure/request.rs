@@ -15,6 +15,7 @@ use crate::error::{Error, Reason};
 use crate::measure::calls;
 use crate::measure::foci;
 use crate::measure::source_lines;
+use crate::measure::value_names;
 use crate::names::some_of;
 use crate::program::images::ImageStore;
 use crate::program::labels;
@@ -337,6 +338,7 @@ pub fn of_metrics(
         }
     }
     if diagnostics.is_empty() {
+        value_names::name_registers(modules, &mut wanted);
         return Ok(wanted);
     }
     let mut error = Error::mdl(diagnostics);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ingraft_model::layout::COUNTERS;
 use ingraft_model::{
     Clock, FunctionId, IndexNames, Instrumentation, MetricInfo, ModuleId, PointKind, Refusal, Shape, Stmt, Tid,
-    ValueUnit, Variable, VariableKind,
+    ValueNames, ValueUnit, Variable, VariableKind,
 };
 use rustc_hash::FxHashSet;
 
@@ -66,6 +66,8 @@ pub struct Pair {
     pub object: Option<u64>,
     /// Names of the indices of a vector; `None` if they are not known.
     pub index_names: Option<IndexNames>,
+    /// Names of the values of keys.
+    pub key_names: ValueNames,
     /// Counters of the hits of the pair's snippets.
     pub meters: Meters,
     /// Orders in which evaluations have numbered the pair's variables, the first one included. Empty as long as all orders are equal.
@@ -84,6 +86,7 @@ impl Pair {
             thread: instrumentation.thread,
             object: instrumentation.object,
             index_names: instrumentation.index_names,
+            key_names: instrumentation.key_names,
             ..Pair::holding(instrumentation.metric, instrumentation.variables, counters)
         }
     }
@@ -105,6 +108,7 @@ impl Pair {
             thread: None,
             object: None,
             index_names: None,
+            key_names: ValueNames::None,
             meters: Meters::default(),
             numberings: Vec::new(),
             group: None,

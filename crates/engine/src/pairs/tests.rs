@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ingraft_model::{
     Aggregate, Expr, FunctionId, Insertion, Instrumentation, MetricInfo, ModuleId, Order, Parts, PointKind, Role,
-    Shape, Snippet, Stmt, Style, Svma, UnitsType, ValueUnit, Variable, VariableId, VariableKind,
+    Shape, Snippet, Stmt, Style, Svma, UnitsType, ValueNames, ValueUnit, Variable, VariableId, VariableKind,
 };
 use rustc_hash::FxHashSet;
 
@@ -45,6 +45,7 @@ pub fn instrumentation(variables: Vec<Variable>) -> Instrumentation {
         thread: None,
         object: None,
         index_names: None,
+        key_names: ValueNames::None,
         apart: false,
         in_place: false,
         records: [].into(),

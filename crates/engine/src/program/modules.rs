@@ -9,11 +9,13 @@ use ingraft_analysis::{
     AnalysedImage, AsyncUnwinder, AsyncUnwinding, Elf, FrameTable, Function, FunctionKind, GoroutineLayout, Linkage,
     Segment, TypeError,
 };
-use ingraft_mdl::{IntegerPath, NamedArgument, NamedParameter, Parameter, ProgramFacts, ProgramVariable, Unresolved};
+use ingraft_mdl::{
+    DescribedData, IntegerPath, NamedArgument, Parameter, ProgramFacts, ProgramVariable, Unresolved, WithNames,
+};
 use ingraft_model::machine::{ENDBR_LEN, PAGE};
 use ingraft_model::{
-    Avma, AvmaRange, Bias, Block, EdgeKind, Focus, FunctionId, LoopEdges, ModuleId, Offset, PartName, Pid, PointId,
-    Svma, SvmaRange, ThreadIdentity,
+    Avma, AvmaRange, Bias, Block, DataShape, EdgeKind, Focus, FunctionId, LoopEdges, ModuleId, Offset, PartName, Pid,
+    PointId, Svma, SvmaRange, ThreadIdentity,
 };
 use ingraft_process::{AT_BASE, AT_ENTRY, MappedFile, Mapping, ProcessError, Target};
 use rustc_hash::FxHashMap;
@@ -937,16 +939,26 @@ impl ProgramFacts for Modules {
         variables::callees(self, function)
     }
 
-    fn arguments(&self, function: FunctionId) -> Result<Vec<NamedParameter>, Unresolved> {
+    fn arguments(&self, function: FunctionId) -> Result<Vec<(String, DataShape)>, Unresolved> {
         variables::arguments(self, function)
     }
 
-    fn argument(&self, function: FunctionId, name: &str) -> Result<NamedArgument, Unresolved> {
+    fn argument(&self, function: FunctionId, name: &str) -> Result<WithNames<NamedArgument>, Unresolved> {
         variables::argument(self, function, name)
     }
 
-    fn member(&self, function: FunctionId, of: Parameter, members: &[&str]) -> Result<IntegerPath, Unresolved> {
-        variables::member(self, function, of, members)
+    fn member(&self, f: FunctionId, of: Parameter, members: &[&str]) -> Result<WithNames<IntegerPath>, Unresolved> {
+        variables::member(self, f, of, members)
+    }
+
+    fn shown(
+        &self,
+        function: FunctionId,
+        of: DescribedData<'_>,
+        members: &[&str],
+        follow: bool,
+    ) -> Result<DataShape, Unresolved> {
+        variables::shown(self, function, of, members, follow)
     }
 }
 

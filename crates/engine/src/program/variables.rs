@@ -1,12 +1,13 @@
 //! Data of a target by name: symbols give the places of variables, and debugging information their types.
 
 use ingraft_analysis::{
-    ArgumentPlace, DataSymbol, DebugInfo, DebugSections, DescribedArgument, Elf, Function, MemberPath, TypeError,
+    ArgumentPlace, DataSymbol, DebugInfo, DebugSections, DescribedValue, Elf, Function, MemberPath, TypeError,
 };
 use ingraft_mdl::{
-    IntegerPath, NamedArgument, NamedParameter, Parameter, ProgramFacts, ProgramVariable, Unresolved, VariableLocation,
+    DescribedData, IntegerPath, NamedArgument, Parameter, ProgramFacts, ProgramVariable, Unresolved, VariableLocation,
+    WithNames,
 };
-use ingraft_model::{Avma, CallSite, Float, FunctionId, IntegerWidth, ModuleId, Refusal, Scalar, Svma};
+use ingraft_model::{Avma, CallSite, DataShape, Float, FunctionId, IntegerWidth, ModuleId, Refusal, Scalar, Svma};
 
 use crate::program::callees::named;
 use crate::program::modules::{Module, ModuleFile, Modules};
@@ -31,7 +32,7 @@ pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Progr
     let ask = |info: &DebugInfo<'_>| info.reach_in_variable(symbol.at, symbol.per_thread, members);
     let reached = described(modules, found.file, elf, ask);
     let described = reached.is_ok();
-    let access = match reached {
+    let (access, names) = match reached {
         Ok(reach) => access(reach),
         // without a description, the size of the symbol suffices
         Err(TypeError::NoDebugInfo | TypeError::Compressed | TypeError::NotDescribed { .. }) if members.is_empty() => {
@@ -39,12 +40,12 @@ pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Progr
                 let size = found.symbol.size;
                 Unresolved::Unreadable(format!("`{name}` takes {size} bytes, which is no integer of 1, 2, 4 or 8"))
             })?;
-            IntegerPath { pointers: Vec::new(), offset: 0, scalar: Scalar { width, signed: true } }
+            (IntegerPath { pointers: Vec::new(), offset: 0, scalar: Scalar { width, signed: true } }, None)
         }
         Err(why) => return Err(told(name, why)),
     };
     if found.symbol.per_thread {
-        return Ok(ProgramVariable { at: in_threads(modules, name, &found)?, access, described });
+        return Ok(ProgramVariable { at: in_threads(modules, name, &found)?, access, described, names });
     }
     let at = found.symbol.at.to_avma(found.module.bias);
     let readable = data_of(modules);
@@ -55,7 +56,7 @@ pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Progr
     let first = Avma(at.0.wrapping_add_signed(first));
     let lasts = readable.start <= first && first.0.checked_add(bytes.into()).is_some_and(|end| end <= readable.end.0);
     let at = if lasts { VariableLocation::Lasting(at) } else { VariableLocation::Fleeting(at) };
-    Ok(ProgramVariable { at, access, described })
+    Ok(ProgramVariable { at, access, described, names })
 }
 
 /// Location of a thread-local variable. Its library must stay loaded, because a library loaded later could have other data at that place.
@@ -108,7 +109,7 @@ pub fn member(
     function: FunctionId,
     of: Parameter,
     members: &[&str],
-) -> Result<IntegerPath, Unresolved> {
+) -> Result<WithNames<IntegerPath>, Unresolved> {
     of_function(modules, function, |info, start| match of {
         Parameter::Argument(n) => info.reach_in_argument(start, n, members),
         Parameter::Result => info.reach_in_result(start, members),
@@ -117,19 +118,34 @@ pub fn member(
 }
 
 /// See [`ingraft_mdl::ProgramFacts::arguments`].
-pub fn arguments(modules: &Modules, function: FunctionId) -> Result<Vec<NamedParameter>, Unresolved> {
-    let known = of_function(modules, function, |info, start| info.arguments(start))?;
-    let one = |DescribedArgument { name, number, scalar, is_text }| NamedParameter { name, number, scalar, is_text };
-    Ok(known.into_iter().map(one).collect())
+pub fn arguments(modules: &Modules, function: FunctionId) -> Result<Vec<(String, DataShape)>, Unresolved> {
+    of_function(modules, function, |info, start| info.arguments(start))
+}
+
+/// See [`ingraft_mdl::ProgramFacts::shown`].
+pub fn shown(
+    modules: &Modules,
+    function: FunctionId,
+    of: DescribedData<'_>,
+    members: &[&str],
+    follow: bool,
+) -> Result<DataShape, Unresolved> {
+    let of = match of {
+        DescribedData::Named(name) => DescribedValue::Named(name),
+        DescribedData::Parameter(Parameter::Argument(number)) => DescribedValue::Argument(number),
+        DescribedData::Parameter(Parameter::Result) => DescribedValue::Result,
+    };
+    of_function(modules, function, |info, start| info.shown(start, of, members, follow))
 }
 
 /// See [`ingraft_mdl::ProgramFacts::argument`].
-pub fn argument(modules: &Modules, function: FunctionId, name: &str) -> Result<NamedArgument, Unresolved> {
-    let place = of_function(modules, function, |info, start| info.argument_named(start, name))?;
-    Ok(match place {
+pub fn argument(modules: &Modules, function: FunctionId, name: &str) -> Result<WithNames<NamedArgument>, Unresolved> {
+    let (place, names) = of_function(modules, function, |info, start| info.argument_named(start, name))?;
+    let argument = match place {
         ArgumentPlace::Integer(number, scalar) => NamedArgument::Integer { number, scalar },
         ArgumentPlace::Float(register, format) => NamedArgument::Float(Float { register, format }),
-    })
+    };
+    Ok((argument, names))
 }
 
 /// An answer of the debugging information about a function, which is asked by its first address.
@@ -179,8 +195,9 @@ fn described<T>(
     }
 }
 
-fn access(reach: MemberPath) -> IntegerPath {
-    IntegerPath { pointers: reach.pointers, offset: reach.offset, scalar: reach.scalar }
+fn access(reach: MemberPath) -> WithNames<IntegerPath> {
+    let MemberPath { pointers, offset, scalar, names } = reach;
+    (IntegerPath { pointers, offset, scalar }, names)
 }
 
 fn told(name: &str, why: TypeError) -> Unresolved {

@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use ingraft_model::{Activations, Aggregate, FunctionId, Shape, ValueUnit};
+use ingraft_model::{Activations, Aggregate, FunctionId, Shape, ValueNames, ValueUnit};
 use rustc_hash::FxHashMap;
 
 use crate::api::{Details, KeyValue, MeasurementId, Reading, Value};
@@ -42,6 +42,7 @@ impl Session {
                     thread: pair.thread,
                     object: pair.object,
                     index_names: pair.index_names.clone(),
+                    key_names: pair.key_names.clone(),
                     own: None,
                     before: before.unwrap_or_default(),
                 })
@@ -64,6 +65,7 @@ impl Session {
                 thread: None,
                 object: None,
                 index_names: None,
+                key_names: ValueNames::None,
                 own: None,
                 before: FxHashMap::default(),
             };
@@ -164,6 +166,8 @@ impl Session {
             for key in details.keys.iter_mut().flat_map(|keys| &mut keys.values) {
                 if matches!(view.value.shape, Shape::Vector(_)) {
                     key.name = view.index_names.as_ref().and_then(|names| names.name(key.key));
+                } else if let ValueNames::Of(names) = &view.key_names {
+                    key.enumerator = names.name(key.key).map(str::to_owned);
                 } else {
                     key.name = shared.symbols().name(key.key);
                     key.object = key.object.or_else(|| objects.get(&key.key).copied());

@@ -1,6 +1,6 @@
 //! Views of pairs: the counters and figures from which the values of a measurement are read.
 
-use ingraft_model::{Aggregate, Fold, IndexNames, KeyTable, Shape, Tid, ValueUnit};
+use ingraft_model::{Aggregate, Fold, IndexNames, KeyTable, Shape, Tid, ValueNames, ValueUnit};
 use rustc_hash::FxHashMap;
 
 use crate::api::{Details, Keys, ThreadValue};
@@ -31,6 +31,8 @@ pub(super) struct View {
     pub object: Option<u64>,
     /// Names of the indices of a vector; `None` if they are not known.
     pub index_names: Option<IndexNames>,
+    /// Names of the values of keys.
+    pub key_names: ValueNames,
     /// Source of the value, if the engine knows the value without code.
     pub own: Option<OwnValue>,
     /// Value of each thread when the measurement began.
@@ -206,6 +208,7 @@ mod tests {
                 thread: None,
                 object: None,
                 index_names: None,
+                key_names: ValueNames::None,
                 own: None,
                 before: FxHashMap::default(),
             }

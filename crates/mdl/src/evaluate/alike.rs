@@ -82,8 +82,19 @@ impl<'a> Evaluator<'a> {
     fn known(&self, metric: &str, focus: &Focus, function: FunctionId) -> Option<Instrumentation> {
         let all = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let known = all.iter().find(|known| known.is_like(metric, focus))?;
-        let Instrumentation { metric, variables, event, thread, object, index_names, apart, in_place, records, .. } =
-            &known.instrumentation;
+        let Instrumentation {
+            metric,
+            variables,
+            event,
+            thread,
+            object,
+            index_names,
+            key_names,
+            apart,
+            in_place,
+            records,
+            ..
+        } = &known.instrumentation;
         let insertions = known.instrumentation.insertions.iter().cloned();
         Some(Instrumentation {
             metric: Arc::clone(metric),
@@ -93,6 +104,7 @@ impl<'a> Evaluator<'a> {
             thread: *thread,
             object: *object,
             index_names: index_names.clone(),
+            key_names: key_names.clone(),
             apart: *apart,
             in_place: *in_place,
             records: Arc::clone(records),

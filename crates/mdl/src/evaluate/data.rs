@@ -5,14 +5,18 @@
 
 use std::collections::BTreeSet;
 
-use ingraft_model::{Avma, BinaryOp, Expr as Out, Float, FloatFormat, FunctionId, KeptValue, PointKind, Scalar, Stmt};
+use ingraft_model::{
+    Avma, BinaryOp, DataShape, DataWord, Expr as Out, Float, FloatFormat, FunctionId, KeptValue, PointKind, Scalar,
+    Stmt, ValueNames, WordOrigin,
+};
 
 use super::code::fold_binary;
 use super::meta::Evaluation;
 use crate::ast::{AssignOp, CalledName, ExprKind, SyntaxExpr};
 use crate::diagnostic::codes;
 use crate::program::{
-    IntegerPath, NamedArgument, Parameter, ProgramFacts, ProgramVariable, Unresolved, VariableLocation,
+    DescribedData, IntegerPath, NamedArgument, Parameter, ProgramFacts, ProgramVariable, Unresolved, VariableLocation,
+    WithNames,
 };
 
 /// Largest number of elements that `DYNINSTCountElmsInArray` adds up; each element takes a system call.
@@ -121,6 +125,57 @@ impl<'a> Evaluation<'a> {
         if at_beginning { Out::Float(float) } else { Out::Saved(KeptValue::Float(float)) }
     }
 
+    /// Lowers an expression whose values are shown, and returns the names of its values. Those of a register are left to the engine: code
+    /// that only uses registers is the same in many functions, and is lowered once for all of them.
+    pub(super) fn named_value(&mut self, expr: &'a SyntaxExpr) -> Option<(Out, ValueNames)> {
+        self.value_names = None;
+        let value = self.value(expr)?;
+        let names = match (&expr.bare().kind, &value) {
+            (ExprKind::Arg(_), Out::Arg(number)) => ValueNames::OfRegister(WordOrigin::Argument(*number)),
+            (ExprKind::Return, Out::Return) => ValueNames::OfRegister(WordOrigin::Result),
+            _ if expr.is_data() => self.value_names.take().into(),
+            _ => ValueNames::None,
+        };
+        Some((value, names))
+    }
+
+    /// The integers that hold an argument, a result or the value to which members lead in it, if the debugging information tells them and
+    /// they are the same in all functions where the code runs. Reports nothing.
+    pub(super) fn shown(&mut self, expr: &'a SyntaxExpr, follow: bool) -> Option<DataShape> {
+        let (mut base, mut members) = (expr.bare(), Vec::new());
+        while let ExprKind::Field(of, field) = &base.kind {
+            members.push(field.name.as_str());
+            base = of.bare();
+        }
+        members.reverse();
+        let of = match &base.kind {
+            ExprKind::NamedArg(name) => DescribedData::Named(name),
+            ExprKind::Arg(number) => match number.bare().kind {
+                ExprKind::Int(number) => DescribedData::Parameter(Parameter::Argument(u8::try_from(number).ok()?)),
+                _ => return None,
+            },
+            ExprKind::Return => DescribedData::Parameter(Parameter::Result),
+            _ => return None,
+        };
+        let is_result = of == DescribedData::Parameter(Parameter::Result);
+        if !matches!((self.point_kind, is_result), (Some(PointKind::Exit), _) | (Some(PointKind::Entry), false)) {
+            return None;
+        }
+        let mut found: Option<DataShape> = None;
+        for function in self.functions_here.clone() {
+            self.looks += 1;
+            if self.looks > LOOKS_MAX {
+                return None;
+            }
+            let shape = self.beyond().shown(function, of, &members, follow).ok()?;
+            if found.as_ref().is_some_and(|known| *known != shape) {
+                return None;
+            }
+            found.get_or_insert(shape);
+        }
+        found
+    }
+
     /// Lowers `$arg.NAME`. The argument must be the same in all functions where the code runs.
     pub(super) fn argument_named(&mut self, expr: &'a SyntaxExpr, name: &str) -> Option<Out> {
         let found = self.agreed(expr, name, |program, function| program.argument(function, name))?;
@@ -133,21 +188,22 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Returns what the program tells of all functions whose arguments and results the code sees, if it is the same of all of them; `None`
-    /// without such functions. `named` is the thing in messages.
+    /// without such functions. `named` is the thing in messages. Notes the names of its values if they are the same in all functions.
     fn agreed<T: PartialEq>(
         &mut self,
         expr: &'a SyntaxExpr,
         named: &str,
-        tell: impl Fn(&dyn ProgramFacts, FunctionId) -> Result<T, Unresolved>,
+        tell: impl Fn(&dyn ProgramFacts, FunctionId) -> Result<WithNames<T>, Unresolved>,
     ) -> Option<Option<T>> {
         let mut found: Option<T> = None;
+        self.value_names = None;
         for function in self.getting(expr)? {
             self.looks += 1;
             if self.looks > LOOKS_MAX {
                 self.refuse(expr, &format!("what takes more than {LOOKS_MAX} look-ups of members and named arguments"));
                 return None;
             }
-            let told = match tell(self.beyond(), function) {
+            let (told, names) = match tell(self.beyond(), function) {
                 Ok(told) => told,
                 Err(why) => {
                     self.unresolved(expr, why);
@@ -158,6 +214,11 @@ impl<'a> Evaluation<'a> {
                 let name = self.beyond().function_name(function).to_owned();
                 self.refuse(expr, &format!("`{named}`, which is another in `{name}`,"));
                 return None;
+            }
+            if found.is_none() {
+                self.value_names = names;
+            } else if self.value_names != names {
+                self.value_names = None;
             }
             found.get_or_insert(told);
         }
@@ -245,7 +306,11 @@ impl<'a> Evaluation<'a> {
             return self.refuse(expr, "a variable whose name is not written out");
         };
         match self.beyond().variable(name, members) {
-            Ok(global) => Some(reach_global(&global)),
+            Ok(global) => {
+                let value = reach_global(&global);
+                self.value_names = global.names;
+                Some(value)
+            }
             Err(why) => self.unresolved(expr, why),
         }
     }
@@ -299,6 +364,21 @@ impl<'a> Evaluation<'a> {
             Unresolved::Unreadable(why) => self.not_woven(expr.span, why),
         }
         None
+    }
+}
+
+/// An integer of a value that is shown.
+pub(super) fn word(of: &DataWord) -> Out {
+    let register = match of.origin {
+        WordOrigin::Argument(number) => Out::Arg(number),
+        WordOrigin::Result => Out::Return,
+    };
+    match of.offsets.split_last() {
+        Some((offset, pointers)) => {
+            reach(register, &IntegerPath { pointers: pointers.to_vec(), offset: *offset, scalar: of.scalar })
+        }
+        None if of.shift == 0 => extended(register, of.scalar),
+        None => extended(fold_binary(BinaryOp::ShiftRight, register, Out::Const(of.shift.into())), of.scalar),
     }
 }
 

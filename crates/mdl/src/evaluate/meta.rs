@@ -6,9 +6,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use ingraft_model::{
-    Clock, Flavor, Focus, FunctionId, IndexNames, Insertion, LoopEdges, ModuleId, Parts, PointId, PointKind,
-    RecordColumn, Refusal, Resolution, ResourcePath, Shape, Snippet, Stmt, ValueUnit, Variable, VariableId,
-    VariableKind,
+    Clock, Enumerators, Flavor, Focus, FunctionId, IndexNames, Insertion, LoopEdges, ModuleId, Parts, PointId,
+    PointKind, RecordColumn, Refusal, Resolution, ResourcePath, Shape, Snippet, Stmt, ValueNames, ValueUnit, Variable,
+    VariableId, VariableKind,
 };
 
 use super::events::{EventReadMethod, EventTimer};
@@ -160,6 +160,10 @@ pub(super) struct Evaluation<'a> {
     pub(super) functions_here: Vec<FunctionId>,
     /// Number of functions of whose arguments and results the whole request has taken members.
     pub(super) looks: u32,
+    /// Names of the values of the data that was lowered last, if they are those of an enumeration.
+    pub(super) value_names: Option<Enumerators>,
+    /// Names of the values of the keys of the metric's vector: `None` before a key is lowered, and none if several keys have different names.
+    pub(super) key_names: Option<ValueNames>,
     pub(super) drafts: Vec<InsertionDraft>,
     /// Drafts that run last at entries.
     pub(super) late: Vec<InsertionDraft>,
@@ -213,6 +217,8 @@ impl<'a> Evaluation<'a> {
             flag: None,
             functions_here: Vec::new(),
             looks: 0,
+            value_names: None,
+            key_names: None,
             point_kind: None,
             drafts: Vec::new(),
             late: Vec::new(),

@@ -73,6 +73,7 @@ fn evaluate_and_tell(
         thread,
         object: evaluation.object,
         index_names: evaluation.index_names,
+        key_names: evaluation.key_names.unwrap_or_default(),
         apart: false,
         in_place: false,
         records: evaluation.recorded.into_iter().map(|(_, columns)| columns).collect(),

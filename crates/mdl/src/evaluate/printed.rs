@@ -1,22 +1,81 @@
 //! Lowers `print(…)`: a record of values for each time that control passes the statement.
 
+use std::collections::BTreeSet;
+
 use ingraft_model::{
-    CallRecord, Capacity, ColumnContent, Expr as Out, RecordColumn, RecordField, Recorded, Scalar, Shape, Stmt,
-    VariableId, VariableKind,
+    CallRecord, Capacity, DataShape, DataVariant, Expr as Out, RecordColumn, RecordContent, RecordField, RecordVariant,
+    Recorded, Shape, Stmt, VariableId, VariableKind,
 };
 
-use super::data::{extended, reach};
+use super::data::word;
 use super::meta::Evaluation;
 use crate::ast::{Clock, ExprKind, SyntaxExpr};
 use crate::diagnostic::codes;
-use crate::program::{NamedParameter, Parameter};
 
 /// Name of the buffer of a definition that prints.
 const BUFFER: &str = "records";
+/// Largest number of words for the data of a value's variants. Data beyond it is not shown.
+const VARIANTS_WORDS: u32 = 22;
 
 /// Whether a value of a record is `args()`, which stands for all arguments.
 fn is_arguments(arg: &SyntaxExpr) -> bool {
     matches!(&arg.bare().kind, ExprKind::Call(callee, args) if callee.name == "args" && !callee.quoted && args.is_empty())
+}
+
+/// Number of words of some fields.
+fn words(fields: &[RecordField]) -> u32 {
+    fields.iter().map(RecordField::words).sum()
+}
+
+/// The argument that an expression is.
+fn argument(e: &Out) -> Option<u8> {
+    if let Out::Arg(number) = e { Some(*number) } else { None }
+}
+
+/// Adds the fields for a value of the program; returns their meaning.
+fn recorded(shape: DataShape, fields: &mut Vec<RecordField>) -> RecordContent {
+    match shape {
+        DataShape::Number(at, names) => {
+            fields.push(RecordField::Number(word(&at)));
+            RecordContent::Number(names.into())
+        }
+        DataShape::Characters(at) => {
+            fields.push(RecordField::Text(word(&at)));
+            RecordContent::Text
+        }
+        DataShape::Text { bytes, length } => {
+            fields.extend([RecordField::Text(word(&bytes)), RecordField::Number(word(&length))]);
+            RecordContent::BoundedText
+        }
+        DataShape::List { elements, length } => {
+            fields.extend(elements.iter().map(|(first, _)| RecordField::Text(word(first))));
+            fields.push(RecordField::Number(word(&length)));
+            RecordContent::List(elements.map(|(_, scalar)| scalar))
+        }
+        DataShape::Variants { selector, variants } => {
+            let has_selector = selector.is_some();
+            fields.extend(selector.map(|at| RecordField::Number(word(&at))));
+            let mut room = VARIANTS_WORDS;
+            let mut one = |DataVariant { value, name, data }: DataVariant| {
+                let data = data.map(|shape| {
+                    let mut own = Vec::new();
+                    let content = recorded(*shape, &mut own);
+                    match room.checked_sub(words(&own)) {
+                        None => RecordContent::Hidden,
+                        Some(rest) => {
+                            room = rest;
+                            fields.extend(own);
+                            content
+                        }
+                    }
+                });
+                RecordVariant { value, name, data }
+            };
+            let variants = variants.into_iter().map(&mut one).collect();
+            RecordContent::Variants(has_selector, variants)
+        }
+        DataShape::Hidden => RecordContent::Hidden,
+    }
 }
 
 impl<'a> Evaluation<'a> {
@@ -44,69 +103,71 @@ impl<'a> Evaluation<'a> {
         out.push(Stmt::Record(buffer, capacity, recorded));
     }
 
-    /// Adds the arguments that the debugging information of the function names, pointers to characters as texts: as many as a call keeps
-    /// until its end besides its time, and as there is room for. Without debugging information, there are none.
+    /// Adds the arguments that the debugging information of the function names: as many as a call keeps until its end besides its time, and
+    /// as there is room for. Without debugging information, there are none.
     fn arguments(&mut self, fields: &mut Vec<RecordField>, columns: &mut Vec<RecordColumn>, others: usize) {
         let Some(function) = self.functions_here.first().copied() else { return };
         let known = self.beyond().arguments(function).unwrap_or_default();
         let room = Recorded::WORDS_MAX.saturating_sub(2 + others as u32);
-        for NamedParameter { name, number, scalar, is_text } in known.into_iter().take(CallRecord::KEPT_MAX - 1) {
-            let value = Out::Arg(number);
-            let string = if !is_text && scalar == Scalar::POINTER { self.string(number) } else { None };
-            let (content, values) = string.unwrap_or_else(|| match is_text {
-                true => (ColumnContent::Text, vec![RecordField::Text(value)]),
-                false => (ColumnContent::Number, vec![RecordField::Number(extended(value, scalar))]),
-            });
-            let words = |fields: &[RecordField]| fields.iter().map(RecordField::words).sum::<u32>();
-            if words(fields) + words(&values) <= room {
+        let mut kept = BTreeSet::new();
+        for (name, shape) in known {
+            let mut values = Vec::new();
+            let content = recorded(shape, &mut values);
+            let mut registers = kept.clone();
+            values.iter().for_each(|field: &RecordField| field.operand().each(&mut |e| registers.extend(argument(e))));
+            if registers.len() < CallRecord::KEPT_MAX && words(fields) + words(&values) <= room {
+                kept = registers;
                 fields.extend(values);
                 columns.push(RecordColumn { name, content });
             }
         }
     }
 
-    /// The text of an argument that leads to a string of the GNU library of C++, by its members; `None` if it leads to something else.
-    fn string(&self, argument: u8) -> Option<(ColumnContent, Vec<RecordField>)> {
-        let function = self.functions_here.first().copied()?;
-        let member = |members: &[&str]| {
-            let path = self.beyond().member(function, Parameter::Argument(argument), members).ok()?;
-            Some(reach(Out::Arg(argument), &path))
-        };
-        let (bytes, length) = (member(&["_M_dataplus", "_M_p"])?, member(&["_M_string_length"])?);
-        Some((ColumnContent::BoundedText, vec![RecordField::Text(bytes), RecordField::Number(length)]))
-    }
-
     /// Lowers a value of a record; `None` after a finding.
-    fn column(&mut self, arg: &'a SyntaxExpr) -> Option<(ColumnContent, Vec<RecordField>)> {
+    fn column(&mut self, arg: &'a SyntaxExpr) -> Option<(RecordContent, Vec<RecordField>)> {
         if let ExprKind::Call(callee, parts) = &arg.bare().kind
             && callee.name == "str"
             && !callee.quoted
         {
             return match parts.as_slice() {
-                [address] => {
-                    let value = self.value(address)?;
-                    if let Out::Arg(number) = value
-                        && let Some(string) = self.string(number)
-                    {
-                        return Some(string);
-                    }
-                    Some((ColumnContent::Text, vec![RecordField::Text(value)]))
-                }
+                [address] => self.text_at(address),
                 [address, length] => {
                     let (address, length) = (self.value(address), self.value(length));
-                    Some((ColumnContent::BoundedText, vec![RecordField::Text(address?), RecordField::Number(length?)]))
+                    Some((RecordContent::BoundedText, vec![RecordField::Text(address?), RecordField::Number(length?)]))
                 }
                 // The checker has reported others.
                 _ => None,
             };
         }
+        // a register by its number is a number, whatever it holds
+        let is_register = matches!(arg.bare().kind, ExprKind::Arg(_) | ExprKind::Return);
+        if !is_register && let Some(shape) = self.shown(arg, false) {
+            let mut fields = Vec::new();
+            let content = match shape {
+                // `str` reads the characters
+                DataShape::Characters(at) => recorded(DataShape::Number(at, None), &mut fields),
+                shape => recorded(shape, &mut fields),
+            };
+            return Some((content, fields));
+        }
+        let (value, names) = self.named_value(arg)?;
         let content = match &arg.bare().kind {
-            ExprKind::Caller => ColumnContent::Caller,
-            ExprKind::Return => ColumnContent::Return,
-            ExprKind::Elapsed(Clock::Wall) => ColumnContent::Elapsed,
-            _ => ColumnContent::Number,
+            ExprKind::Caller => RecordContent::Caller,
+            ExprKind::Return => RecordContent::Return(names),
+            ExprKind::Elapsed(Clock::Wall) => RecordContent::Elapsed,
+            _ => RecordContent::Number(names),
         };
-        Some((content, vec![RecordField::Number(self.value(arg)?)]))
+        Some((content, vec![RecordField::Number(value)]))
+    }
+
+    /// Lowers a text whose end the text itself tells: that of a value that is a string, or the characters at an address.
+    fn text_at(&mut self, address: &'a SyntaxExpr) -> Option<(RecordContent, Vec<RecordField>)> {
+        let shape = self.shown(address, true);
+        if let Some(shape @ (DataShape::Text { .. } | DataShape::Characters(_))) = shape {
+            let mut fields = Vec::new();
+            return Some((recorded(shape, &mut fields), fields));
+        }
+        Some((RecordContent::Text, vec![RecordField::Text(self.value(address)?)]))
     }
 
     /// The number of the records that a statement makes. The code in all functions shares it.

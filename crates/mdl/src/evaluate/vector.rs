@@ -1,6 +1,6 @@
 //! Vectors: the meaning of an index, and the names of the values.
 
-use ingraft_model::{Called, Expr as Out, Fold, IndexNames, ProgramCall, Ranges, Shape, Stmt, VariableId};
+use ingraft_model::{Called, Expr as Out, Fold, IndexNames, ProgramCall, Ranges, Shape, Stmt, ValueNames, VariableId};
 
 use super::meta::{Evaluation, MetaValue, NameBinding};
 use crate::ast::{ExprKind, ListDefinition, SyntaxExpr, VectorIndex};
@@ -87,7 +87,7 @@ impl<'a> Evaluation<'a> {
     pub(super) fn slot(&mut self, name: &str, index: &'a SyntaxExpr) -> Option<Option<VectorSlot>> {
         let vector = self.variable_named(name)?;
         match self.shape_of(vector) {
-            Shape::Table(Fold::Sum) => Some(self.value(index).map(|key| VectorSlot { vector, of: None, number: key })),
+            Shape::Table(Fold::Sum) => Some(self.key(index).map(|key| VectorSlot { vector, of: None, number: key })),
             Shape::Vector(_) => {
                 Some(self.number(index).map(|(ranges, number)| VectorSlot { vector, of: Some(ranges), number }))
             }
@@ -102,6 +102,17 @@ impl<'a> Evaluation<'a> {
             | Shape::Event
             | Shape::Alias(_) => None,
         }
+    }
+
+    /// Lowers a key of the metric's vector, and notes the names of its values.
+    fn key(&mut self, index: &'a SyntaxExpr) -> Option<Out> {
+        let (key, names) = self.named_value(index)?;
+        match &self.key_names {
+            Some(known) if *known != names => self.key_names = Some(ValueNames::None),
+            Some(_) => {}
+            None => self.key_names = Some(names),
+        }
+        Some(key)
     }
 
     /// Returns the number that an index means in the vector of the metric that is evaluated.

@@ -1,9 +1,9 @@
 //! `print(…)`: records of values.
 
 use ingraft_mdl::{Library, ParseOptions, evaluate};
-use ingraft_model::{ColumnContent, Focus};
+use ingraft_model::{ColumnContent, Focus, Instrumentation, RecordContent, Scalar, ValueNames, WordOrigin};
 
-use crate::support::{Table, show};
+use crate::support::{Table, show, states};
 
 fn library(at_end: bool, code: &str) -> Library {
     let point = if at_end { "prepend preInsn $constraint[0].return" } else { "append preInsn $constraint[0].entry" };
@@ -17,12 +17,21 @@ fn library(at_end: bool, code: &str) -> Library {
     library
 }
 
-fn columns(library: &Library, function: &str) -> Vec<Vec<(String, ColumnContent)>> {
+fn evaluated(library: &Library, function: &str) -> Instrumentation {
     let focus = Focus::parse(&format!("/Code/server/{function}")).expect("a focus");
-    let evaluated = evaluate(library, "m", &focus, &Table::server()).expect("right").instrumentation;
-    let named =
-        |columns: &Vec<ingraft_model::RecordColumn>| columns.iter().map(|c| (c.name.clone(), c.content)).collect();
-    evaluated.records.iter().map(named).collect()
+    evaluate(library, "m", &focus, &Table::server()).expect("right").instrumentation
+}
+
+fn columns(library: &Library, function: &str) -> Vec<Vec<(String, ColumnContent)>> {
+    let named = |columns: &Vec<ingraft_model::RecordColumn>| {
+        columns.iter().map(|c| (c.name.clone(), c.content.kind())).collect()
+    };
+    evaluated(library, function).records.iter().map(named).collect()
+}
+
+/// The meaning of the first value of a record.
+fn first(library: &Library, function: &str) -> RecordContent {
+    evaluated(library, function).records[0][0].content.clone()
 }
 
 #[test]
@@ -73,6 +82,57 @@ fn strings_of_cpp_have_their_length() {
     assert_eq!(contents, [ColumnContent::BoundedText, ColumnContent::Text]);
     let shown = show(&library, "m", "/Code/server/queue_put");
     assert!(shown.contains("text at read($arg[0], u64), read(($arg[0] + 8), u64), text at $arg[1];"), "{shown}");
+}
+
+#[test]
+fn values_are_recorded_by_their_types() {
+    let of = |value: &str| {
+        let library = library(false, &format!("print({value});"));
+        let shown = show(&library, "m", "/Code/server/queue_get");
+        let record = shown.split("time, ").nth(1).and_then(|rest| rest.split(';').next()).expect("a record").to_owned();
+        (first(&library, "queue_get"), record)
+    };
+    let text = |at: i64| format!("text at read(($arg[0] + {at}), u64), read(($arg[0] + {}), u64)", at + 8);
+    for name in ["$arg[0].name", "str($arg[0].name)", "$arg.x.name"] {
+        assert_eq!(of(name), (RecordContent::BoundedText, text(16)));
+    }
+    let state = (RecordContent::Number(ValueNames::Of(states())), "read(($arg[0] + 4), i32)".to_owned());
+    assert_eq!(of("$arg[0].state"), state);
+    assert_eq!(of("$arg[0].list"), (RecordContent::List(Some(Scalar::INT)), text(64)));
+    let (content, record) = of("$arg[0].option");
+    let RecordContent::Variants(true, variants) = content else { panic!("{content:?}") };
+    // the data of the third variant with data has no room any more
+    let contents: Vec<Option<RecordContent>> = variants.into_iter().map(|variant| variant.data).collect();
+    let bounded = Some(RecordContent::BoundedText);
+    let number = Some(RecordContent::Number(ValueNames::None));
+    assert_eq!(contents, [None, bounded.clone(), bounded, Some(RecordContent::Hidden), number]);
+    assert!(record.starts_with("read(($arg[0] + 88), u64), text at"), "{record}");
+    assert_eq!(record.matches("text at").count(), 2, "{record}");
+}
+
+#[test]
+fn results_and_keys_have_the_names_of_enumerations() {
+    let at_end = library(true, "print($return);");
+    assert_eq!(first(&at_end, "main"), RecordContent::Return(ValueNames::OfRegister(WordOrigin::Result)));
+    let by = |at_end: bool, key: &str, function: &str| {
+        let point =
+            if at_end { "prepend preInsn $constraint[0].return" } else { "append preInsn $constraint[0].entry" };
+        let text = format!(
+            "metric m {{ name \"m\"; units calls; aggregateOperator sum; style EventCounter; vector over keys;\nconstraint c \
+             /Code/* is replace counter {{ {point} (* {key} *) }}\nbase is counter {{ }} }}\n"
+        );
+        let mut library = Library::new(ParseOptions::default());
+        let found: Vec<_> = library.load("m.mdl", &text).iter().map(ToString::to_string).collect();
+        assert!(found.is_empty(), "{found:?}");
+        evaluated(&library, function).key_names
+    };
+    assert_eq!(by(false, "m[$arg[0].state]++;", "call"), ValueNames::Of(states()));
+    assert_eq!(by(false, "m[($arg[0].state)] += 2;", "call"), ValueNames::Of(states()));
+    assert_eq!(by(true, "m[$return]++;", "main"), ValueNames::OfRegister(WordOrigin::Result));
+    assert_eq!(by(true, "m[$arg[2]]++;", "main"), ValueNames::OfRegister(WordOrigin::Argument(2)));
+    assert_eq!(by(false, "m[$arg[0].other]++;", "call"), ValueNames::None);
+    assert_eq!(by(false, "m[$arg[0].state + 1]++;", "call"), ValueNames::None, "a computed number is no enumerator");
+    assert_eq!(by(false, "m[$arg[0].state]++; m[$arg[0].other]++;", "call"), ValueNames::None);
 }
 
 #[test]

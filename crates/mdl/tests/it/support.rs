@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use ingraft_mdl::{
-    IntegerPath, Library, NamedParameter, Parameter, ParseOptions, ProgramFacts, ProgramVariable, Unresolved,
-    VariableLocation, evaluate,
+    DescribedData, IntegerPath, Library, Parameter, ParseOptions, ProgramFacts, ProgramVariable, Unresolved,
+    VariableLocation, WithNames, evaluate,
 };
 use ingraft_model::{
-    Avma, EdgeKind, Focus, FunctionId, IntegerWidth, LoopEdges, ModuleId, Offset, PartName, Parts, Pid, PointId,
-    PointKind, Refusal, Scalar,
+    Avma, DataShape, DataVariant, DataWord, EdgeKind, Enumerators, Focus, FunctionId, IntegerWidth, LoopEdges,
+    ModuleId, Offset, PartName, Parts, Pid, PointId, PointKind, Refusal, Scalar, WordOrigin,
 };
 
 /// Returns a library with these texts, which must have no error.
@@ -164,7 +164,7 @@ impl ProgramFacts for Table {
                 return Err(Unresolved::NotFound { what: format!("the program has no variable `{name}`"), help });
             }
         };
-        Ok(ProgramVariable { at, access: through(members.len()), described: true })
+        Ok(ProgramVariable { at, access: through(members.len()), described: true, names: None })
     }
     fn address(&self, name: &str) -> Result<Avma, Unresolved> {
         self.variable(name, &[]).map(|global| match global.at {
@@ -178,27 +178,59 @@ impl ProgramFacts for Table {
         (self.function_name(function) == "call").then(|| self.functions_named("main")).ok_or_else(unknown)
     }
     /// `call` has an `int` and a text, and then more arguments than a call keeps.
-    fn arguments(&self, function: FunctionId) -> Result<Vec<NamedParameter>, Unresolved> {
+    fn arguments(&self, function: FunctionId) -> Result<Vec<(String, DataShape)>, Unresolved> {
         if self.function_name(function) != "call" {
             return Err(Unresolved::Unreadable("no debugging information".to_owned()));
         }
-        let of = |(number, name): (u8, &str)| NamedParameter {
-            name: name.to_owned(),
-            number,
-            scalar: if number == 0 { Scalar::INT } else { Scalar::POINTER },
-            is_text: number == 1,
+        let of = |(number, name): (u8, &str)| {
+            let at = |scalar| argument(number, &[], scalar);
+            let shape = match number {
+                0 => DataShape::Number(at(Scalar::INT), None),
+                1 => DataShape::Characters(at(Scalar::POINTER)),
+                _ => DataShape::Number(at(Scalar::POINTER), None),
+            };
+            (name.to_owned(), shape)
         };
         Ok((0..).zip(["id", "name", "a", "b", "c", "d"]).map(of).collect())
     }
-    /// Only the first argument of `queue_put` is a string of the GNU library of C++.
-    fn member(&self, function: FunctionId, of: Parameter, members: &[&str]) -> Result<IntegerPath, Unresolved> {
-        let is_string = self.function_name(function) == "queue_put" && of == Parameter::Argument(0);
-        let in_string = |offset| IntegerPath { pointers: Vec::new(), offset, scalar: Scalar::POINTER };
-        match members {
-            ["_M_dataplus", "_M_p"] if is_string => Ok(in_string(0)),
-            ["_M_string_length"] if is_string => Ok(in_string(8)),
-            [first, ..] if first.starts_with("_M_") => Err(Unresolved::Unreadable("it is no string".to_owned())),
-            _ => Ok(through(members.len())),
+    /// The member `state` is an enumeration.
+    fn member(&self, _: FunctionId, _: Parameter, members: &[&str]) -> Result<WithNames<IntegerPath>, Unresolved> {
+        Ok((through(members.len()), members.ends_with(&["state"]).then(states)))
+    }
+    /// Only the first argument of `queue_put` is a string, and that of `queue_get` has members of several types.
+    fn shown(
+        &self,
+        function: FunctionId,
+        of: DescribedData<'_>,
+        members: &[&str],
+        follow: bool,
+    ) -> Result<DataShape, Unresolved> {
+        let first = DescribedData::Parameter(Parameter::Argument(0));
+        let word = |offset| argument(0, &[offset], Scalar::POINTER);
+        let text = |offset| DataShape::Text { bytes: word(offset), length: word(offset + 8) };
+        match (self.function_name(function), members) {
+            ("queue_put", []) if of == first && follow => Ok(text(0)),
+            ("queue_get", ["name"]) => Ok(text(16)),
+            ("queue_get", ["state"]) => Ok(DataShape::Number(argument(0, &[4], Scalar::INT), Some(states()))),
+            ("queue_get", ["list"]) => {
+                Ok(DataShape::List { elements: Some((word(64), Scalar::INT)), length: word(72) })
+            }
+            ("queue_get", ["option"]) => {
+                let variant = |value, name: &str, data: Option<DataShape>| DataVariant {
+                    value,
+                    name: name.to_owned(),
+                    data: data.map(Box::new),
+                };
+                let variants = vec![
+                    variant(Some(0), "None", None),
+                    variant(Some(1), "One", Some(text(96))),
+                    variant(Some(2), "Two", Some(text(96))),
+                    variant(Some(3), "More", Some(text(96))),
+                    variant(None, "Rest", Some(DataShape::Number(argument(1, &[], Scalar::INT), None))),
+                ];
+                Ok(DataShape::Variants { selector: Some(word(88)), variants })
+            }
+            _ => Err(Unresolved::Unreadable("it is nothing that is shown".to_owned())),
         }
     }
     fn module_name(&self, module: ModuleId) -> &str {
@@ -207,6 +239,16 @@ impl ProgramFacts for Table {
     fn function_name(&self, function: FunctionId) -> &str {
         &self.modules[function.module.0 as usize].1[function.function as usize]
     }
+}
+
+/// An integer in a register, or to which a register leads.
+fn argument(number: u8, offsets: &[i64], scalar: Scalar) -> DataWord {
+    DataWord { origin: WordOrigin::Argument(number), shift: 0, offsets: offsets.to_vec(), scalar }
+}
+
+/// The names of an enumeration.
+pub fn states() -> Enumerators {
+    Enumerators::new(Scalar::INT, [(0, "IDLE".to_owned()), (1, "READY".to_owned())]).expect("names")
 }
 
 /// The name of a block or an edge, with the kind of the edge.

@@ -389,7 +389,7 @@ mod tests {
     #[test]
     fn waits_are_told_by_mutex() {
         let keyed = |value| {
-            let values = vec![KeyValue { key: 64, name: None, place: None, value, object: None }];
+            let values = vec![KeyValue { key: 64, value, ..KeyValue::default() }];
             Value::new(value, Details { keys: Some(Keys { values, ..Keys::default() }), ..Details::default() })
         };
         let values = vec![keyed(3_000_000_000), keyed(800)];

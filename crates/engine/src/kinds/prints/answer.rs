@@ -1,7 +1,7 @@
 //! The calls in the records that threads have made, and the limit on their number.
 
 use ingraft_model::records::TakenRecord;
-use ingraft_model::{ColumnContent, RecordColumn, RecordField};
+use ingraft_model::{RecordColumn, RecordContent, RecordField, RecordVariant, Scalar};
 
 use crate::api::{CallNumbers, PrintedValue};
 
@@ -46,40 +46,102 @@ pub fn call(record: &TakenRecord, columns: &[RecordColumn]) -> Option<(u64, Vec<
     let (ticks, mut words) = record.words.split_first()?;
     let mut values = Vec::with_capacity(columns.len());
     for column in columns {
-        let (value, rest) = value(column.content, words)?;
-        values.push(value);
+        let (value, rest) = value(&column.content, words)?;
+        values.push(value.unwrap_or(PrintedValue::Unreadable));
         words = rest;
     }
     Some((*ticks, values))
 }
 
-/// The value at the beginning of these words, and the words behind it. A caller has no place yet.
-fn value(content: ColumnContent, words: &[u64]) -> Option<(PrintedValue, &[u64])> {
-    match content {
-        ColumnContent::Number | ColumnContent::Return | ColumnContent::Elapsed => {
+/// The value at the beginning of these words, and the words behind it. The value is `None` if it is not shown. A caller has no place yet.
+fn value<'w>(content: &RecordContent, words: &'w [u64]) -> Option<(Option<PrintedValue>, &'w [u64])> {
+    let (value, rest) = match content {
+        RecordContent::Number(names) | RecordContent::Return(names) => {
+            let (word, rest) = words.split_first()?;
+            let number = word.cast_signed();
+            let name = names.name(*word);
+            let named = |name: &str| PrintedValue::Enumerator(number, name.to_owned());
+            (name.map_or(PrintedValue::Number(number), named), rest)
+        }
+        RecordContent::Elapsed => {
             let (number, rest) = words.split_first()?;
-            Some((PrintedValue::Number(number.cast_signed()), rest))
+            (PrintedValue::Number(number.cast_signed()), rest)
         }
-        ColumnContent::Caller => {
+        RecordContent::Caller => {
             let (address, rest) = words.split_first()?;
-            Some((PrintedValue::Caller(*address, None), rest))
+            (PrintedValue::Caller(*address, None), rest)
         }
-        ColumnContent::Text => {
+        RecordContent::Text => {
             let (bytes, rest) = text(words)?;
             let end = bytes.iter().position(|byte| *byte == 0);
             let cut = end.is_none() && bytes.len() == RecordField::TEXT_BYTES as usize;
-            Some((shown(&bytes, end.unwrap_or(bytes.len()), cut), rest))
+            (shown(&bytes, end.unwrap_or(bytes.len()), cut), rest)
         }
-        ColumnContent::BoundedText => {
+        RecordContent::BoundedText => {
             let (bytes, rest) = text(words)?;
             let (length, rest) = rest.split_first()?;
             let length = usize::try_from(length.cast_signed()).unwrap_or(0);
-            if length == 0 {
-                return Some((PrintedValue::Text { bytes: Vec::new(), cut: false }, rest));
+            let value = match length {
+                0 => PrintedValue::Text { bytes: Vec::new(), cut: false },
+                _ => shown(&bytes, length.min(bytes.len()), length > bytes.len()),
+            };
+            (value, rest)
+        }
+        RecordContent::List(None) => {
+            let (length, rest) = words.split_first()?;
+            (PrintedValue::List(*length, Vec::new()), rest)
+        }
+        RecordContent::List(Some(scalar)) => {
+            let (bytes, rest) = text(words)?;
+            let (length, rest) = rest.split_first()?;
+            (list(&bytes, *length, *scalar), rest)
+        }
+        RecordContent::Variants(has_selector, variants) => return variant(*has_selector, variants, words),
+        RecordContent::Hidden => return Some((None, words)),
+    };
+    Some((Some(value), rest))
+}
+
+/// The first elements of a list of integers.
+fn list(read: &[u8], length: u64, scalar: Scalar) -> PrintedValue {
+    let elements = read.chunks_exact(scalar.width.bytes() as usize).map(|bytes| {
+        let mut word = [0; 8];
+        word.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+        scalar.extend(u64::from_le_bytes(word))
+    });
+    let elements: Vec<i64> = elements.take(usize::try_from(length).unwrap_or(usize::MAX)).collect();
+    if elements.is_empty() && length > 0 { PrintedValue::Unreadable } else { PrintedValue::List(length, elements) }
+}
+
+/// The variant that the first of these words tells, and the words behind the data of all variants.
+fn variant<'w>(
+    has_selector: bool,
+    variants: &[RecordVariant],
+    words: &'w [u64],
+) -> Option<(Option<PrintedValue>, &'w [u64])> {
+    let (selector, mut words) = match has_selector {
+        true => words.split_first().map(|(first, rest)| (Some(first.cast_signed()), rest))?,
+        false => (None, words),
+    };
+    let exact = variants.iter().any(|variant| variant.value.is_some() && variant.value == selector);
+    let mut found = None;
+    for RecordVariant { value: tells, name, data } in variants {
+        let data = match data {
+            Some(content) => {
+                let (data, rest) = value(content, words)?;
+                words = rest;
+                Some(data)
             }
-            Some((shown(&bytes, length.min(bytes.len()), length > bytes.len()), rest))
+            None => None,
+        };
+        if if exact { *tells == selector } else { tells.is_none() } {
+            let hidden = matches!(data, Some(None));
+            let value = data.flatten().map(Box::new);
+            found = Some(PrintedValue::Variant { name: name.clone(), value, hidden });
         }
     }
+    // a value of no variant: another thread has changed it meanwhile, or it was not readable
+    Some((Some(found.unwrap_or(PrintedValue::Unreadable)), words))
 }
 
 fn text(words: &[u64]) -> Option<(Vec<u8>, &[u64])> {
@@ -138,6 +200,8 @@ impl Counted {
 
 #[cfg(test)]
 mod tests {
+    use ingraft_model::{Enumerators, IntegerWidth, ValueNames};
+
     use super::*;
 
     #[test]
@@ -157,7 +221,7 @@ mod tests {
         assert!((0..1_000_000).all(|_| none.permits(start)));
     }
 
-    fn column(content: ColumnContent) -> RecordColumn {
+    fn column(content: RecordContent) -> RecordColumn {
         RecordColumn { name: String::new(), content }
     }
 
@@ -167,7 +231,7 @@ mod tests {
         std::iter::once(read).chain(bytes.chunks(8).map(|c| u64::from_le_bytes(c.try_into().expect("eight")))).collect()
     }
 
-    fn one(content: ColumnContent, words: Vec<u64>) -> Option<PrintedValue> {
+    fn one(content: RecordContent, words: Vec<u64>) -> Option<PrintedValue> {
         let record = TakenRecord { number: 0, words: std::iter::once(9).chain(words).collect() };
         call(&record, &[column(content)]).map(|(ticks, values)| {
             assert_eq!(ticks, 9);
@@ -182,14 +246,14 @@ mod tests {
     #[test]
     fn texts_end_where_they_do() {
         let long = [b'x'; 64];
-        assert_eq!(one(ColumnContent::Text, words(b"GET\0rest", 64)), shown(b"GET", false));
-        assert_eq!(one(ColumnContent::Text, words(b"\0", 64)), shown(b"", false));
-        assert_eq!(one(ColumnContent::Text, words(&long, 64)), shown(&long, true));
-        assert_eq!(one(ColumnContent::Text, words(b"abc", 3)), shown(b"abc", false), "memory ends there");
-        assert_eq!(one(ColumnContent::Text, words(b"", 0)), Some(PrintedValue::Unreadable));
+        assert_eq!(one(RecordContent::Text, words(b"GET\0rest", 64)), shown(b"GET", false));
+        assert_eq!(one(RecordContent::Text, words(b"\0", 64)), shown(b"", false));
+        assert_eq!(one(RecordContent::Text, words(&long, 64)), shown(&long, true));
+        assert_eq!(one(RecordContent::Text, words(b"abc", 3)), shown(b"abc", false), "memory ends there");
+        assert_eq!(one(RecordContent::Text, words(b"", 0)), Some(PrintedValue::Unreadable));
         let bounded = |text: &[u8], read, length: i64| {
             let words = [words(text, read), vec![length.cast_unsigned()]].concat();
-            one(ColumnContent::BoundedText, words)
+            one(RecordContent::BoundedText, words)
         };
         assert_eq!(bounded(b"ab\0cd", 64, 5), shown(b"ab\0cd", false));
         assert_eq!(bounded(&long, 64, 65), shown(&long, true));
@@ -199,11 +263,72 @@ mod tests {
     }
 
     #[test]
+    fn enumerators_have_names() {
+        let names = Enumerators::new(Scalar::INT, [(0, "IDLE".to_owned()), (u64::MAX, "FAILED".to_owned())]);
+        let names = ValueNames::from(names);
+        let named = |number, name: &str| Some(PrintedValue::Enumerator(number, name.to_owned()));
+        assert_eq!(one(RecordContent::Number(names.clone()), vec![0]), named(0, "IDLE"));
+        assert_eq!(one(RecordContent::Number(names.clone()), vec![17]), Some(PrintedValue::Number(17)));
+        assert_eq!(one(RecordContent::Return(names), vec![0xffff_ffff]), named(0xffff_ffff, "FAILED"));
+    }
+
+    #[test]
+    fn lists_have_as_many_elements_as_were_read() {
+        let list = |scalar, bytes: &[u8], read, length| {
+            one(RecordContent::List(Some(scalar)), [words(bytes, read), vec![length]].concat())
+        };
+        let short = Scalar { width: IntegerWidth::Two, signed: true };
+        let of = |length, elements: &[i64]| Some(PrintedValue::List(length, elements.to_vec()));
+        assert_eq!(list(short, &[1, 0, 0xff, 0xff, 7, 0], 64, 3), of(3, &[1, -1, 7]));
+        assert_eq!(list(short, &[1, 0, 2, 0, 9], 5, 100), of(100, &[1, 2]), "memory ends there");
+        assert_eq!(list(Scalar::POINTER, &[3], 64, u64::MAX), of(u64::MAX, &[3, 0, 0, 0, 0, 0, 0, 0]));
+        assert_eq!(list(short, &[], 0, 0), of(0, &[]));
+        assert_eq!(list(short, &[], 0, 2), Some(PrintedValue::Unreadable));
+        assert_eq!(one(RecordContent::List(None), vec![12]), of(12, &[]));
+    }
+
+    #[test]
+    fn variants_are_told_by_their_number_or_by_that_of_no_other() {
+        let variant = |value, name: &str, data| RecordVariant { value, name: name.to_owned(), data };
+        let told = |name: &str, value: Option<PrintedValue>| {
+            Some(PrintedValue::Variant { name: name.to_owned(), value: value.map(Box::new), hidden: false })
+        };
+        let text = || [words(b"abc", 64), vec![2]].concat();
+        let niche = RecordContent::Variants(
+            true,
+            vec![variant(Some(i64::MIN), "None", None), variant(None, "Some", Some(RecordContent::BoundedText))],
+        );
+        let bounded = shown(b"ab", false);
+        assert_eq!(one(niche.clone(), [vec![1 << 63], text()].concat()), told("None", None));
+        assert_eq!(one(niche.clone(), [vec![24], text()].concat()), told("Some", bounded.clone()));
+        assert_eq!(one(niche, vec![24]), None);
+        let tagged = RecordContent::Variants(
+            true,
+            vec![
+                variant(Some(0), "Number", Some(RecordContent::Number(ValueNames::None))),
+                variant(Some(1), "Text", Some(RecordContent::BoundedText)),
+                variant(Some(2), "More", Some(RecordContent::Hidden)),
+            ],
+        );
+        let words = |tag: u64| [vec![tag, 5], text()].concat();
+        assert_eq!(one(tagged.clone(), words(0)), told("Number", Some(PrintedValue::Number(5))));
+        assert_eq!(one(tagged.clone(), words(1)), told("Text", bounded));
+        let hidden = PrintedValue::Variant { name: "More".to_owned(), value: None, hidden: true };
+        assert_eq!(one(tagged.clone(), words(2)), Some(hidden));
+        assert_eq!(one(tagged, words(3)), Some(PrintedValue::Unreadable));
+        let only =
+            RecordContent::Variants(false, vec![variant(None, "Only", Some(RecordContent::Number(ValueNames::None)))]);
+        assert_eq!(one(only, vec![3]), told("Only", Some(PrintedValue::Number(3))));
+    }
+
+    #[test]
     fn a_record_without_its_values_is_none() {
-        assert_eq!(one(ColumnContent::Number, vec![7]), Some(PrintedValue::Number(7)));
-        assert_eq!(one(ColumnContent::Caller, vec![7]), Some(PrintedValue::Caller(7, None)));
-        assert_eq!(one(ColumnContent::Number, vec![]), None);
-        assert_eq!(one(ColumnContent::Text, vec![3, 4]), None);
+        assert_eq!(one(RecordContent::Number(ValueNames::None), vec![7]), Some(PrintedValue::Number(7)));
+        assert_eq!(one(RecordContent::Caller, vec![7]), Some(PrintedValue::Caller(7, None)));
+        assert_eq!(one(RecordContent::Number(ValueNames::None), vec![]), None);
+        assert_eq!(one(RecordContent::List(Some(Scalar::INT)), vec![3, 4]), None);
+        assert_eq!(one(RecordContent::Variants(true, Vec::new()), vec![]), None);
+        assert_eq!(one(RecordContent::Text, vec![3, 4]), None);
         assert!(call(&TakenRecord { number: 0, words: vec![] }, &[]).is_none());
     }
 

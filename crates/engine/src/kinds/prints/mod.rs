@@ -14,7 +14,7 @@ use ingraft_process::TickClock;
 
 use crate::api::{
     CallNumbers, EnableRequest, MeasurementId, MetricFocus, NamedFunction, PrintOptions, PrintedCall, PrintedCalls,
-    PrintedSite, PrintedValue, Removed,
+    PrintedColumn, PrintedSite, PrintedValue, Removed,
 };
 use crate::error::{Error, Reason};
 use crate::measure::request::{self, Owner, WantedPair};
@@ -80,7 +80,7 @@ impl PrintKind {
         let mut calls = Vec::new();
         for (tid, record) in records {
             let site = usize::from(record.number);
-            let Some(columns) = begun.sites.get(site).map(|site| &site.columns) else { continue };
+            let Some((_, columns)) = self.sites.get(site) else { continue };
             if !state.limiter.permits(ns(ticks(&record))) {
                 state.limited += 1;
                 continue;
@@ -117,6 +117,11 @@ impl PrintKind {
         }
         .counts(last.is_some())
     }
+}
+
+/// A column as clients see it.
+fn printed_column(column: &RecordColumn) -> PrintedColumn {
+    PrintedColumn { name: column.name.clone(), content: column.content.kind() }
 }
 
 /// Adds the places of callers.
@@ -172,7 +177,7 @@ impl Running for PrintKind {
         let named = |function| crate::pairs::function_ref(at.modules(), function).unwrap_or_default();
         let sites = self.sites.iter().map(|(function, columns)| PrintedSite {
             function: named(*function) as NamedFunction,
-            columns: columns.clone(),
+            columns: columns.iter().map(printed_column).collect(),
         });
         let sites = sites.collect();
         let (capacity, burst) = (self.options.capacity, code::burst(self.options));
