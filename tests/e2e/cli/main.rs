@@ -49,6 +49,7 @@ mod interrupts;
 mod joining;
 mod jumps;
 mod kernel;
+mod kinds;
 mod labels;
 mod launches;
 mod leaps;
