@@ -145,6 +145,11 @@ fn every_block_of_a_library_equals_callgrinds_count() {
     assert_equals_callgrind("libbz2", Path::new(library.expect("libbz2")), &[&path(&bzip2), "-kf", &path(&file)]);
 }
 
+/// A module, and an address in it.
+type Place = (String, u64);
+/// Executions by place.
+type Counts = BTreeMap<Place, u64>;
+
 /// The loop of an interpreter: the code of each operation ends in a computed jump to that of the next one.
 #[test]
 fn every_block_of_pythons_loop_equals_callgrinds_count() {
@@ -152,18 +157,31 @@ fn every_block_of_pythons_loop_equals_callgrinds_count() {
     if !have("valgrind") || !Path::new(python).exists() {
         skip!("valgrind or {python} is not installed");
     }
-    let program = "def f(n):\n try: return [x * x for x in range(n)] or n / 0\n except ZeroDivisionError: return {n: str(n)}\n\
-                   print(sum(len(f(n)) for n in range(300)), sorted({'a': 1, **{'b': 2}}))";
-    // Without the modules of the site, and without the environment. No hash of a text decides about the order of anything.
-    let arguments = &[python, "-S", "-E", "-s", "-c", program][..];
-    let plain = output(Command::new(python).args(&arguments[1..]));
-    let truth = executions(arguments);
+    // Without the modules of the site, and without the environment. No hash of a text decides about the order of anything. What python does
+    // before the program differs under valgrind, by a debugger's counts too, so the difference between two programs is compared.
     let pattern = format!("{function}#*");
-    let outcome =
-        tool().run([&["count", "--until-exit", "--own-status", &pattern, "--"], arguments].concat()).assert_code(0);
-    assert_eq!(outcome.other, plain.lines().collect::<Vec<_>>(), "what the program printed");
-    let (counts, refused) = counted(&outcome);
-    let wrong: Vec<_> = counts.iter().filter(|(place, count)| truth.get(place).unwrap_or(&0) != *count).collect();
+    let measured = |rounds: u32| {
+        let program = format!(
+            "def f(n):\n try: return [x * x for x in range(n)] or n / 0\n except ZeroDivisionError: return {{n: str(n)}}\n\
+             print(sum(len(f(n)) for n in range({rounds})), sorted({{'a': 1, **{{'b': 2}}}}))"
+        );
+        let arguments = &[python, "-S", "-E", "-s", "-c", &program][..];
+        let plain = output(Command::new(python).args(&arguments[1..]));
+        let truth = executions(arguments);
+        let outcome =
+            tool().run([&["count", "--until-exit", "--own-status", &pattern, "--"], arguments].concat()).assert_code(0);
+        assert_eq!(outcome.other, plain.lines().collect::<Vec<_>>(), "what the program printed");
+        let (counts, refused) = counted(&outcome);
+        (counts, refused, truth)
+    };
+    let (counts, refused, truth) = measured(300);
+    let (fewer, _, less) = measured(40);
+    let more = |all: &Counts, few: &Counts, place: &Place| {
+        let at = |counts: &Counts| counts.get(place).map_or(0, |count| count.cast_signed());
+        at(all) - at(few)
+    };
+    let is_wrong = |place: &&Place| more(&counts, &fewer, place) != more(&truth, &less, place);
+    let wrong: Vec<_> = counts.keys().filter(is_wrong).collect();
     assert!(wrong.is_empty(), "{} of {}: {wrong:x?}", wrong.len(), counts.len());
     let hot = counts.values().filter(|count| **count > 0).count();
     println!("{} blocks, {hot} of them executed, {refused} refused", counts.len());

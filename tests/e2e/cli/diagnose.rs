@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use ingraft_testing::causes::{self, Ailing, Cause};
 use ingraft_testing::server::Redis;

@@ -4,7 +4,6 @@
 
 mod asleep;
 mod audit;
-mod clients;
 mod copies;
 mod costs;
 mod files;

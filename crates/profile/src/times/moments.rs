@@ -287,7 +287,7 @@ impl Preparation {
 
 /// Mean and variance of all nodes of a function, and the buffers for them.
 #[derive(Debug, Default)]
-pub(super) struct Evaluation {
+pub(super) struct Workspace {
     /// Mean and variance of the cost of each block, with its callees.
     pub costs: Vec<Moments>,
     nodes: Vec<EvaluatedNode>,
@@ -303,7 +303,7 @@ struct EvaluatedNode {
     iterations: Option<f64>,
 }
 
-impl Evaluation {
+impl Workspace {
     /// Mean and variance of a call of the function.
     pub fn total(&self) -> Moments {
         self.nodes.first().map_or_else(Moments::default, |node| node.moments)
@@ -324,9 +324,9 @@ impl PreparedFunction {
     }
 
     /// Computes mean and variance of each node from the costs of the blocks.
-    pub fn evaluate(&self, evaluation: &mut Evaluation) {
-        evaluation.nodes.clear();
-        evaluation.nodes.resize(self.nodes.len(), EvaluatedNode::default());
+    pub fn evaluate(&self, workspace: &mut Workspace) {
+        workspace.nodes.clear();
+        workspace.nodes.resize(self.nodes.len(), EvaluatedNode::default());
         for (place, node) in self.nodes.iter().enumerate().rev() {
             let begin = |before: &PreparedNode| before.branches_end as usize;
             let first = place.checked_sub(1).and_then(|before| self.nodes.get(before)).map_or(0, begin);
@@ -337,7 +337,7 @@ impl PreparedFunction {
                 let dependents = self.dependents.get(begin as usize..branch.dependents_end as usize);
                 begin = branch.dependents_end;
                 let dependents = dependents.unwrap_or_default().iter();
-                let dependents = dependents.filter_map(|place| evaluation.nodes.get(*place as usize));
+                let dependents = dependents.filter_map(|place| workspace.nodes.get(*place as usize));
                 let sum = dependents.fold(Moments::default(), |sum, one| sum.after(one.moments));
                 match branch.iterates {
                     true => iterations = iterations.or(Some((branch.frequency, sum))),
@@ -345,7 +345,7 @@ impl PreparedFunction {
                 }
             }
             let own = match node.kind {
-                PreparedKind::Block(block) => evaluation.cost(block),
+                PreparedKind::Block(block) => workspace.cost(block),
                 _ => Moments::default(),
             };
             let mut variance = ways.variance_of_means();
@@ -357,7 +357,7 @@ impl PreparedFunction {
                     variance: sum.variance.scaled(factor) + VarianceRange::both(variance),
                 }
             });
-            if let Some(slot) = evaluation.nodes.get_mut(place) {
+            if let Some(slot) = workspace.nodes.get_mut(place) {
                 *slot = EvaluatedNode {
                     moments: own.after(ways.moments()).after(loops),
                     own: variance,
@@ -368,11 +368,11 @@ impl PreparedFunction {
     }
 
     /// All times of the function, after [`Self::evaluate`].
-    pub fn times(&self, evaluation: &mut Evaluation) -> PredictedTimes {
-        let total = evaluation.total();
+    pub fn times(&self, workspace: &mut Workspace) -> PredictedTimes {
+        let total = workspace.total();
         let told = self.nodes.iter().filter(|node| node.kind != PreparedKind::Other).count();
         let mut nodes = Vec::with_capacity(told);
-        for (node, EvaluatedNode { moments, iterations, .. }) in self.nodes.iter().zip(&evaluation.nodes) {
+        for (node, EvaluatedNode { moments, iterations, .. }) in self.nodes.iter().zip(&workspace.nodes) {
             let (origin, iterations) = match node.kind {
                 PreparedKind::Function => (TimedPart::Function, None),
                 PreparedKind::Block(block) => (TimedPart::Block(block as usize), None),
@@ -382,36 +382,36 @@ impl PreparedFunction {
             let Moments { mean, variance } = *moments;
             nodes.push(NodeTime { origin, frequency: node.frequency, mean, variance, iterations });
         }
-        let shares = self.shares(evaluation, total.variance);
+        let shares = self.shares(workspace, total.variance);
         PredictedTimes { mean: total.mean, variance: total.variance, nodes, shares }
     }
 
     /// The sources of the variance.
-    fn shares(&self, evaluation: &mut Evaluation, total: VarianceRange) -> Vec<VarianceShare> {
+    fn shares(&self, workspace: &mut Workspace, total: VarianceRange) -> Vec<VarianceShare> {
         if total == VarianceRange::default() {
             return Vec::new();
         }
-        let mut causes = std::mem::take(&mut evaluation.causes);
+        let mut causes = std::mem::take(&mut workspace.causes);
         causes.clear();
         let mut add = |cause: VarianceCause, own: VarianceRange| {
             if own != VarianceRange::default() {
                 causes.push((cause, narrow(causes.len()), own));
             }
         };
-        for (node, evaluated) in self.nodes.iter().zip(&evaluation.nodes) {
+        for (node, evaluated) in self.nodes.iter().zip(&workspace.nodes) {
             let own = VarianceRange::both(evaluated.own).scaled(node.weights());
             match node.kind {
                 PreparedKind::Block(block) => {
                     let cause = if node.exits { VarianceCause::Exit } else { VarianceCause::Branch };
                     let at = block as usize;
-                    add(VarianceCause::Callee(at), evaluation.cost(block).variance.scaled(node.weights()));
+                    add(VarianceCause::Callee(at), workspace.cost(block).variance.scaled(node.weights()));
                     add(cause(at), own);
                 }
                 PreparedKind::Loop(header) => add(VarianceCause::Trips(header as usize), own),
                 PreparedKind::Function | PreparedKind::Other => add(VarianceCause::Arrival, own),
             }
         }
-        // What has one cause is added up in the order of the nodes.
+        // Shares of one cause are added up in the order of the nodes.
         causes.sort_unstable_by_key(|(cause, at, _)| (*cause, *at));
         let part = |own: f64, all: f64| if all > 0.0 && all.is_finite() { own / all } else { 0.0 };
         let mut shares = Vec::with_capacity(causes.len());
@@ -425,7 +425,7 @@ impl PreparedFunction {
                 shares.push(VarianceShare { cause: *cause, share });
             }
         }
-        evaluation.causes = causes;
+        workspace.causes = causes;
         shares.sort_unstable_by(|a, b| b.share.independent.total_cmp(&a.share.independent).then(a.cause.cmp(&b.cause)));
         shares
     }

@@ -9,7 +9,7 @@ use ingraft_model::Lists;
 
 use super::flow::{FlowCall, MeasuredFlow};
 use super::linear::FeedbackSystem;
-use super::moments::{Evaluation, Moments, PredictedTimes, Preparation, PreparedFunction, VarianceRange};
+use super::moments::{Moments, PredictedTimes, Preparation, PreparedFunction, VarianceRange, Workspace};
 use super::no_times::NoTimes;
 
 /// The functions of a program, and their times as far as they are known.
@@ -77,7 +77,7 @@ impl<'p> ProgramTimes<'p> {
     fn solve(&mut self, mut times: Option<&mut AllTimes>) {
         self.known = vec![None; self.functions.len()];
         let groups = std::mem::take(&mut self.groups);
-        let mut evaluation = Evaluation::default();
+        let mut evaluation = Workspace::default();
         groups.iter().for_each(|group| self.solve_group(group, &mut evaluation, times.as_deref_mut()));
         self.groups = groups;
     }
@@ -104,7 +104,7 @@ impl<'p> ProgramTimes<'p> {
     }
 
     /// Computes mean and variance of the nodes of a function, as far as those of its callees are known; `None` if the function is not prepared.
-    fn evaluate(&self, function: usize, evaluation: &mut Evaluation) -> Option<&PreparedFunction> {
+    fn evaluate(&self, function: usize, evaluation: &mut Workspace) -> Option<&PreparedFunction> {
         let prepared = self.prepared.get(function)?.as_ref().ok()?;
         let of_call = |called: Moments, own: &f64| Moments { mean: own + called.mean, variance: called.variance };
         let costs = self.costs.get(function).map_or(&[][..], Cow::as_ref);
@@ -124,7 +124,7 @@ impl<'p> ProgramTimes<'p> {
     }
 
     /// Computes the times of functions that call each other, or of one function.
-    fn solve_group(&mut self, group: &[usize], evaluation: &mut Evaluation, times: Option<&mut AllTimes>) {
+    fn solve_group(&mut self, group: &[usize], evaluation: &mut Workspace, times: Option<&mut AllTimes>) {
         let is_ready = |f: &&usize| self.prepared.get(**f).is_some_and(Result::is_ok);
         let calls_itself = |only: usize| self.calls.get(only).iter().any(|call| call.callee == only && call.count > 0);
         if let [only] = group
@@ -166,13 +166,13 @@ impl<'p> ProgramTimes<'p> {
     }
 
     /// Mean and variance of a call of a function, as far as those of its callees are known.
-    fn total(&self, function: usize, evaluation: &mut Evaluation) -> Option<Moments> {
+    fn total(&self, function: usize, evaluation: &mut Workspace) -> Option<Moments> {
         self.evaluate(function, evaluation)?;
         Some(evaluation.total())
     }
 
     /// Solves functions that call each other; `None` if their calls need not end.
-    fn solve_together(&mut self, members: &[usize], evaluation: &mut Evaluation) -> Option<Vec<Moments>> {
+    fn solve_together(&mut self, members: &[usize], evaluation: &mut Workspace) -> Option<Vec<Moments>> {
         let position: BTreeMap<usize, usize> =
             members.iter().enumerate().map(|(at, function)| (*function, at)).collect();
         // Nothing of the members themselves counts yet.

@@ -20,17 +20,17 @@ const SPAN: Duration = Duration::from_secs(4);
 pub fn rows() -> Vec<BenchRow> {
     let all = trials();
     let unit = format!(" of {all}");
-    let running: Vec<Search> = (0..all).map(|_| running()).collect();
-    let waiting: Vec<Search> = (0..all).map(|_| waiting()).collect();
+    let running: Vec<HotSearch> = (0..all).map(|_| running()).collect();
+    let waiting: Vec<HotSearch> = (0..all).map(|_| waiting()).collect();
     let mut rows = Vec::new();
     let count =
-        |found: &[Search], is_right: fn(&Search) -> bool| found.iter().filter(|one| is_right(one)).count() as f64;
-    let detail = |found: &[Search]| {
+        |found: &[HotSearch], is_right: fn(&HotSearch) -> bool| found.iter().filter(|one| is_right(one)).count() as f64;
+    let detail = |found: &[HotSearch]| {
         let times = found.iter().map(|one| one.took.as_secs_f64());
         let longest = times.clone().fold(0.0, f64::max);
         format!(" ({:.1} s in the median, {longest:.1} s at most)", median(times))
     };
-    let mut row = |what: &str, found: &[Search], is_right: fn(&Search) -> bool| {
+    let mut row = |what: &str, found: &[HotSearch], is_right: fn(&HotSearch) -> bool| {
         let right = count(found, is_right);
         rows.push(BenchRow::at_least(what, right, all as f64, &unit, &detail(found)));
     };
@@ -43,7 +43,7 @@ pub fn rows() -> Vec<BenchRow> {
 }
 
 /// Result of one program.
-struct Search {
+struct HotSearch {
     is_first: bool,
     is_near: bool,
     took: Duration,
@@ -73,7 +73,7 @@ fn share(row: &Value, key: &str) -> (f64, f64) {
     (number(key), number(&format!("{key}_error")))
 }
 
-fn running() -> Search {
+fn running() -> HotSearch {
     let mut target = Mutatee::start("planted", &[]);
     target.ask("run");
     let begin = Instant::now();
@@ -92,10 +92,10 @@ fn running() -> Search {
     };
     let is_near = ["seventy", "twenty", "ten"].into_iter().all(is_near);
     let is_first = took <= FIRST_WITHIN && rows.first().is_some_and(|row| row["function"] == "seventy");
-    Search { is_first, is_near, took }
+    HotSearch { is_first, is_near, took }
 }
 
-fn waiting() -> Search {
+fn waiting() -> HotSearch {
     let mut target = Mutatee::start("planted", &[]);
     let threads = [target.ask("sleep").number("tid sleeper"), target.ask("lock").number("tid waiter")];
     let [sleeper, waiter] = threads.map(|tid| tid.to_string());
@@ -119,7 +119,7 @@ fn waiting() -> Search {
         (share - 0.5).abs() <= 4.0 * (0.25 / base).sqrt()
     };
     let is_near = first.len() == 2 && first.iter().all(is_near);
-    Search { is_first: is_first && took <= FIRST_WITHIN, is_near, took }
+    HotSearch { is_first: is_first && took <= FIRST_WITHIN, is_near, took }
 }
 
 /// Processor time of a lap of the busy thread while it is sampled, beside the same without samples.

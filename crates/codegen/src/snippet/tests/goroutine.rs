@@ -32,9 +32,9 @@ fn environments() -> [Environment; 2] {
 
 /// Lists of goroutines in a machine.
 #[derive(Clone, Copy)]
-struct Lists(Area);
+struct GoroutineLists(Area);
 
-impl Lists {
+impl GoroutineLists {
     fn at(self, offset: u64) -> u64 {
         self.0.at(u64::from(SHARD), 0) + offset
     }
@@ -215,7 +215,7 @@ struct Record {
 
 /// Thread that executes the goroutine, in a call of it.
 fn thread(env: &Environment, routine: Routine, list: &[Record]) -> Machine {
-    let lists = Lists(Area(env.data));
+    let lists = GoroutineLists(Area(env.data));
     let mut m = machine(env, routine);
     (m.gs, m.fs) = (OWN * env.data.stride, THREAD);
     m.mapped.push(THREAD - 0x1000..THREAD + 0x1000);
@@ -249,7 +249,7 @@ fn thread(env: &Environment, routine: Routine, list: &[Record]) -> Machine {
 }
 
 fn check(env: &Environment, routine: Routine, m: &Machine, what: &str) {
-    let lists = Lists(Area(env.data));
+    let lists = GoroutineLists(Area(env.data));
     let model = |m: &mut Machine| match routine {
         Routine::Park => lists.park(env, m),
         Routine::Fetch => lists.fetch(env, m),
@@ -315,9 +315,9 @@ fn every_thread() {
             for top in [0, 64, room - 64, room].into_iter().filter(|top| routine != Routine::Park || *top != 0) {
                 let mut m = thread(&env, routine, &list);
                 m.mapped.push(area.at(OWN + 1, 0)..area.at(OWN + 1, 0) + 64);
-                m.write(Lists(area).top(), 8, top);
+                m.write(GoroutineLists(area).top(), 8, top);
                 if top != 0 {
-                    m.write(Lists(area).own(top - 64, record::NAME), 4, u64::from(OTHER));
+                    m.write(GoroutineLists(area).own(top - 64, record::NAME), 4, u64::from(OTHER));
                 }
                 check(&env, routine, &m, &format!("top {top:#x}"));
             }
@@ -328,7 +328,7 @@ fn every_thread() {
 #[test]
 fn every_place_of_the_goroutine() {
     for env in environments() {
-        let lists = Lists(Area(env.data));
+        let lists = GoroutineLists(Area(env.data));
         for routine in ALL {
             for taken in 0..=u64::from(PROBES) {
                 for known in [false, true] {
@@ -360,7 +360,7 @@ fn every_place_of_the_goroutine() {
 fn every_state_of_the_unused_records() {
     let stale = [Record { below: -16, name: NAME, handed: false }, Record { below: 0, name: NAME, handed: false }];
     for env in environments() {
-        let lists = Lists(Area(env.data));
+        let lists = GoroutineLists(Area(env.data));
         let free = lists.at(u64::from(FREE));
         for routine in ALL {
             for changes in [0, 1, u64::from(u32::MAX)] {
