@@ -125,6 +125,8 @@ fn collect(all: &Structures, name: &str, prefix: &str, left_out: bool, keys: &mu
         let kind = match (&element, of.as_str()) {
             (Some(element), _) => match element.as_str() {
                 "String" => "list of texts",
+                // A key as what it is: a name, a number, a text, or null.
+                "KeyText" => "list",
                 "[u64; 3]" => "list of lists",
                 element if all.contains_key(element) => "list of objects",
                 _ => "list of integers",

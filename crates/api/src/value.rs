@@ -1,6 +1,6 @@
 //! Values of a measurement.
 
-use ingraft_model::{Activations, Distribution, Fold, KeyTable, ObjectState, Pid, Tid};
+use ingraft_model::{Activations, Distribution, Fold, KeyPart, KeyTable, ObjectState, Pid, TableKey, Tid};
 
 use crate::ModulePlace;
 
@@ -176,7 +176,7 @@ impl From<&KeyTable> for Keys {
     fn from(table: &KeyTable) -> Self {
         let (mut values, others, unlisted): (Vec<KeyValue>, i64, u64) = match table.fold {
             Fold::Sum => {
-                let each = |(&key, &value): (&u64, &i64)| KeyValue { key, value, ..KeyValue::default() };
+                let each = |(key, &value): (&TableKey, &i64)| KeyValue { value, ..key.into() };
                 (table.values.iter().map(each).collect(), table.others, 0)
             }
             Fold::Last => {
@@ -189,7 +189,8 @@ impl From<&KeyTable> for Keys {
                 (table.states().map(each).collect(), 0, table.others.cast_unsigned())
             }
         };
-        values.sort_by_key(|v| (std::cmp::Reverse(v.value), v.object, v.key));
+        // Keys of one value stay in their order.
+        values.sort_by_key(|v| (std::cmp::Reverse(v.value), v.object));
         let beyond = values.split_off(values.len().min(Keys::MAX));
         Keys { values, others: beyond.iter().fold(others, |sum, v| sum.wrapping_add(v.value)), unlisted }
     }
@@ -198,8 +199,10 @@ impl From<&KeyTable> for Keys {
 /// The value of one key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyValue {
-    /// The key, as a number that the code computed.
+    /// The key, as a number that the code computed; 0 if `parts` has the key.
     pub key: u64,
+    /// Parts of a key that is a text or has several values; empty if the key is one number.
+    pub parts: Vec<NamedPart>,
     /// The variable or function at whose address, or inside of which, the key points: `lock`, `file.c:lock+0x28`, `libx:lock`, `main+0x1a`.
     pub name: Option<String>,
     /// Name of the enumerator that the key is; `None` if the keys are no enumeration, or no enumerator has the value.
@@ -210,6 +213,64 @@ pub struct KeyValue {
     pub value: i64,
     /// State of the object at this address; `None` unless a list of objects that contains it is measured in the target.
     pub object: Option<ObjectState>,
+}
+
+/// A part of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedPart {
+    /// The part.
+    pub part: KeyPart,
+    /// Name of a number, as [`KeyValue::name`].
+    pub name: Option<String>,
+    /// Name of the enumerator that a number is, as [`KeyValue::enumerator`].
+    pub enumerator: Option<String>,
+    /// The code to which a number points, as [`KeyValue::place`].
+    pub place: Option<Box<ModulePlace>>,
+}
+
+impl From<&TableKey> for KeyValue {
+    /// The key without its value and names.
+    fn from(key: &TableKey) -> Self {
+        match key {
+            TableKey::Number(key) => KeyValue { key: *key, ..KeyValue::default() },
+            TableKey::Parts(parts) => {
+                let named =
+                    |part: &KeyPart| NamedPart { part: part.clone(), name: None, enumerator: None, place: None };
+                KeyValue { parts: parts.iter().map(named).collect(), ..KeyValue::default() }
+            }
+        }
+    }
+}
+
+impl KeyValue {
+    /// The numbers of the key, whose names can be set.
+    pub fn numbers_mut(&mut self) -> impl Iterator<Item = KeyNumber<'_>> {
+        let KeyValue { key, parts, name, enumerator, place, .. } = self;
+        let alone = parts.is_empty().then_some(KeyNumber { part: 0, number: *key, name, enumerator, place });
+        let of_parts = parts.iter_mut().enumerate().filter_map(|(n, part)| match part.part {
+            KeyPart::Number(number) => {
+                let NamedPart { name, enumerator, place, .. } = part;
+                Some(KeyNumber { part: n, number, name, enumerator, place })
+            }
+            KeyPart::Text { .. } | KeyPart::Unreadable => None,
+        });
+        alone.into_iter().chain(of_parts)
+    }
+}
+
+/// A number in a key, and its names.
+#[derive(Debug)]
+pub struct KeyNumber<'a> {
+    /// Position of the part in the key, from 0.
+    pub part: usize,
+    /// The number.
+    pub number: u64,
+    /// Name of the number, as [`KeyValue::name`].
+    pub name: &'a mut Option<String>,
+    /// Name of the enumerator that it is, as [`KeyValue::enumerator`].
+    pub enumerator: &'a mut Option<String>,
+    /// The code to which it points, as [`KeyValue::place`].
+    pub place: &'a mut Option<Box<ModulePlace>>,
 }
 
 /// Time for which an event was counted. Events that share the processor's counters are counted in turn.

@@ -9,8 +9,9 @@ use ingraft_codegen::{
 use ingraft_model::histogram::{HEAD, SQUARE_BITS, SQUARES, VALUE_BITS, squares};
 use ingraft_model::layout::{COUNTERS, TOP, header, record};
 use ingraft_model::{
-    Avma, Bias, BinaryOp, CallRecord, Clock, CpuClock, Expr, Float, FloatFormat, Fold, KeptValue, PatchPlan, PointKind,
-    Resolution, Restore, Shape, Site, Snippet, Stmt, ThreadIdentity, TimeUnit, VariableId, WallClock, Whose,
+    Avma, Bias, BinaryOp, CallRecord, Clock, CpuClock, Expr, Float, FloatFormat, KeptValue, KeyField, PatchPlan,
+    Places, PointKind, Resolution, Restore, Shape, Site, Snippet, Stmt, TableKey, TableShape, ThreadIdentity, TimeUnit,
+    VariableId, WallClock, Whose,
 };
 use support::image::{self, HELPER, Outcome, Program, SCRATCH, Step, TEXT};
 use support::*;
@@ -250,7 +251,7 @@ impl Nest {
             panic!("{e}\n{}", list(&weave.plan, &weave.woven));
         }
         assert!(weave.woven.iter().all(Result::is_ok), "{:?}", weave.woven);
-        let counters = 20 + Shape::Table(Fold::Sum).slots().max(Shape::Histogram(Resolution::Fine).slots()) as usize;
+        let counters = 20 + TableShape::SUMS.slots().max(Shape::Histogram(Resolution::Fine).slots()) as usize;
         let program = |plans| Program { env, text: self.text.clone(), plans, steps: steps.clone(), counters };
         let (plain, out) = (program(vec![]).run(), program(vec![&weave.plan]).run());
         assert_eq!(plain.calls, out.calls);
@@ -397,13 +398,14 @@ fn values_fall_into_their_buckets() {
 
 #[test]
 fn values_of_keys_add_up_until_no_place_is_in_reach() {
-    use ingraft_model::table::{KeyTable, MULTIPLIER, PLACE_BITS, PROBES};
+    use ingraft_model::table::{KeyTable, MULTIPLIER, PROBES};
     let nest = nest();
-    let add = |key: Expr, amount: Expr| Stmt::AddAt(v(3), key, amount);
+    let add = |key: Expr, amount: Expr| Stmt::AddAt(v(3), TableShape::SUMS, vec![KeyField::Number(key)], amount);
     let c = |n: u64| Expr::Const(n.cast_signed());
     // The search for these keys begins at the last place and continues at the first.
-    let hash = |key: &u64| key.wrapping_mul(MULTIPLIER) >> (64 - PLACE_BITS);
-    let same: Vec<u64> = (1..).filter(|key| hash(key) == (1 << PLACE_BITS) - 1).take(PROBES as usize + 2).collect();
+    let hash = |key: &u64| key.wrapping_mul(MULTIPLIER) >> (64 - Places::FEW.bits());
+    let same: Vec<u64> =
+        (1..).filter(|key| hash(key) == u64::from(Places::FEW.count()) - 1).take(PROBES as usize + 2).collect();
     let mut stmts: Vec<Stmt> = same.iter().map(|key| add(c(*key), c(key + 1))).collect();
     stmts.extend([
         add(c(0), c(7)),
@@ -414,7 +416,7 @@ fn values_of_keys_add_up_until_no_place_is_in_reach() {
     let large = (1..).find(|key| hash(key) == 0).expect("a key");
     let asked = [same[0], same[PROBES as usize - 1], same[PROBES as usize], 0, u64::MAX, 1 << 63, large];
     let weighed = (1..).zip(asked).map(|(weight, key)| {
-        let value = Expr::ValueAt(v(3), Box::new(c(key)));
+        let value = Expr::ValueAt(v(3), Places::FEW, Box::new(c(key)));
         Expr::Binary(BinaryOp::Multiply, Box::new(value), Box::new(c(weight)))
     });
     let sum = |a, b| Expr::Binary(BinaryOp::Add, Box::new(a), Box::new(b));
@@ -422,17 +424,18 @@ fn values_of_keys_add_up_until_no_place_is_in_reach() {
     let (keyed, nothing) = (snippet(stmts), snippet(vec![]));
     let calls = 3;
     let out = nest.run(GLIBC, [&nothing, &nothing], [&nothing, &keyed], &vec![0; calls as usize]);
-    let table = KeyTable::from_slots(Fold::Sum, |n| out.shards[2][20 + n as usize]);
+    let table = KeyTable::from_slots(TableShape::SUMS, |n| out.shards[2][20 + n as usize]);
     let returned = out.calls[0].registers[0].cast_signed();
     let mut expected: Vec<(u64, i64)> =
         same.iter().take(PROBES as usize).map(|key| (*key, calls * (key + 1).cast_signed())).collect();
     expected.extend([(0, calls * 7), (u64::MAX, calls * returned), (1 << 63, calls * -9)]);
     expected.push(((returned + (1 << 40)).cast_unsigned(), calls << 41));
     expected.sort_unstable();
-    let known = |key: &u64| table.values.get(key).copied().unwrap_or(0);
+    let known = |key: &u64| table.values.get(&TableKey::Number(*key)).copied().unwrap_or(0);
     let weighed: i64 = (1..).zip(&asked).map(|(weight, key): (i64, _)| known(key) * weight).sum();
     assert_eq!(out.shards[2][12], weighed, "what code reads: 0 of what found no place");
-    assert_eq!(table.values.into_iter().collect::<Vec<_>>(), expected);
+    let found: Vec<_> = table.values.iter().map(|(key, value)| (key.number().expect("a number"), *value)).collect();
+    assert_eq!(found, expected);
     let beyond: i64 = same.iter().skip(PROBES as usize).map(|key| calls * (key + 1).cast_signed()).sum();
     assert_eq!(table.others, beyond);
 }
@@ -479,6 +482,7 @@ fn values_by_index_fall_into_their_granules() {
         }
         let inside = numbers.iter().filter_map(|n| expected.get(&u64::from(ranges.index(*n)?)));
         assert_eq!(out.shards[2][12], 2 * inside.sum::<i64>(), "{ranges:?}");
+        let expected = expected.into_iter().map(|(key, value): (u64, i64)| (TableKey::Number(key), value)).collect();
         assert_eq!((table.values, table.others), (expected, outside), "{ranges:?}");
     }
 }
@@ -501,7 +505,7 @@ fn the_last_mark_of_an_object_tells_its_state() {
     ]);
     let nothing = snippet(vec![]);
     let out = nest.run(GLIBC, [&nothing, &nothing], [&enter, &leave], &[0; 3]);
-    let table = KeyTable::from_slots(Fold::Last, |n| out.shards[2][20 + n as usize]);
+    let table = KeyTable::from_slots(TableShape::OBJECTS, |n| out.shards[2][20 + n as usize]);
     let returned = out.calls[0].registers[0];
     let mut expected = vec![
         (0, state(ObjectKind::SpinLock, true)),
@@ -512,7 +516,8 @@ fn the_last_mark_of_an_object_tells_its_state() {
     expected.sort_unstable();
     assert_eq!(table.states().collect::<Vec<_>>(), expected);
     // A later mark has a later time.
-    assert!(table.values[&0] < table.values[&0x10] && table.values[&0x10] <= table.values[&0x20]);
+    let mark = |key: u64| table.values[&TableKey::Number(key)];
+    assert!(mark(0) < mark(0x10) && mark(0x10) <= mark(0x20));
     assert_eq!((table.total(), table.others), (2, 0));
 }
 

@@ -9,8 +9,8 @@ use ingraft_codegen::{
 };
 use ingraft_model::snippet::Appended;
 use ingraft_model::{
-    Avma, Bias, BinaryOp, Capacity, Expr, Gpr, ObjectKind, ObjectState, Ranges, Site, Snippet, Stmt, Svma,
-    ThreadIdentity, UnaryOp, VariableId,
+    Avma, Bias, BinaryOp, Capacity, Expr, Gpr, KeyField, KeyParts, ObjectKind, ObjectState, Places, Ranges, Site,
+    Snippet, Stmt, Svma, TableShape, ThreadIdentity, UnaryOp, VariableId,
 };
 use support::*;
 
@@ -207,14 +207,18 @@ fn snippets() {
         let capacity = Capacity::of_bytes(1 << 16).expect("a capacity");
         Stmt::Append(v(0), capacity, Appended { time, stack, bytes: bytes.to_vec(), waits })
     };
+    let sum_at = |key, amount| Stmt::AddAt(v(0), TableShape::SUMS, vec![KeyField::Number(key)], amount);
+    let pair = TableShape { parts: KeyParts::of([false, false]).expect("two"), ..TableShape::SUMS };
+    let pair_at = Stmt::AddAt(v(0), pair, vec![KeyField::Number(Arg(0)), KeyField::Number(Arg(1))], Arg(2));
     let shift = op(B::ShiftLeft, Const(1), op(B::And, Arg(3), Const(7)));
     let range = op(B::LogicalAnd, op(B::GreaterOrEqual, Arg(1), Const(16)), op(B::Less, Arg(1), Const(4096)));
     for (identity, stmts) in [
         (GLIBC, vec![Stmt::Add(v(0), Arg(1))]),
         (GLIBC, vec![Stmt::Add(v(0), Const(1)), Stmt::Add(v(1), Const(-3))]),
         (GLIBC, vec![Stmt::Set(v(0), Const(1 << 40))]),
-        (GLIBC, vec![Stmt::AddAt(v(0), Arg(0), Const(1))]),
-        (GLIBC, vec![Stmt::AddAt(v(0), op(B::Add, Arg(0), Const(8)), Arg(3))]),
+        (GLIBC, vec![sum_at(Arg(0), Const(1))]),
+        (GLIBC, vec![sum_at(op(B::Add, Arg(0), Const(8)), Arg(3))]),
+        (GLIBC, vec![pair_at]),
         (GLIBC, vec![Stmt::AddIn(v(0), Ranges::new(-4, 30, 10).expect("granules"), Arg(0), Arg(1))]),
         (GLIBC, vec![Stmt::AddIn(v(0), Ranges::numbers(5).expect("granules"), Const(2), Const(1))]),
         (GLIBC, vec![append(false, false, false, &[0x17])]),
@@ -222,7 +226,7 @@ fn snippets() {
         (GLIBC, vec![append(true, false, false, &[0xf0, 0x01])]),
         (GLIBC, vec![append(false, false, true, &[0x17])]),
         (GLIBC, vec![Stmt::Mark(v(0), Arg(0), ObjectState { kind: ObjectKind::RwLock, retired: true })]),
-        (GLIBC, vec![Stmt::If(Expr::ValueAt(v(0), Box::new(Arg(0))), vec![Stmt::AddAt(v(0), Arg(1), Const(2))])]),
+        (GLIBC, vec![Stmt::If(Expr::ValueAt(v(0), Places::FEW, Box::new(Arg(0))), vec![sum_at(Arg(1), Const(2))])]),
         (GLIBC, vec![Stmt::If(Expr::ValueIn(v(0), Ranges::numbers(5).expect("granules"), Box::new(Arg(0))), vec![])]),
         (GLIBC, vec![Stmt::If(range, vec![Stmt::Add(v(0), Const(1))])]),
         (GLIBC, vec![Stmt::Add(v(0), op(B::Divide, Arg(2), Arg(7)))]),

@@ -9,8 +9,8 @@ use ingraft_codegen::{
 };
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
-    Avma, Bias, BinaryOp, CallRecord, Clock, Expr, KeptValue, KeyListing, PatchPlan, PcMove, Ranges, Restore, Site,
-    Snippet, Stmt, Svma, TextWrite, ThreadIdentity, VariableId, listed, table,
+    Avma, Bias, BinaryOp, CallRecord, Clock, Expr, KeptValue, KeyField, KeyListing, PatchPlan, PcMove, Places, Ranges,
+    Restore, Site, Snippet, Stmt, Svma, TableShape, TextWrite, ThreadIdentity, VariableId, listed, table,
 };
 use proptest::prelude::*;
 use support::random::{Field, functions, lay_out};
@@ -256,13 +256,14 @@ fn wrong_changes_of_a_slot_are_found() {
 
 #[test]
 fn a_place_of_a_table_that_may_be_any_is_refused() {
-    let add = Stmt::AddAt(VariableId(0), Expr::Arg(0), Expr::Const(1));
-    any_place_is_refused(add, table::PLACES, table::PROBES as usize);
+    let add = Stmt::AddAt(VariableId(0), TableShape::SUMS, vec![KeyField::Number(Expr::Arg(0))], Expr::Const(1));
+    let masked = 2 * Places::FEW.count() - 1;
+    any_place_is_refused(add, masked, table::PROBES as usize);
     let ranges = Ranges::new(-8, 4096, 8).expect("granules");
     any_place_is_refused(Stmt::AddIn(VariableId(0), ranges, Expr::Arg(0), Expr::Const(1)), 512, 1);
     let key = Box::new(Expr::Arg(0));
-    let value = Stmt::If(Expr::ValueAt(VariableId(0), key.clone()), vec![]);
-    any_place_is_refused(value, table::PLACES, table::PROBES as usize);
+    let value = Stmt::If(Expr::ValueAt(VariableId(0), Places::FEW, key.clone()), vec![]);
+    any_place_is_refused(value, masked, table::PROBES as usize);
     any_place_is_refused(Stmt::If(Expr::ValueIn(VariableId(0), ranges, key), vec![]), 512, 1);
 }
 

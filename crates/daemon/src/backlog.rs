@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use ingraft_api::{Details, KeyValue, Reading, ThreadValue, Value};
-use ingraft_model::Distribution;
+use ingraft_api::{Details, KeyValue, NamedPart, Reading, ThreadValue, Value};
+use ingraft_model::{Distribution, KeyPart};
 use ingraft_wire::value::pair_value;
 use ingraft_wire::{PART_BYTES, ProtocolFailure, sample, v1};
 use prost::Message;
@@ -121,7 +121,12 @@ fn weight_of_details(details: &Details) -> usize {
     };
     let threads =
         details.threads.iter().map(|t| size_of::<ThreadValue>() + distribution(&t.distribution)).sum::<usize>();
-    let key = |v: &KeyValue| size_of::<KeyValue>() + v.name.as_ref().map_or(0, String::len);
+    let name = |name: &Option<String>| name.as_ref().map_or(0, String::len);
+    let part = |v: &NamedPart| match &v.part {
+        KeyPart::Text { bytes, .. } => size_of::<NamedPart>() + bytes.len(),
+        KeyPart::Number(_) | KeyPart::Unreadable => size_of::<NamedPart>() + name(&v.name),
+    };
+    let key = |v: &KeyValue| size_of::<KeyValue>() + name(&v.name) + v.parts.iter().map(part).sum::<usize>();
     let keys = details.keys.iter().flat_map(|keys| &keys.values).map(key).sum::<usize>();
     size_of::<Details>() + distribution(&details.distribution) + threads + keys
 }

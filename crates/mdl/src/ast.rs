@@ -373,6 +373,8 @@ pub enum ExprKind {
     Arg(Box<SyntaxExpr>),
     /// `name[…]`.
     Index(Ident, Box<SyntaxExpr>),
+    /// `a, b`: the parts of a key, only between the brackets of an index.
+    Row(Vec<SyntaxExpr>),
     /// `….field`.
     Field(Box<SyntaxExpr>, Ident),
     /// `f(…)` and `Call("f", …)`.

@@ -30,8 +30,8 @@ pub struct Instrumentation {
     pub object: Option<u64>,
     /// Names of the values of a vector over indices; `None` for other shapes.
     pub index_names: Option<IndexNames>,
-    /// Names of the values of the keys of a vector over keys.
-    pub key_names: ValueNames,
+    /// Names of the values of each part of the keys of a vector over keys.
+    pub key_names: Vec<ValueNames>,
     /// Whether each insertion is woven, or refused, by itself; each increments a variable of its own. Otherwise all insertions in one function
     /// are woven together, or none is.
     pub apart: bool,

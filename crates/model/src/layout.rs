@@ -24,7 +24,7 @@ use crate::histogram::Resolution;
 /// First bytes of the header.
 pub const MAGIC: [u8; 8] = *b"INGRAFT\x01";
 /// Version of the layout that this module describes.
-pub const LAYOUT_VERSION: u32 = 9;
+pub const LAYOUT_VERSION: u32 = 10;
 
 /// Offsets in the header (shard 0). All integers little-endian.
 pub mod header {

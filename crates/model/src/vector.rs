@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::table::{Fold, KeyTable};
+use crate::table::{Fold, KeyTable, TableKey};
 
 /// Index of the counter that is not 0 once a number was added.
 pub const USED: u32 = 0;
@@ -96,7 +96,7 @@ pub fn from_slots(count: u32, at: impl Fn(u32) -> i64) -> KeyTable {
     let mut table = KeyTable { fold: Fold::Sum, values: BTreeMap::new(), others: 0 };
     if at(USED) != 0 {
         table.others = at(OUTSIDE);
-        let values = (0..count).map(|index| (u64::from(index), at(FIRST + index)));
+        let values = (0..count).map(|index| (TableKey::Number(u64::from(index)), at(FIRST + index)));
         table.values.extend(values.filter(|(_, value)| *value != 0));
     }
     table
@@ -157,6 +157,6 @@ mod tests {
         assert!(read(&counters).is_empty());
         counters[USED as usize] = 1;
         let table = read(&counters);
-        assert_eq!((table.values, table.others), (BTreeMap::from([(2, 7)]), 5));
+        assert_eq!((table.values, table.others), (BTreeMap::from([(TableKey::Number(2), 7)]), 5));
     }
 }

@@ -1,14 +1,15 @@
 //! Values of a measurement.
 
-use ingraft_api::{CountedTime, Details, Ended, KeyValue, Keys, TakenOut, ThreadValue, Value};
-use ingraft_model::{Activations, Bucket, Distribution, ObjectKind, ObjectState};
+use ingraft_api::{CountedTime, Details, Ended, KeyValue, Keys, NamedPart, TakenOut, ThreadValue, Value};
+use ingraft_model::{Activations, Bucket, Distribution, KeyPart, ObjectKind, ObjectState};
+use v1::key_part::Part as WirePart;
 
 use crate::field::{FieldError, WireField, read};
 use crate::v1;
 
 messages! {
     Keys => Keys { values, others, unlisted }
-    KeyValue => KeyValue { key, name, value, object, place, enumerator }
+    KeyValue => KeyValue { key, parts, name, value, object, place, enumerator }
     TakenOut => TakenOut { time_ns, hits_per_s, cost_ns_per_s, limit_ns_per_s, own_gs, rewritten }
     CountedTime => Counted { enabled_ns, running_ns }
     ThreadValue => ThreadValue { tid, value, distribution, activations, pid }
@@ -18,6 +19,36 @@ messages! {
 nested! {
     Distribution => Distribution
     ObjectState => SyncObject
+    NamedPart => KeyPart
+}
+
+impl From<NamedPart> for v1::KeyPart {
+    fn from(NamedPart { part, name, enumerator, place }: NamedPart) -> Self {
+        let part = match part {
+            KeyPart::Number(number) => WirePart::Number(number),
+            KeyPart::Text { bytes, cut } => WirePart::Text(v1::PrintedText { bytes: bytes.to_vec(), cut }),
+            KeyPart::Unreadable => WirePart::Unreadable(true),
+        };
+        v1::KeyPart { part: Some(part), name: name.to_wire(), place: place.to_wire(), enumerator: enumerator.to_wire() }
+    }
+}
+
+impl TryFrom<v1::KeyPart> for NamedPart {
+    type Error = FieldError;
+
+    fn try_from(v1::KeyPart { part, name, place, enumerator }: v1::KeyPart) -> Result<Self, FieldError> {
+        let part = match part.ok_or_else(|| FieldError::missing("part"))? {
+            WirePart::Number(number) => KeyPart::Number(number),
+            WirePart::Text(v1::PrintedText { bytes, cut }) => KeyPart::Text { bytes: bytes.into(), cut },
+            WirePart::Unreadable(_) => KeyPart::Unreadable,
+        };
+        Ok(NamedPart {
+            part,
+            name: read("name", name)?,
+            enumerator: read("enumerator", enumerator)?,
+            place: read("place", place)?,
+        })
+    }
 }
 
 /// The value of the pair with this index.
@@ -146,6 +177,17 @@ pub(crate) mod tests {
     impl Any for ObjectState {
         fn any(s: &mut Source<'_>) -> Self {
             ObjectState { kind: s.one_of(&ObjectKind::ALL), retired: s.next() }
+        }
+    }
+
+    impl Any for NamedPart {
+        fn any(s: &mut Source<'_>) -> Self {
+            let part = match s.one_of(&[0, 1, 2]) {
+                0 => KeyPart::Number(s.next()),
+                1 => KeyPart::Text { bytes: s.next::<Vec<u8>>().into(), cut: s.next() },
+                _ => KeyPart::Unreadable,
+            };
+            NamedPart { part, name: s.next(), enumerator: s.next(), place: s.next() }
         }
     }
 

@@ -49,6 +49,7 @@ mod interrupts;
 mod joining;
 mod jumps;
 mod kernel;
+mod keyed;
 mod kinds;
 mod labels;
 mod launches;

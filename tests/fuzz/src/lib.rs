@@ -8,9 +8,9 @@ use ingraft_analysis::AnalysedImage;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, Weave, weave_points};
 use ingraft_model::{
-    Resolution, Avma, Bias, BinaryOp, Called, ProgramCall, Clock, CpuClock, DataArea, Expr, Float, FloatFormat, Fold, KeptValue, ObjectKind,
-    ObjectState, PointKind, Ranges, CallRecord, Restore, Scalar, Scale, Shape, Site, Snippet, Stmt, ThreadIdentity,
-    TimeUnit, Usage, VariableId, VectorState, WallClock, IntegerWidth,
+    Avma, Bias, BinaryOp, CallRecord, Called, Clock, CpuClock, DataArea, Expr, Float, FloatFormat, IntegerWidth,
+    KeptValue, KeyField, ObjectKind, ObjectState, PointKind, ProgramCall, Ranges, Resolution, Restore, Scalar, Scale,
+    Shape, Site, Snippet, Stmt, TableShape, ThreadIdentity, TimeUnit, Usage, VariableId, VectorState, WallClock,
 };
 
 /// Address of the text in images that [`image`] makes.
@@ -216,7 +216,8 @@ fn ask<R>(sites: &[Arc<Site>], identity: ThreadIdentity, answer: impl FnOnce(&[P
     let observe = Stmt::Observe(histogram, Resolution::Fine, value.clone(), None);
     let key = Expr::Saved(arguments[1]);
     let ranges = Ranges::new(-8, 100, 7).expect("granules");
-    let add_at = Stmt::AddAt(table, key.clone(), add(value, Expr::ValueAt(table, Box::new(key.clone()))));
+    let read = Expr::ValueAt(table, TableShape::SUMS.places, Box::new(key.clone()));
+    let add_at = Stmt::AddAt(table, TableShape::SUMS, vec![KeyField::Number(key.clone())], add(value, read));
     let add_in = Stmt::AddIn(vector, ranges, key.clone(), Expr::ValueIn(vector, ranges, Box::new(Expr::Return)));
     let mark = Stmt::Mark(objects, key, ObjectState { kind: ObjectKind::Mutex, retired: true });
     let closing = vec![Stmt::Stop(timer, Clock::Cpu), observe, add_at, add_in, mark];
@@ -233,9 +234,9 @@ fn ask<R>(sites: &[Arc<Site>], identity: ThreadIdentity, answer: impl FnOnce(&[P
         Shape::Activations,
         Shape::Timer(Clock::Cpu),
         Shape::Histogram(Resolution::Fine),
-        Shape::Table(Fold::Sum),
+        Shape::Table(TableShape::SUMS),
         Shape::Vector(ranges.count()),
-        Shape::Table(Fold::Last),
+        Shape::Table(TableShape::OBJECTS),
     ];
     let mut next = 0;
     let counters = shapes.map(|shape| {

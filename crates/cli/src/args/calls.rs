@@ -11,8 +11,8 @@ pub(crate) struct CallSelection {
     #[arg(long = "if", value_name = "COND", allow_hyphen_values = true)]
     pub(crate) condition: Option<String>,
 
-    /// Tell calls apart by this value: an MDL expression such as '$arg[0]' or 'request->method'; `caller` is the place of the call
-    #[arg(long, value_name = "EXPR", allow_hyphen_values = true, value_parser = key)]
+    /// Tell calls apart by these values: MDL expressions such as '$arg[0]', 'request->method' or 'str($arg[1])', which is a text; `caller` is the place of the call
+    #[arg(long, value_name = "EXPR[,EXPR]", allow_hyphen_values = true, value_parser = key)]
     pub(crate) by: Option<String>,
 
     /// Print the values of at most so many keys, those with the largest values; the others are added up
@@ -24,30 +24,31 @@ pub(crate) struct CallSelection {
     pub(crate) show_mdl: bool,
 }
 
-/// Whether a text has a comma outside of parentheses and brackets.
-pub(super) fn has_comma(text: &str) -> bool {
-    let mut depth = 0;
-    text.chars().any(|c| {
+/// The parts of a text between the commas that are outside of parentheses, brackets and quotation marks, without spaces around them.
+pub(crate) fn parts(text: &str) -> Vec<&str> {
+    let (mut depth, mut quoted, mut escaped) = (0, false, false);
+    let is_comma = |c: char| {
+        let was_escaped = std::mem::take(&mut escaped);
         match c {
-            '(' | '[' => depth += 1,
-            ')' | ']' => depth -= 1,
+            '"' if !was_escaped => quoted = !quoted,
+            '\\' if quoted => escaped = !was_escaped,
+            '(' | '[' if !quoted => depth += 1,
+            ')' | ']' if !quoted => depth -= 1,
             _ => {}
         }
-        c == ',' && depth == 0
-    })
+        c == ',' && depth == 0 && !quoted
+    };
+    text.split(is_comma).map(str::trim).collect()
 }
 
-/// Reads the expression of a key.
+/// Reads the expressions of a key.
 fn key(text: &str) -> Result<String, String> {
-    let several = has_comma(text);
-    match text.trim() {
-        _ if several => {
-            Err("calls can be told apart by one value: combine two, as '$arg[0] * 1000 + $arg[1]'".to_owned())
-        }
+    let part = |part| match part {
         "" => Err("an expression is needed, such as '$arg[0]'".to_owned()),
-        "caller" => Ok("$caller".to_owned()),
-        text => Ok(text.to_owned()),
-    }
+        "caller" => Ok("$caller"),
+        part => Ok(part),
+    };
+    Ok(parts(text).into_iter().map(part).collect::<Result<Vec<_>, _>>()?.join(", "))
 }
 
 /// Reads a number of rows.
@@ -150,9 +151,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_one_expression() {
-        assert_eq!(key("caller"), Ok("$caller".to_owned()));
-        assert_eq!(key(" f($arg[0], 2) "), Ok("f($arg[0], 2)".to_owned()));
-        assert!(key("$arg[0], $arg[1]").is_err() && key(" ").is_err() && top("0").is_err());
+    fn a_key_has_parts() {
+        for (text, expected) in [
+            ("caller", "$caller"),
+            (" f($arg[0], 2) ", "f($arg[0], 2)"),
+            ("$arg[0],caller,str($arg[1], 4)", "$arg[0], $caller, str($arg[1], 4)"),
+            ("n == \"a,\\\",b\",m", "n == \"a,\\\",b\", m"),
+        ] {
+            assert_eq!(key(text), Ok(expected.to_owned()));
+        }
+        assert!(key("$arg[0],").is_err() && key(" ").is_err() && key("a,,b").is_err() && top("0").is_err());
     }
 }

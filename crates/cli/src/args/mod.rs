@@ -18,7 +18,7 @@ use clap_complete::Shell;
 use ingraft_model::{FLAVORS_MAX, Flavor, Focus};
 
 use crate::exit::Failure;
-pub(crate) use calls::{CallSelection, CallersArgs, HistArgs};
+pub(crate) use calls::{CallSelection, CallersArgs, HistArgs, parts};
 pub(crate) use diagnose::DiagnoseArgs;
 pub(crate) use hot::{HotArgs, HotSort};
 pub(crate) use print::PrintArgs;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::calls::has_comma;
+use super::calls::parts;
 use super::{Measure, TargetArgs};
 use crate::exit::Failure;
 
@@ -93,7 +93,9 @@ impl PrintArgs {
 fn value(text: &str) -> Result<String, String> {
     match text.trim() {
         "" => Err("an expression is needed, such as '$arg[0]'".to_owned()),
-        text if has_comma(text) => Err("one value for each EXPR: put a space, and no comma, between them".to_owned()),
+        text if parts(text).len() > 1 => {
+            Err("one value for each EXPR: put a space, and no comma, between them".to_owned())
+        }
         text => Ok(text.to_owned()),
     }
 }

@@ -9,7 +9,7 @@ use crate::args;
 use crate::conn::RequestTarget;
 use crate::exit::Stop;
 use crate::measure::{self, CommandContext, MeasurementPlan, MeasurementView, TargetMeasurement};
-use crate::objects::keyed::{KeyText, KeyedObject, key_for_people};
+use crate::objects::keyed::{KeyText, KeyedObject};
 use crate::objects::{Object, RecordedFunction};
 use crate::output::number::{grouped, plural, short, time};
 use crate::output::table::{Cell, TextTable};
@@ -111,7 +111,7 @@ pub(super) struct KeyedView {
     pub(super) metric: String,
     /// The metric of the number of calls for each time; `None` if the values are no times.
     pub(super) counting: Option<String>,
-    /// The expression whose value is the key; empty if there are no keys.
+    /// The expressions whose values are the key, with commas between them; empty if there are no keys.
     pub(super) expr: String,
     /// Condition of the calls; `None` if all are measured.
     pub(super) condition: Option<String>,
@@ -150,14 +150,15 @@ impl KeyedView {
         let most = self.top.unwrap_or(Keys::MAX);
         let mut objects: Vec<Object> = Vec::new();
         for row in self.rows(sites, most) {
-            let keys = row.key.map(|key| (self.expr.clone(), KeyText::from(key))).into_iter();
-            let names = row.key.and_then(|key| Some((self.expr.clone(), key.enumerator.clone()?))).into_iter();
+            let parts = row.key.map(KeyText::parts).unwrap_or_default();
+            let named = || args::parts(&self.expr).into_iter().map(str::to_owned).zip(&parts);
             let calls = self.calls(&row);
             objects.push(Object::Keyed(KeyedObject {
                 id: row.id(),
                 condition: self.condition.clone(),
-                keys: keys.collect(),
-                names: names.collect(),
+                keys: named().map(|(expr, part)| (expr, part.clone())).collect(),
+                names: named().filter_map(|(expr, part)| Some((expr, part.enumerator()?.to_owned()))).collect(),
+                cut: named().filter(|(_, part)| part.is_cut()).map(|(expr, _)| expr).collect(),
                 value: row.value,
                 others: row.key.is_none() && !self.expr.is_empty(),
                 calls,
@@ -190,7 +191,14 @@ impl KeyedView {
         let value = row.site.reading.values.get(pair)?;
         let keys = value.details().keys.as_ref();
         match (row.key, keys) {
-            (Some(key), Some(keys)) => keys.values.iter().find(|known| known.key == key.key).map(|known| known.value),
+            (Some(key), Some(keys)) => {
+                let is_it = |known: &&KeyValue| {
+                    let parts =
+                        |key: &'_ KeyValue| key.parts.iter().map(|named| named.part.clone()).collect::<Vec<_>>();
+                    known.key == key.key && parts(known) == parts(key)
+                };
+                keys.values.iter().find(is_it).map(|known| known.value)
+            }
             (Some(_), None) => None,
             (None, _) if self.expr.is_empty() => Some(value.value),
             // The keys of both tables are not the same ones.
@@ -209,7 +217,11 @@ impl KeyedView {
         let hidden = rows.len().saturating_sub(room) as u64;
         rows.truncate(room);
         let times = self.counting.is_some();
-        let mut table = TextTable::new().shrinking("HOST").right("PID").shrinking("FUNCTION").shrinking(&self.expr);
+        let exprs = args::parts(&self.expr);
+        let mut table = TextTable::new().shrinking("HOST").right("PID").shrinking("FUNCTION");
+        for expr in &exprs {
+            table = table.shrinking(expr);
+        }
         if times {
             table = table.right("CALLS");
         }
@@ -217,14 +229,16 @@ impl KeyedView {
         for row in &rows {
             let RecordedFunction { host, pid, function, .. } = row.id();
             let pid = if sites.len() > 1 { pid.to_string() } else { String::new() };
-            let key = match row.key {
-                Some(key) => key_for_people(key),
-                None if self.expr.is_empty() => String::new(),
-                None => "others".to_owned(),
+            let mut key: Vec<String> = match row.key {
+                Some(key) => KeyText::parts(key).iter().map(KeyText::to_string).collect(),
+                None if self.expr.is_empty() => Vec::new(),
+                None => vec!["others".to_owned()],
             };
+            key.resize(exprs.len(), String::new());
             let function = if several { function } else { String::new() };
             let calls = self.calls(row);
-            let mut cells: Vec<Cell> = vec![host.unwrap_or_default().into(), pid.into(), function.into(), key.into()];
+            let mut cells: Vec<Cell> = vec![host.unwrap_or_default().into(), pid.into(), function.into()];
+            cells.extend(key.into_iter().map(Cell::from));
             if times {
                 cells.push(calls.map(grouped).unwrap_or_default().into());
             }

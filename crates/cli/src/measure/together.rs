@@ -9,8 +9,8 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_api::{CountedTime, Details, KeyValue, Keys, PairInfo, Value};
-use ingraft_model::{Activations, Aggregate};
+use ingraft_api::{CountedTime, Details, KeyValue, Keys, NamedPart, PairInfo, Value};
+use ingraft_model::{Activations, Aggregate, KeyPart};
 
 use super::{Lately, TargetMeasurement};
 
@@ -146,26 +146,57 @@ fn combine<'a>(
 /// Lowest address that a program can map; lower keys are numbers.
 const LOWEST_ADDRESS: u64 = 1 << 16;
 
-/// Identity of a key that is the same in every process.
+/// Identity of a key, or of a part of one, that is the same in every process.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum KeyIdentity<'a> {
     Name(&'a str),
     Number(u64),
+    /// A text.
+    Text(&'a KeyPart),
+    /// Several parts.
+    Parts(Vec<KeyIdentity<'a>>),
 }
 
 impl<'a> KeyIdentity<'a> {
     fn of(key: &'a KeyValue) -> Option<Self> {
-        let number = key.key < LOWEST_ADDRESS || key.key.cast_signed() < 0;
-        match &key.name {
-            None => number.then_some(KeyIdentity::Number(key.key)),
-            Some(name) => Some(KeyIdentity::Name(name)),
+        if key.parts.is_empty() {
+            return Self::of_number(key.key, key.name.as_deref());
+        }
+        let part = |part: &'a NamedPart| match &part.part {
+            KeyPart::Number(number) => Self::of_number(*number, part.name.as_deref()),
+            text => Some(KeyIdentity::Text(text)),
+        };
+        key.parts.iter().map(part).collect::<Option<_>>().map(KeyIdentity::Parts)
+    }
+
+    fn of_number(number: u64, name: Option<&'a str>) -> Option<Self> {
+        let is_number = number < LOWEST_ADDRESS || number.cast_signed() < 0;
+        name.map(KeyIdentity::Name).or(is_number.then_some(KeyIdentity::Number(number)))
+    }
+
+    /// The key; a number with a name is 0.
+    fn into_key(self) -> KeyValue {
+        let part = |identity| match identity {
+            KeyIdentity::Text(part) => NamedPart { part: part.clone(), name: None, enumerator: None, place: None },
+            other => {
+                let KeyValue { key, name, .. } = other.into_key();
+                NamedPart { part: KeyPart::Number(key), name, enumerator: None, place: None }
+            }
+        };
+        match self {
+            KeyIdentity::Name(name) => KeyValue { name: Some(name.to_owned()), ..KeyValue::default() },
+            KeyIdentity::Number(key) => KeyValue { key, ..KeyValue::default() },
+            KeyIdentity::Parts(parts) => {
+                KeyValue { parts: parts.into_iter().map(part).collect(), ..KeyValue::default() }
+            }
+            text @ KeyIdentity::Text(_) => KeyValue { parts: vec![part(text)], ..KeyValue::default() },
         }
     }
 }
 
 /// Adds up values by key over several processes. A key with a name has no number in the result.
 fn combine_keys<'a>(all: impl Iterator<Item = &'a Keys>) -> Option<Keys> {
-    let mut sums: BTreeMap<KeyIdentity<'_>, (i64, Option<&str>)> = BTreeMap::new();
+    let mut sums: BTreeMap<KeyIdentity<'_>, (i64, &KeyValue)> = BTreeMap::new();
     let mut together: Option<Keys> = None;
     for keys in all {
         let together = together.get_or_insert_default();
@@ -173,26 +204,20 @@ fn combine_keys<'a>(all: impl Iterator<Item = &'a Keys>) -> Option<Keys> {
         together.unlisted = together.unlisted.saturating_add(keys.unlisted);
         for key in &keys.values {
             let sum = match KeyIdentity::of(key) {
-                Some(identity) => {
-                    let (sum, enumerator) = sums.entry(identity).or_default();
-                    *enumerator = enumerator.or(key.enumerator.as_deref());
-                    sum
-                }
+                Some(identity) => &mut sums.entry(identity).or_insert((0, key)).0,
                 None => &mut together.others,
             };
             *sum = sum.saturating_add(key.value);
         }
     }
     let mut together = together?;
-    together.values = sums
-        .into_iter()
-        .map(|(identity, (value, enumerator))| match identity {
-            KeyIdentity::Name(name) => KeyValue { name: Some(name.to_owned()), value, ..KeyValue::default() },
-            KeyIdentity::Number(key) => {
-                KeyValue { key, value, enumerator: enumerator.map(str::to_owned), ..KeyValue::default() }
-            }
-        })
-        .collect();
+    // The enumerators are those of the first process that has the key.
+    let key = |(identity, (value, first)): (KeyIdentity<'_>, (i64, &KeyValue))| {
+        let mut key = KeyValue { value, enumerator: first.enumerator.clone(), ..identity.into_key() };
+        key.parts.iter_mut().zip(&first.parts).for_each(|(part, first)| part.enumerator.clone_from(&first.enumerator));
+        key
+    };
+    together.values = sums.into_iter().map(key).collect();
     together.values.sort_by_key(|key| std::cmp::Reverse(key.value));
     Some(together)
 }

@@ -2,26 +2,72 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
-use ingraft_api::KeyValue;
-use serde::Serialize;
+use ingraft_api::{KeyValue, NamedPart};
+use ingraft_model::KeyPart;
+use serde::{Serialize, Serializer};
 
 use super::stacks::StackFrame;
 use super::{Quantiles, RecordedFunction};
 
-/// A key as what it is: the name of the variable or function to which it points, or a number.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(untagged)]
+/// A key, or a part of one, as what it is: the name of the variable or function to which it points, a number, or a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum KeyText {
     /// The name of what lies at the address.
     Name(String),
     /// The number.
     Number(i64),
+    /// The number of an enumerator, and its name.
+    Enumerator(i64, String),
+    /// The bytes of a text, and whether there may be more.
+    Text(Arc<[u8]>, bool),
+    /// A text that could not be read.
+    Unreadable,
 }
 
-impl From<&KeyValue> for KeyText {
-    fn from(key: &KeyValue) -> Self {
-        key.name.clone().map_or_else(|| KeyText::Number(key.key.cast_signed()), KeyText::Name)
+/// A name, a number, a text whose bytes that are no UTF-8 are replaced, or null.
+impl Serialize for KeyText {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            KeyText::Name(name) => serializer.serialize_str(name),
+            KeyText::Number(number) | KeyText::Enumerator(number, _) => serializer.serialize_i64(*number),
+            KeyText::Text(bytes, _) => serializer.serialize_str(&String::from_utf8_lossy(bytes)),
+            KeyText::Unreadable => serializer.serialize_none(),
+        }
+    }
+}
+
+impl KeyText {
+    /// The parts of a key.
+    pub(crate) fn parts(key: &KeyValue) -> Vec<KeyText> {
+        if key.parts.is_empty() {
+            return vec![KeyText::number(key.key, key.name.as_deref(), key.enumerator.as_deref())];
+        }
+        let part = |NamedPart { part, name, enumerator, .. }: &NamedPart| match part {
+            KeyPart::Number(number) => KeyText::number(*number, name.as_deref(), enumerator.as_deref()),
+            KeyPart::Text { bytes, cut } => KeyText::Text(Arc::clone(bytes), *cut),
+            KeyPart::Unreadable => KeyText::Unreadable,
+        };
+        key.parts.iter().map(part).collect()
+    }
+
+    fn number(number: u64, name: Option<&str>, enumerator: Option<&str>) -> Self {
+        match (name, enumerator) {
+            (Some(name), _) => KeyText::Name(name.to_owned()),
+            (None, Some(enumerator)) => KeyText::Enumerator(number.cast_signed(), enumerator.to_owned()),
+            (None, None) => KeyText::Number(number.cast_signed()),
+        }
+    }
+
+    /// Name of the enumerator that the key is.
+    pub(crate) fn enumerator(&self) -> Option<&str> {
+        if let KeyText::Enumerator(_, name) = self { Some(name) } else { None }
+    }
+
+    /// Whether the key is a text that is not whole.
+    pub(crate) fn is_cut(&self) -> bool {
+        matches!(self, KeyText::Text(_, true))
     }
 }
 
@@ -30,16 +76,16 @@ impl fmt::Display for KeyText {
         /// The first number that is written in hexadecimal, because it is rather an address or a set of bits.
         const LARGE: u64 = 1 << 32;
         match self {
-            KeyText::Name(name) => f.write_str(name),
+            KeyText::Name(name) | KeyText::Enumerator(_, name) => f.write_str(name),
             KeyText::Number(number) if number.unsigned_abs() < LARGE => number.fmt(f),
             KeyText::Number(number) => write!(f, "{number:#x}"),
+            KeyText::Text(bytes, cut) => {
+                let more = if *cut { "…" } else { "" };
+                write!(f, "\"{}\"{more}", String::from_utf8_lossy(bytes).escape_debug())
+            }
+            KeyText::Unreadable => f.write_str("unreadable"),
         }
     }
-}
-
-/// A key for people: the name of an enumerator, or the key as what it is.
-pub(crate) fn key_for_people(key: &KeyValue) -> String {
-    key.enumerator.clone().unwrap_or_else(|| KeyText::from(key).to_string())
 }
 
 /// The value of one key, or of all others together.
@@ -50,11 +96,14 @@ pub(crate) struct KeyedObject {
     /// Condition of the calls; left out if all are measured.
     #[serde(rename = "if", skip_serializing_if = "Option::is_none")]
     pub(crate) condition: Option<String>,
-    /// The key by its expression; empty if there are no keys, and for the others.
+    /// The parts of the key by their expressions; empty if there are no keys, and for the others.
     pub(crate) keys: BTreeMap<String, KeyText>,
-    /// Name of the enumerator that the key is, by its expression; left out if the key is none.
+    /// Names of the enumerators that parts of the key are, by their expressions; left out if no part is one.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) names: BTreeMap<String, String>,
+    /// Expressions whose texts go on behind the bytes that were read; left out if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) cut: Vec<String>,
     /// The number of calls, or the sum.
     pub(crate) value: i64,
     /// Whether the value is that of all keys that have no record.

@@ -35,7 +35,7 @@ use ingraft_api::{
     EventEntry, FunctionEntry, FunctionFacts, NamedFunction, PairFacts, PairInfo, Phase, ProcessEntry, UntypedSymbol,
 };
 use ingraft_model::{Activations, Bin, MetricInfo, ObjectState, Pid};
-use keyed::{CallerObject, HistObject, KeyedObject};
+use keyed::{CallerObject, HistObject, KeyText, KeyedObject};
 use printed::{CallObject, CallsObject};
 use serde::Serialize;
 use stacks::StackObject;
@@ -498,8 +498,11 @@ impl From<ObjectState> for SyncObject {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct KeyedValue {
     /// Key in hexadecimal, as not every JSON reader has numbers of 64 bits. Null if the values of several processes are combined and the
-    /// key has a name.
+    /// key has a name, and if it has parts.
     pub(crate) key: Option<String>,
+    /// Parts of a key that is a text or has several values; left out for a number.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) parts: Vec<KeyText>,
     /// Name of the variable whose address is the key, or of the enumerator that the key is; null if there is none.
     pub(crate) name: Option<String>,
     pub(crate) value: i64,
@@ -512,7 +515,8 @@ impl KeyedValues {
     /// Converts the values by key of one process, or of several processes if `together` is set.
     pub(crate) fn new(keys: &ingraft_api::Keys, together: bool) -> Self {
         let each = |v: &ingraft_api::KeyValue| KeyedValue {
-            key: (!together || v.name.is_none()).then(|| format!("{:#x}", v.key)),
+            key: (v.parts.is_empty() && (!together || v.name.is_none())).then(|| format!("{:#x}", v.key)),
+            parts: if v.parts.is_empty() { Vec::new() } else { KeyText::parts(v) },
             name: v.name.clone().or_else(|| v.enumerator.clone()),
             value: v.value,
             object: v.object.map(Into::into),

@@ -5,6 +5,7 @@ use ingraft_model::ObjectState;
 
 use super::DIM;
 use super::table::{Cell, TextTable};
+use crate::objects::keyed::KeyText;
 
 /// Largest number of keys that are shown.
 const SHOWN: usize = 10;
@@ -28,9 +29,13 @@ pub(crate) fn render(keys: &Keys, together: bool, amount: impl Fn(i64) -> String
         cells.push(Cell::styled(key, DIM));
         table.row(cells);
     };
-    for KeyValue { key, name, enumerator, value, object, place: _ } in shown {
-        let key = if together && name.is_some() { String::new() } else { format!("{key:#x}") };
-        row(*value, name.as_ref().or(enumerator.as_ref()).map_or("", String::as_str), *object, &key);
+    for key @ KeyValue { key: number, name, enumerator, value, object, .. } in shown {
+        let text = match key.parts.as_slice() {
+            [] if together && name.is_some() => String::new(),
+            [] => format!("{number:#x}"),
+            _ => KeyText::parts(key).iter().map(KeyText::to_string).collect::<Vec<_>>().join(", "),
+        };
+        row(*value, name.as_ref().or(enumerator.as_ref()).map_or("", String::as_str), *object, &text);
     }
     let rest = beyond.iter().fold(keys.others, |sum, v| sum.wrapping_add(v.value));
     if rest != 0 {

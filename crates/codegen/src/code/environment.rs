@@ -118,6 +118,9 @@ pub enum CodegenError {
     /// A snippet makes a record of too many values, or none until the engine permits some.
     #[error("a record is too long, or may never be made")]
     NoRecord,
+    /// A snippet adds to a key whose parts are not those of the table.
+    #[error("the parts of a key are not those of its table")]
+    NoKey,
     /// A snippet waits at the loader's hook, but the address of the loader's state word (`r_state`) is not known.
     #[error("it is not known where the loader says what it does")]
     NoLoader,

@@ -106,7 +106,8 @@ impl<'a> Listing<'a> {
     }
 }
 
-const SAVED: [AsmRegister64; 4] = [r8, r9, r10, rbx];
+/// Registers that [`save`] pushes, in this order.
+pub(crate) const SAVED: [AsmRegister64; 4] = [r8, r9, r10, rbx];
 
 /// Saves the registers that every routine uses, and moves the resume address to rbx, which no system call changes. An address in an arena
 /// must not be on the stack.

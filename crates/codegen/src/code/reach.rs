@@ -15,7 +15,8 @@ const MOST: usize = 1 << 20;
 /// Length in bytes of the longest instruction.
 const LONGEST: usize = 15;
 /// Number of counters behind an operand whose index is not known. No vector, table or list has more.
-const ANY: u32 = 1 << 17;
+const ANY: u32 = 1 << 18;
+const _: () = assert!(table::SLOTS_MAX <= ANY);
 /// Number of counters of a record's activations, which code names by the first.
 const NAMED: u32 = 4;
 

@@ -31,6 +31,9 @@ pub(crate) enum Routine {
     /// Reads a text of the program by a system call: as many bytes from the address in rcx as can be read, but at most
     /// [`ingraft_model::RecordField::TEXT_BYTES`], into the words that were pushed last. Returns the number of bytes in rcx.
     Text,
+    /// Cuts the text that was pushed last, of which rcx bytes were read, to its length in rdx, see `cut`: clears the bytes behind it. Returns
+    /// the number of bytes that stay plus 1 in rcx; one more if there are further ones; 0 if none could be read.
+    Cut,
     /// Writes memory of the program by a system call: the lowest edx bytes of the word that was pushed last, to the address in rcx.
     /// Overwrites rcx.
     Write,
@@ -50,7 +53,7 @@ pub(crate) enum Routine {
 }
 
 impl Routine {
-    pub const ALL: [Routine; 18] = [
+    pub const ALL: [Routine; 19] = [
         Routine::Prune,
         Routine::Find,
         Routine::GiveUp,
@@ -60,6 +63,7 @@ impl Routine {
         Routine::CpuTime,
         Routine::Read,
         Routine::Text,
+        Routine::Cut,
         Routine::Write,
         Routine::Call,
         Routine::Await,

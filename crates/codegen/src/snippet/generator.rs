@@ -11,8 +11,8 @@ use iced_x86::code_asm::{
 use ingraft_model::layout::record;
 use ingraft_model::snippet::Appended;
 use ingraft_model::{
-    BinaryOp, Called, Expr, Float, Fold, KeptValue, ProgramCall, Recorded, Restore, Shape, Snippet, Stmt, TimeUnit,
-    UnaryOp, VariableId,
+    BinaryOp, Called, Expr, Float, Fold, KeptValue, KeyField, KeyParts, ProgramCall, Recorded, Restore, Shape, Snippet,
+    Stmt, TableShape, TimeUnit, UnaryOp, VariableId,
 };
 
 use crate::code::cost::Cost;
@@ -72,9 +72,15 @@ fn check_stmts(stmts: &[Stmt], bound: &BindingCheck<'_>, depth: u32) -> Result<(
         Stmt::Observe(v, resolution, e, _) => {
             bound(*v, Shape::Histogram(*resolution)).and_then(|()| check_expr(e, bound, depth))
         }
-        Stmt::AddAt(v, key, e) => {
-            bound(*v, Shape::Table(Fold::Sum))?;
-            check_expr(key, bound, deeper(depth)?).and_then(|()| check_expr(e, bound, depth))
+        Stmt::AddAt(v, table, key, e) => {
+            if KeyParts::of(key.iter().map(KeyField::is_text)) != Some(table.parts) || table.fold != Fold::Sum {
+                return Err(CodegenError::NoKey);
+            }
+            bound(*v, Shape::Table(*table))?;
+            // The check assumes that all words of the key, and the amount, are on the stack when a part is computed.
+            let depth = (0..=table.parts.words()).try_fold(depth, |depth, _| deeper(depth))?;
+            key.iter().flat_map(KeyField::operands).try_for_each(|part| check_expr(part, bound, depth))?;
+            check_expr(e, bound, depth)
         }
         Stmt::AddListed(v, listing, key, e) => {
             bound(*v, Shape::Listed(*listing))?;
@@ -97,7 +103,9 @@ fn check_stmts(stmts: &[Stmt], bound: &BindingCheck<'_>, depth: u32) -> Result<(
             let depth = (0..recorded.words()).try_fold(depth, |depth, _| deeper(depth))?;
             recorded.fields.iter().try_for_each(|field| check_expr(field.operand(), bound, depth))
         }
-        Stmt::Mark(v, key, _) => bound(*v, Shape::Table(Fold::Last)).and_then(|()| check_expr(key, bound, depth)),
+        Stmt::Mark(v, key, _) => {
+            bound(*v, Shape::Table(TableShape::OBJECTS)).and_then(|()| check_expr(key, bound, depth))
+        }
         Stmt::Call(call) => check_call(call, bound, depth),
         Stmt::Store(_, _, e) => check_expr(e, bound, depth),
         Stmt::Write(address, _, e) => {
@@ -119,7 +127,10 @@ fn check_expr(e: &Expr, bound: &BindingCheck<'_>, depth: u32) -> Result<(), Code
             Err(CodegenError::NoCall { why: "a text or an address is an argument of something else" })
         }
         Expr::Variable(v) | Expr::Number(v) => bound(*v, Shape::Counter),
-        Expr::ValueAt(v, key) => bound(*v, Shape::Table(Fold::Sum)).and_then(|()| check_expr(key, bound, depth)),
+        Expr::ValueAt(v, places, key) => {
+            let table = TableShape { places: *places, ..TableShape::SUMS };
+            bound(*v, Shape::Table(table)).and_then(|()| check_expr(key, bound, depth))
+        }
         Expr::ValueIn(v, ranges, number) => {
             bound(*v, Shape::Vector(ranges.count())).and_then(|()| check_expr(number, bound, depth))
         }
@@ -481,7 +492,11 @@ impl Generator<'_> {
             Stmt::Start(v, clock) => self.start(*v, *clock)?,
             Stmt::Stop(v, clock) => self.stop(*v, *clock)?,
             Stmt::Observe(v, resolution, e, own) => self.observe((*v, *resolution), &fold(e), *own)?,
-            Stmt::AddAt(v, key, e) => self.add_at(*v, &fold(key), &fold(e))?,
+            Stmt::AddAt(v, table, key, e) => {
+                let mut key = key.clone();
+                key.iter_mut().flat_map(KeyField::operands_mut).for_each(|part| *part = fold(part));
+                self.add_at((*v, *table), &key, &fold(e))?;
+            }
             Stmt::AddListed(v, listing, key, e) => self.add_listed(*v, *listing, &fold(key), &fold(e))?,
             Stmt::AddIn(v, ranges, number, e) => self.add_in(*v, *ranges, &fold(number), &fold(e))?,
             Stmt::Append(v, capacity, appended) => self.append(*v, *capacity, appended)?,
@@ -551,7 +566,7 @@ impl Generator<'_> {
             Expr::Load(at, scalar) => self.load(*at, *scalar)?,
             Expr::ThreadPointer => self.a.mov(rax, qword_ptr(0).fs())?,
             Expr::Read(address, scalar) => self.read(address, *scalar)?,
-            Expr::ValueAt(v, key) => self.value_at(*v, key)?,
+            Expr::ValueAt(v, places, key) => self.value_at(*v, *places, key)?,
             Expr::ValueIn(v, ranges, number) => self.value_in(*v, *ranges, number)?,
             Expr::Return => self.returned()?,
             Expr::Float(float) => {
@@ -865,7 +880,7 @@ fn fold(e: &Expr) -> Expr {
         | Expr::Restored => e.clone(),
         Expr::Call(call) => Expr::Call(Box::new(fold_call(call))),
         Expr::Read(address, scalar) => Expr::Read(Box::new(fold(address)), *scalar),
-        Expr::ValueAt(v, key) => Expr::ValueAt(*v, Box::new(fold(key))),
+        Expr::ValueAt(v, places, key) => Expr::ValueAt(*v, *places, Box::new(fold(key))),
         Expr::ValueIn(v, ranges, number) => Expr::ValueIn(*v, *ranges, Box::new(fold(number))),
         Expr::Unary(op, e) => match fold(e) {
             Expr::Const(c) => Expr::Const(op.apply(c)),

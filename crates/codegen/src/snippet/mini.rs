@@ -12,12 +12,12 @@ use crate::code::cost::Cost;
 use crate::code::environment::{CodegenError, Environment};
 use crate::code::routine::Routine;
 use crate::code::woven::{MiniCode, RemovalRecord, StackView, WovenMini, WovenPoint};
-use crate::snippet::event;
 use crate::snippet::generator::{self, ShardAccess, SnippetCode};
 use crate::snippet::reading;
 use crate::snippet::routines;
 use crate::snippet::slow::{COUNT, LOCKED_COUNT, MARKER};
 use crate::snippet::template::{CounterBinding, Templates};
+use crate::snippet::{cut, event};
 
 /// Request to put one snippet at a point.
 #[derive(Clone, Copy, Debug)]
@@ -233,7 +233,7 @@ impl MiniParts {
         let exits = || code.usual().into_iter().flat_map(SnippetCode::usual_routines);
         let system_calls = exits().map(calls).sum();
         let of = |which| exits().filter(move |routine| *routine == which);
-        let read: Cost = of(Routine::Event).map(|_| event::COST).sum();
+        let read: Cost = of(Routine::Event).map(|_| event::COST).chain(of(Routine::Cut).map(|_| cut::COST)).sum();
         let asks = if let WallClock::Vdso(_) = env.wall { of(Routine::Time).count() as u32 } else { 0 };
         let moving = [Routine::PruneGoroutine, Routine::Park, Routine::Fetch].into_iter().flat_map(of);
         let called = of(Routine::Call).chain(of(Routine::Time)).chain(moving);

@@ -6,6 +6,7 @@ mod append;
 pub(crate) mod birth;
 pub(crate) mod calling;
 pub(crate) mod cpu;
+pub(crate) mod cut;
 pub(crate) mod event;
 pub(crate) mod float;
 pub(crate) mod generator;

@@ -9,7 +9,7 @@ use ingraft_model::buffer::{Capacity, FIRST, LOST, POSITION, TAKEN};
 use ingraft_model::layout::header;
 use ingraft_model::machine::PAGE;
 use ingraft_model::records::{self, MADE, PERMITTED, SKIPPED};
-use ingraft_model::{RecordField, Recorded, ThreadIdentity, VariableId};
+use ingraft_model::{Expr, RecordField, Recorded, ThreadIdentity, VariableId};
 
 use crate::code::environment::Assembly;
 use crate::code::routine::Routine;
@@ -102,15 +102,7 @@ impl Generator<'_> {
                     self.push(rax)?;
                 }
                 RecordField::Text(e) => {
-                    self.value(e)?;
-                    self.a.mov(rcx, rax)?;
-                    self.a.xor(eax, eax)?;
-                    for _ in 0..RecordField::TEXT_BYTES / 8 {
-                        self.push(rax)?;
-                    }
-                    let mut answer = self.a.create_label();
-                    self.routine(Routine::Text, answer)?;
-                    self.place(&mut answer)?;
+                    self.push_text(e)?;
                     self.push(rcx)?;
                 }
             }
@@ -121,6 +113,21 @@ impl Generator<'_> {
             self.push(rax)?;
         }
         Ok(recorded.words() as i32 - 1)
+    }
+
+    /// Pushes the words of the text at an address, the last one first; those that could not be read are 0. Leaves the number of bytes that
+    /// were read in rcx.
+    pub(crate) fn push_text(&mut self, address: &Expr) -> Result<(), Assembly> {
+        self.used = [true; 3];
+        self.value(address)?;
+        self.a.mov(rcx, rax)?;
+        self.a.xor(eax, eax)?;
+        for _ in 0..RecordField::TEXT_BYTES / 8 {
+            self.push(rax)?;
+        }
+        let mut answer = self.a.create_label();
+        self.routine(Routine::Text, answer)?;
+        self.place(&mut answer)
     }
 
     /// Operand for the word of the buffer whose place is in eax.

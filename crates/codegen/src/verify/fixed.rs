@@ -142,40 +142,40 @@ mod tests {
 
     /// Environments that differ in one fact. Each comes with the routines whose code does not depend on that fact.
     fn environments() -> Vec<(Environment, &'static [Routine])> {
-        use Routine::{Call, Event, Fetch, Fork, Forked, Park, PruneGoroutine, Time};
+        use Routine::{Call, Cut, Event, Fetch, Fork, Forked, Park, PruneGoroutine, Time};
         let env = environment();
         let data = |data: DataArea| Environment { data, ..env };
         vec![
-            (data(DataArea { base: Avma(0x1000_1000), ..env.data }), &[]),
-            (data(DataArea { stride: 1 << 25, ..env.data }), &[Event]),
-            (data(DataArea { shards: 65, ..env.data }), &[PruneGoroutine, Park, Fetch, Call, Event, Time, Forked]),
+            (data(DataArea { base: Avma(0x1000_1000), ..env.data }), &[Cut]),
+            (data(DataArea { stride: 1 << 25, ..env.data }), &[Event, Cut]),
+            (data(DataArea { shards: 65, ..env.data }), &[PruneGoroutine, Park, Fetch, Call, Event, Time, Forked, Cut]),
             (
                 Environment { identity: ThreadIdentity::FsOffset(0x30), ..env },
-                &[PruneGoroutine, Park, Fetch, Call, Time, Fork, Forked],
+                &[PruneGoroutine, Park, Fetch, Call, Time, Fork, Forked, Cut],
             ),
             (
                 Environment { identity: ThreadIdentity::FsBase, ..env },
-                &[PruneGoroutine, Park, Fetch, Call, Time, Fork, Forked],
+                &[PruneGoroutine, Park, Fetch, Call, Time, Fork, Forked, Cut],
             ),
-            (Environment { identity: ThreadIdentity::Locked, ..env }, &[Call, Time]),
-            (Environment { goroutine: Some(-16), ..env }, &[Call, Event, Time, Fork, Forked]),
-            (Environment { goroutine: None, ..env }, &[Call, Event, Time, Fork, Forked]),
+            (Environment { identity: ThreadIdentity::Locked, ..env }, &[Call, Time, Cut]),
+            (Environment { goroutine: Some(-16), ..env }, &[Call, Event, Time, Fork, Forked, Cut]),
+            (Environment { goroutine: None, ..env }, &[Call, Event, Time, Fork, Forked, Cut]),
             (
                 Environment { vectors: Some(VectorState { components: 7, bytes: 2696 }), ..env },
-                &[PruneGoroutine, Park, Fetch, Event, Time, Fork, Forked],
+                &[PruneGoroutine, Park, Fetch, Event, Time, Fork, Forked, Cut],
             ),
             (
                 Environment { vectors: Some(VectorState { components: 0xe7, bytes: 832 }), ..env },
-                &[PruneGoroutine, Park, Fetch, Event, Time, Fork, Forked],
+                &[PruneGoroutine, Park, Fetch, Event, Time, Fork, Forked, Cut],
             ),
-            (Environment { vectors: None, ..env }, &[PruneGoroutine, Park, Fetch, Event, Time, Fork, Forked]),
+            (Environment { vectors: None, ..env }, &[PruneGoroutine, Park, Fetch, Event, Time, Fork, Forked, Cut]),
             (
                 Environment { wall: WallClock::Vdso(Avma(0x7fff_1234_5679)), ..env },
-                &[PruneGoroutine, Park, Fetch, Call, Event, Fork, Forked],
+                &[PruneGoroutine, Park, Fetch, Call, Event, Fork, Forked, Cut],
             ),
             (
                 Environment { wall: WallClock::SystemCall, ..env },
-                &[PruneGoroutine, Park, Fetch, Call, Event, Fork, Forked],
+                &[PruneGoroutine, Park, Fetch, Call, Event, Fork, Forked, Cut],
             ),
         ]
     }

@@ -83,6 +83,7 @@ fn bytes_before(env: &Environment, routine: Routine) -> u64 {
             | Routine::PruneGoroutine
             | Routine::Park
             | Routine::Fetch
+            | Routine::Cut
             | Routine::Text,
             _,
         ) => 0,
@@ -116,6 +117,7 @@ fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize
         | Routine::PruneGoroutine
         | Routine::Park
         | Routine::Fetch
+        | Routine::Cut
         | Routine::Text => false,
         Routine::Read => is_memory(env, MemoryAccess::Read, at, before),
         Routine::Write => is_memory(env, MemoryAccess::Write, at, before),

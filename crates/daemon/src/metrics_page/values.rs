@@ -1,7 +1,7 @@
 //! The series of one pair: a number, a number for each key, or the buckets of a distribution.
 
-use ingraft_api::Value;
-use ingraft_model::{Bucket, Distribution};
+use ingraft_api::{KeyValue, NamedPart, Value};
+use ingraft_model::{Bucket, Distribution, KeyPart};
 
 use super::names::{FamilyName, FamilyType};
 use super::text::{Labels, SeriesLines, decimal};
@@ -33,14 +33,9 @@ pub fn series(family: &FamilyName, labels: Labels<'_>, value: &Value) -> PairSer
         (Some(keys), FamilyType::Counter | FamilyType::Gauge) => {
             for key in &keys.values {
                 // The number alone tells a key from the others; a name may become known later, and several keys may have one.
-                let number = format!("{:#x}", key.key);
-                let name = key
-                    .name
-                    .as_ref()
-                    .or(key.enumerator.as_ref())
-                    .map(String::as_str)
-                    .filter(|name| !name.is_empty())
-                    .map(|name| ("name", name));
+                let number = identity(key);
+                let name = key.name.as_deref().or(key.enumerator.as_deref());
+                let name = name.filter(|name| !name.is_empty()).map(|name| ("name", name));
                 let labels = [labels, &[("key", number.as_str())], name.as_slice()].concat();
                 out.own.add(&family.name, &labels, &decimal(key.value.into(), family.digits));
             }
@@ -53,6 +48,18 @@ pub fn series(family: &FamilyName, labels: Labels<'_>, value: &Value) -> PairSer
         }
     }
     out
+}
+
+/// The number of a key, or its parts: numbers, and texts between quotation marks.
+fn identity(key: &KeyValue) -> String {
+    if key.parts.is_empty() {
+        return format!("{:#x}", key.key);
+    }
+    let part = |NamedPart { part, .. }: &NamedPart| match part {
+        KeyPart::Number(number) => format!("{number:#x}"),
+        text => text.to_string(),
+    };
+    key.parts.iter().map(part).collect::<Vec<_>>().join(",")
 }
 
 fn histogram(family: &FamilyName, labels: Labels<'_>, values: &Distribution, out: &mut SeriesLines) {
@@ -106,7 +113,7 @@ fn bounds(values: &Distribution) -> Vec<(u64, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use ingraft_api::{Details, KeyValue, Keys};
+    use ingraft_api::{Details, Keys};
     use ingraft_model::histogram::HEAD;
     use ingraft_model::{Resolution, Scale};
     use proptest::prelude::*;
@@ -162,6 +169,10 @@ ingraft_m_count{pid="1"} 7
             ..KeyValue::default()
         };
         let values = vec![key(0x10, None, 3), key(0x20, Some("lock"), 2), key(1, Some("a"), 1), key(2, Some("a"), 0)];
+        let text = |bytes: &[u8]| KeyPart::Text { bytes: bytes.into(), cut: false };
+        let parts = [KeyPart::Number(7), text(b"a\"b"), KeyPart::Unreadable];
+        let parts = parts.map(|part| NamedPart { part, name: None, enumerator: None, place: None }).to_vec();
+        let values = values.into_iter().chain([KeyValue { parts, value: 4, ..KeyValue::default() }]).collect();
         let keys = Keys { values, others: 9, unlisted: 0 };
         let value = Value::new(15, Details { keys: Some(keys), ..Details::default() });
         let lines = series(&family(FamilyType::Counter, 0), &[("pid", "1")], &value);
@@ -169,6 +180,7 @@ ingraft_m_count{pid="1"} 7
 ingraft_m{pid="1",key="0x20",name="lock"} 2
 ingraft_m{pid="1",key="0x1",name="a"} 1
 ingraft_m{pid="1",key="0x2",name="a"} 0
+ingraft_m{pid="1",key="0x7,\"a\\\"b\",unreadable"} 4
 "#;
         assert_eq!(lines.own.text, expected);
         assert_eq!(lines.others.map(|others| others.text).as_deref(), Some("ingraft_m_other_keys{pid=\"1\"} 9\n"));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ingraft_model::{
     Aggregate, FunctionId, Insertion, Instrumentation, MetricInfo, Order, Parts, PointKind, Refusal, Role, Shape,
-    Snippet, Style, UnitsType, ValueNames, ValueUnit, Variable, VariableId, VariableKind,
+    Snippet, Style, UnitsType, ValueUnit, Variable, VariableId, VariableKind,
 };
 
 /// Code of a metric of the engine's own that is refused in a function for this reason.
@@ -46,7 +46,7 @@ pub fn empty(insertions: Vec<Insertion>, metric: Arc<MetricInfo>) -> Instrumenta
         thread: None,
         object: None,
         index_names: None,
-        key_names: ValueNames::None,
+        key_names: Vec::new(),
         apart: false,
         in_place: false,
         records: [].into(),

@@ -6,6 +6,6 @@ pub(crate) mod foci;
 pub(crate) mod internal;
 pub(crate) mod lower;
 pub(crate) mod request;
-pub(crate) mod resolution;
+pub(crate) mod sizes;
 mod source_lines;
 mod value_names;

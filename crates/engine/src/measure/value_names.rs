@@ -26,7 +26,7 @@ pub fn name_registers(modules: &Modules, wanted: &mut [WantedPair]) {
                 *names = of_register(modules, function, origin);
             }
         };
-        names(&mut instrumentation.key_names);
+        instrumentation.key_names.iter_mut().for_each(names);
         let is_register = |column: &RecordColumn| {
             matches!(
                 column.content,

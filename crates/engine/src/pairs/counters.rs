@@ -9,7 +9,7 @@ use ingraft_process::EventAttributes;
 
 use crate::error::{Error, Reason};
 use crate::measure::event_places::EventPlaces;
-use crate::measure::resolution;
+use crate::measure::sizes;
 use crate::readings::values::CounterAllocator;
 
 /// The counters of a target.
@@ -54,7 +54,7 @@ impl CounterPool {
 
     /// Number of counters that a shard of the target has, or will have if there is no data area yet.
     pub fn limit(&self, area: Option<DataArea>) -> u32 {
-        area.map_or_else(|| resolution::counters_in(self.stride), |area| area.counters())
+        area.map_or_else(|| sizes::counters_in(self.stride), |area| area.counters())
     }
 
     /// The first of `count` consecutive free counters, all below `limit`.

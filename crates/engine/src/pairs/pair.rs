@@ -66,8 +66,8 @@ pub struct Pair {
     pub object: Option<u64>,
     /// Names of the indices of a vector; `None` if they are not known.
     pub index_names: Option<IndexNames>,
-    /// Names of the values of keys.
-    pub key_names: ValueNames,
+    /// Names of the values of each part of keys.
+    pub key_names: Vec<ValueNames>,
     /// Counters of the hits of the pair's snippets.
     pub meters: Meters,
     /// Orders in which evaluations have numbered the pair's variables, the first one included. Empty as long as all orders are equal.
@@ -108,7 +108,7 @@ impl Pair {
             thread: None,
             object: None,
             index_names: None,
-            key_names: ValueNames::None,
+            key_names: Vec::new(),
             meters: Meters::default(),
             numberings: Vec::new(),
             group: None,

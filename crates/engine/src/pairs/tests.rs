@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ingraft_model::{
     Aggregate, Expr, FunctionId, Insertion, Instrumentation, MetricInfo, ModuleId, Order, Parts, PointKind, Role,
-    Shape, Snippet, Stmt, Style, Svma, UnitsType, ValueNames, ValueUnit, Variable, VariableId, VariableKind,
+    Shape, Snippet, Stmt, Style, Svma, UnitsType, ValueUnit, Variable, VariableId, VariableKind,
 };
 use rustc_hash::FxHashSet;
 
@@ -45,7 +45,7 @@ pub fn instrumentation(variables: Vec<Variable>) -> Instrumentation {
         thread: None,
         object: None,
         index_names: None,
-        key_names: ValueNames::None,
+        key_names: Vec::new(),
         apart: false,
         in_place: false,
         records: [].into(),
@@ -322,4 +322,30 @@ fn a_group_without_listed_keys_takes_no_pair() {
     assert_eq!(drop(&mut pairs, 3..4), [100..132, 140..141], "the table, and the counter of its hits");
     assert!(pairs.is_empty());
     pairs.retire_keys(keys.iter(), &mut |_, _| panic!("they are gone"));
+}
+
+#[test]
+fn instrumentations_with_one_code_share_it_when_their_sizes_change() {
+    use ingraft_model::{KeyField, TableShape};
+
+    use crate::measure::sizes::{Resizing, VariableSizes};
+
+    let v = VariableId(0);
+    let snippet = Arc::new(Snippet {
+        stmts: vec![Stmt::AddAt(v, TableShape::SUMS, vec![KeyField::Number(Expr::Arg(0))], Expr::Const(1))],
+    });
+    let variable = variable(VariableKind::Counter, Shape::Table(TableShape::SUMS));
+    let mut one = instrumentation(vec![variable]);
+    one.insertions = vec![insertion(function(0, 0), PointKind::Entry, snippet.stmts.clone())];
+    one.insertions[0].snippet = Arc::clone(&snippet);
+    let mut other = one.clone();
+    let sizes = VariableSizes::usual(1, 1);
+    let mut resizing = Resizing::to(sizes);
+    [&mut one, &mut other].into_iter().for_each(|i| resizing.apply(i));
+    assert_eq!(sizes.kept(&one.variables), sizes);
+    assert!(Arc::ptr_eq(&one.insertions[0].snippet, &other.insertions[0].snippet));
+    assert_eq!(*one.insertions[0].snippet, snippet.with_sizes(sizes.resolution, sizes.places));
+    let again = Arc::clone(&one.insertions[0].snippet);
+    resizing.apply(&mut one);
+    assert!(Arc::ptr_eq(&one.insertions[0].snippet, &again));
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use ingraft_model::{Activations, Clock, Distribution, Fold, KeyTable, Scale, Shape, Tid, vector};
+use ingraft_model::{Activations, Clock, Distribution, KeyTable, Scale, Shape, TableShape, Tid, vector};
 use ingraft_process::{PopulatedPages, SharedArea};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -120,15 +120,15 @@ impl EndedThreads {
                 }
             }
         }
-        for (first, fold) in shapes.tables() {
-            if first.saturating_add(Shape::Table(fold).slots()) > counters {
+        for (first, table) in shapes.tables() {
+            if first.saturating_add(table.slots()) > counters {
                 continue;
             }
             let value = |n| place(&values, first + n).and_then(|at| values.get(at)).map_or(0, |(_, value)| *value);
-            let table = KeyTable::from_slots(fold, value);
-            if !table.is_empty() {
-                let empty = || KeyTable { fold, ..KeyTable::default() };
-                self.tables.entry(tid).or_default().entry(first).or_insert_with(empty).merge(&table);
+            let read = KeyTable::from_slots(table, value);
+            if !read.is_empty() {
+                let empty = || KeyTable { fold: table.fold, ..KeyTable::default() };
+                self.tables.entry(tid).or_default().entry(first).or_insert_with(empty).merge(&read);
             }
         }
         let own = |&(counter, value): &(u32, i64)| {
@@ -157,7 +157,7 @@ impl EndedThreads {
 pub struct Shapes {
     all: BTreeMap<u32, Shape>,
     /// The tables among the variables, which are few of thousands.
-    tables: BTreeMap<u32, Fold>,
+    tables: BTreeMap<u32, TableShape>,
 }
 
 impl Shapes {
@@ -166,8 +166,8 @@ impl Shapes {
         if shape.slots() > 1 {
             self.all.insert(first, shape);
         }
-        if let Shape::Table(fold) = shape {
-            self.tables.insert(first, fold);
+        if let Shape::Table(table) = shape {
+            self.tables.insert(first, table);
         }
     }
 
@@ -177,9 +177,9 @@ impl Shapes {
         self.tables.remove(&first);
     }
 
-    /// The first counters of tables, each with the operation that combines several values of a key.
-    pub fn tables(&self) -> impl Iterator<Item = (u32, Fold)> {
-        self.tables.iter().map(|(first, fold)| (*first, *fold))
+    /// The first counters of tables, each with the table's shape.
+    pub fn tables(&self) -> impl Iterator<Item = (u32, TableShape)> {
+        self.tables.iter().map(|(first, table)| (*first, *table))
     }
 
     /// The first counters of the timers of a clock.
@@ -262,7 +262,7 @@ impl Raw {
                 raw.distribution = Some(Box::new(distribution));
             }
             Shape::Vector(count) => raw = Raw::of_table(vector::from_slots(count, at)),
-            Shape::Table(fold) => raw = Raw::of_table(KeyTable::from_slots(fold, at)),
+            Shape::Table(table) => raw = Raw::of_table(KeyTable::from_slots(table, at)),
             Shape::Activations => raw.activations = calls(&[slots.first], load),
             // An event has no value, each value of a table of listed keys is the counter of a pair, and a trace takes the bytes of a buffer.
             Shape::Event | Shape::Alias(_) | Shape::Listed(_) | Shape::Buffer(_) | Shape::Records(..) => {}
@@ -687,15 +687,16 @@ mod tests {
 
     #[test]
     fn tables_of_ended_threads_keep_their_keys() {
-        use ingraft_model::table::{KEYS, OTHERS, TAKEN, VALUES};
+        use ingraft_model::table::{FIRST, OTHERS, TAKEN};
+        use ingraft_model::{TableKey, TableShape};
         let (shards, mut ended) = (Fake::default(), EndedThreads::default());
-        let table = Slots { first: 2, shape: Shape::Table(Fold::Sum) };
+        let table = Slots { first: 2, shape: Shape::Table(TableShape::SUMS) };
         let mut shapes = Shapes::default();
         shapes.insert(table.first, table.shape);
         // the same key is at another place in every thread
         for (shard, id, value) in [(2, 70, 5), (3, 70, 7), (4, 71, 1)] {
             shards.claims.borrow_mut().push((shard, id));
-            let words = [(OTHERS, 1), (TAKEN, 1), (KEYS + shard, 0x1000), (VALUES + shard, value)];
+            let words = [(OTHERS, 1), (TAKEN, 1), (FIRST + 2 * shard, 0x1000), (FIRST + 2 * shard + 1, value)];
             words.iter().for_each(|(at, value)| put(&shards, shard, table.first + at, &[*value]));
         }
         let read = |ended: &EndedThreads| {
@@ -703,10 +704,10 @@ mod tests {
             let all = columns.threads(table, &[], Ruler::PLAIN);
             all.into_iter().map(|(tid, raw)| (tid, raw.value, raw.table.expect("a table").values)).collect::<Vec<_>>()
         };
-        let of = |value| BTreeMap::from([(0x1000, value)]);
+        let of = |value| BTreeMap::from([(TableKey::Number(0x1000), value)]);
         let expected = [(Some(Tid(70)), 14, of(12)), (Some(Tid(71)), 2, of(1))];
         assert_eq!(read(&ended), expected);
-        let counters = table.first + Shape::Table(Fold::Sum).slots();
+        let counters = table.first + TableShape::SUMS.slots();
         ended.bury(&shards, &shapes, 2, Some(Tid(70)), counters, LAST);
         assert_eq!(read(&ended), expected);
         ended.bury(&shards, &shapes, 3, Some(Tid(70)), counters, LAST);

@@ -14,7 +14,8 @@ use std::path::PathBuf;
 use ingraft_codegen::{Chain, Linked, RemovalRecord};
 use ingraft_model::vector::GRANULES_MAX;
 use ingraft_model::{
-    Avma, AvmaRange, Capacity, Clock, DataArea, Fold, KeyListing, PcMove, Pid, Resolution, Shape, TextWrite,
+    Avma, AvmaRange, Capacity, Clock, DataArea, Fold, KeyListing, KeyParts, PcMove, Pid, Places, Resolution, Shape,
+    TableShape, TextWrite,
 };
 use rustc_hash::FxHashMap;
 
@@ -457,7 +458,7 @@ fn encode_record(record: &JournalRecord, p: &mut Vec<u8>) {
     end_frame(kind, start, p);
 }
 
-/// Encodes a shape as a number; for a vector, the number of its values follows.
+/// Encodes a shape as a number; for a vector, the number of its values follows, for a table, its parts and the number of its places.
 fn put_shape(out: &mut Vec<u8>, shape: Shape) {
     out.push(match shape {
         Shape::Counter => 0,
@@ -467,8 +468,8 @@ fn put_shape(out: &mut Vec<u8>, shape: Shape) {
         Shape::Histogram(Resolution::Coarse) => 10,
         Shape::Activations => 3,
         Shape::Timer(Clock::Cpu) => 4,
-        Shape::Table(Fold::Sum) => 5,
-        Shape::Table(Fold::Last) => 6,
+        Shape::Table(TableShape { fold: Fold::Sum, .. }) => 5,
+        Shape::Table(TableShape { fold: Fold::Last, .. }) => 6,
         Shape::Vector(_) => 7,
         Shape::Event => 8,
         Shape::Listed(_) => 11,
@@ -484,6 +485,10 @@ fn put_shape(out: &mut Vec<u8>, shape: Shape) {
     }
     if let Shape::Vector(count) = shape {
         put(out, u64::from(count));
+    }
+    if let Shape::Table(TableShape { parts, places, fold: _ }) = shape {
+        put(out, u64::from(parts.bits()));
+        put(out, u64::from(places.count()));
     }
     if let Shape::Listed(listing) = shape {
         put(out, u64::from(listing.places()));
@@ -552,6 +557,12 @@ fn decode_record(r: &mut JournalReader<'_>) -> Option<JournalRecord> {
 }
 
 impl JournalReader<'_> {
+    fn table(&mut self, fold: Fold) -> Option<TableShape> {
+        let parts = KeyParts::of_bits(u16::try_from(self.u64()?).ok()?)?;
+        let places = Places::of(u32::try_from(self.u64()?).ok()?)?;
+        Some(TableShape { fold, parts, places })
+    }
+
     fn shape(&mut self) -> Option<Shape> {
         Some(match self.take(1)?[0] {
             0 => Shape::Counter,
@@ -559,8 +570,8 @@ impl JournalReader<'_> {
             2 => Shape::Histogram(Resolution::Fine),
             3 => Shape::Activations,
             4 => Shape::Timer(Clock::Cpu),
-            5 => Shape::Table(Fold::Sum),
-            6 => Shape::Table(Fold::Last),
+            5 => Shape::Table(self.table(Fold::Sum)?),
+            6 => Shape::Table(self.table(Fold::Last)?),
             7 => Shape::Vector(u32::try_from(self.u64()?).ok().filter(|n| (1..=GRANULES_MAX).contains(n))?),
             8 => Shape::Event,
             9 => Shape::Histogram(Resolution::Medium),

@@ -9,7 +9,7 @@ use ingraft_mdl::Library;
 use ingraft_model::layout::{COUNTERS, header};
 use ingraft_model::{
     Aggregate, AvmaRange, Focus, FunctionId, MetricInfo, PatchPlan, Pid, Scale, Shape, Style, Svma, TextWrite,
-    UnitsType, ValueNames, ValueUnit, WallClock,
+    UnitsType, ValueUnit, WallClock,
 };
 use ingraft_process::{ApplyOptions, ProcessIdentity, Rights, SharedArea, Target, TickClock, contains, vector_state};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -303,7 +303,7 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
             thread,
             object: None,
             index_names: None,
-            key_names: ValueNames::None,
+            key_names: Vec::new(),
             own: None,
             before: FxHashMap::default(),
         });

@@ -8,7 +8,7 @@ use ingraft_model::{CpuClock, DataArea, Scale, ThreadIdentity, WallClock};
 use ingraft_process::{DataAreaRequest, SharedArea, vector_state};
 
 use crate::error::{Error, Reason};
-use crate::measure::resolution;
+use crate::measure::sizes;
 use crate::program::wall;
 use crate::recovery::journal::{Journal, JournalHead};
 use crate::recovery::waiting::Scheduler;
@@ -70,7 +70,7 @@ impl Session {
         }
         if distinct && Scheduler::of(&self.target).is_some() {
             // The memory may stay for later measurements, which need more counters than this one.
-            let to_stay = resolution::stride_to_stay(control.modules.text_bytes());
+            let to_stay = sizes::stride_to_stay(control.modules.text_bytes());
             control.counters.set_stride(control.counters.stride().max(to_stay));
         }
         let stride = control.counters.stride();

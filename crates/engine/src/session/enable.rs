@@ -4,15 +4,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ingraft_mdl::Library;
-use ingraft_model::{Clock, FunctionId, Instrumentation, Resolution, Shape, Variable};
+use ingraft_model::{Clock, FunctionId, Instrumentation, Places, Resolution, Shape, Variable};
 use ingraft_process::Rights;
 use rustc_hash::FxHashMap;
 
 use crate::api::{EnableRequest, Enabled, MAX_HOLD, MeasurementId};
 use crate::error::Error;
-use crate::measure::request::{Missing, WantedPair};
-use crate::measure::resolution::Coarsening;
-use crate::measure::{request, resolution};
+use crate::measure::request::{self, Missing, WantedPair};
+use crate::measure::sizes::{self, Resizing, VariableSizes};
 use crate::pairs::{AdmittedPairs, COUNTERS_A_PAIR, PairKey};
 use crate::weaving::catch_up::CaughtUp;
 
@@ -202,11 +201,11 @@ impl Session {
     ) -> Result<InsertionResult, Error> {
         let mut wanted = wanted;
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
-        Self::fit_histograms(control, &mut wanted, &keys, coming);
+        Self::fit_sizes(control, &mut wanted, &keys, coming);
         self.insert_fitted(control, wanted, whole, stop)
     }
 
-    /// Weaves the wanted pairs, whose histograms have their resolution already; see [`Session::insert_wanted`].
+    /// Weaves the wanted pairs, whose variables have their sizes already; see [`Session::insert_wanted`].
     pub(super) fn insert_fitted(
         &self,
         control: &mut Control,
@@ -224,48 +223,48 @@ impl Session {
         Ok(InsertionResult { keys, caught_up, dear: Vec::new() })
     }
 
-    /// Chooses the resolution of histograms and, before the first code is woven, the distance between shards.
-    pub(super) fn fit_histograms(
+    /// Chooses the sizes of histograms and tables and, before the first code is woven, the distance between shards.
+    pub(super) fn fit_sizes(
         control: &mut Control,
         wanted: &mut [WantedPair],
         keys: &[(PairKey, Option<FunctionId>)],
         coming: u64,
     ) {
         let is_new = |key: &PairKey| !control.pairs.contains_key(key);
-        let histograms =
-            |variables: &[Variable]| variables.iter().filter(|v| matches!(v.shape, Shape::Histogram(_))).count();
-        let there: usize = control.pairs.values().map(|pair| histograms(&pair.variables)).sum();
         let new = || wanted.iter().zip(keys).filter(|(_, (key, _))| is_new(key)).map(|(w, _)| &w.instrumentation);
-        let count = there + new().map(|i| histograms(&i.variables)).sum::<usize>();
-        let slots_at = |resolution: Resolution| -> u64 {
-            let saved = Shape::Histogram(Resolution::Fine).slots() - Shape::Histogram(resolution).slots();
+        let count = |is_it: fn(Shape) -> bool| {
+            let of = |variables: &[Variable]| variables.iter().filter(|v| is_it(v.shape)).count();
+            let there: usize = control.pairs.values().map(|pair| of(&pair.variables)).sum();
+            there + new().map(|i| of(&i.variables)).sum::<usize>()
+        };
+        let histograms = count(|shape| matches!(shape, Shape::Histogram(_)));
+        let tables = count(|shape| sizes::sums(shape).is_some());
+        let slots_at = |sizes: VariableSizes| -> u64 {
             let of = |i: &Instrumentation| {
                 // one hidden counter for each snippet; most pairs have two snippets
                 let hidden = i.insertions.len().max(2) as u64;
-                let tables = if i.object.is_some() { COUNTERS_A_PAIR } else { 0 };
-                resolution::slots(&i.variables) + hidden - u64::from(saved) * histograms(&i.variables) as u64 + tables
+                sizes.slots(&i.variables) + hidden + if i.object.is_some() { COUNTERS_A_PAIR } else { 0 }
             };
             u64::from(control.counters.used()) + coming + new().map(of).sum::<u64>()
         };
-        let usual = resolution::of(count);
-        let resolution = match &control.attached {
+        let usual = VariableSizes::usual(histograms, tables);
+        let chosen = match &control.attached {
             None => {
-                control.counters.set_stride(resolution::stride_for(slots_at(usual)));
+                control.counters.set_stride(sizes::stride_for(slots_at(usual)));
                 usual
             }
             Some(attached) => {
                 let room = u64::from(attached.area.layout().counters());
-                let fits = |r: &Resolution| *r <= usual && slots_at(*r) <= room;
-                let finest_first = [Resolution::Fine, Resolution::Medium, Resolution::Coarse];
-                finest_first.into_iter().find(fits).unwrap_or(Resolution::Coarse)
+                let mut all = usual.and_smaller();
+                let least = VariableSizes { resolution: Resolution::Coarse, places: Places::FEW };
+                all.find(|sizes| slots_at(*sizes) <= room).unwrap_or(least)
             }
         };
-        let mut to: FxHashMap<Resolution, Coarsening> = FxHashMap::default();
+        let mut to: FxHashMap<VariableSizes, Resizing> = FxHashMap::default();
         for (w, (key, _)) in wanted.iter_mut().zip(keys) {
-            // an existing pair keeps its resolution
-            let known = control.pairs.get(key).and_then(|pair| resolution::of_variables(&pair.variables));
-            let to_what = known.unwrap_or(resolution);
-            to.entry(to_what).or_insert_with(|| Coarsening::to(to_what)).apply(&mut w.instrumentation);
+            // an existing pair keeps its sizes
+            let sizes = control.pairs.get(key).map_or(chosen, |pair| chosen.kept(&pair.variables));
+            to.entry(sizes).or_insert_with(|| Resizing::to(sizes)).apply(&mut w.instrumentation);
         }
     }
 }

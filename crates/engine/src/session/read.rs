@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ingraft_model::{Activations, Aggregate, FunctionId, Shape, ValueNames, ValueUnit};
 use rustc_hash::FxHashMap;
 
-use crate::api::{Details, KeyValue, MeasurementId, Reading, Value};
+use crate::api::{Details, KeyNumber, KeyValue, MeasurementId, Reading, Value};
 use crate::error::{Error, Reason};
 use crate::pairs::PairKey;
 use crate::program::code_places::NamedPlace;
@@ -65,7 +65,7 @@ impl Session {
                 thread: None,
                 object: None,
                 index_names: None,
-                key_names: ValueNames::None,
+                key_names: Vec::new(),
                 own: None,
                 before: FxHashMap::default(),
             };
@@ -108,7 +108,7 @@ impl Session {
         views: &Views,
         reading: &mut Reading,
     ) {
-        let unknown = self.code_places().unknown(unnamed(views, reading).map(|key| key.key));
+        let unknown = self.code_places().unknown(unnamed(views, reading).map(|key| key.number));
         if !unknown.is_empty()
             && let Some(control) = control()
         {
@@ -116,9 +116,9 @@ impl Session {
         }
         let places = self.code_places();
         for key in unnamed(views, reading) {
-            if let Some(NamedPlace { name, place }) = places.get(key.key) {
-                key.name = Some(name.clone());
-                key.place = Some(Box::new(place.clone()));
+            if let Some(NamedPlace { name, place }) = places.get(key.number) {
+                *key.name = Some(name.clone());
+                *key.place = Some(Box::new(place.clone()));
             }
         }
     }
@@ -166,12 +166,16 @@ impl Session {
             for key in details.keys.iter_mut().flat_map(|keys| &mut keys.values) {
                 if matches!(view.value.shape, Shape::Vector(_)) {
                     key.name = view.index_names.as_ref().and_then(|names| names.name(key.key));
-                } else if let ValueNames::Of(names) = &view.key_names {
-                    key.enumerator = names.name(key.key).map(str::to_owned);
-                } else {
-                    key.name = shared.symbols().name(key.key);
-                    key.object = key.object.or_else(|| objects.get(&key.key).copied());
+                    continue;
                 }
+                for KeyNumber { part, number, name, enumerator, .. } in key.numbers_mut() {
+                    match view.key_names.get(part) {
+                        Some(ValueNames::Of(names)) => *enumerator = names.name(number).map(str::to_owned),
+                        _ => *name = shared.symbols().name(number),
+                    }
+                }
+                let object = objects.get(&key.key).filter(|_| key.parts.is_empty());
+                key.object = key.object.or_else(|| object.copied());
             }
             for thread in &mut details.threads {
                 thread.pid = thread.tid.and_then(|tid| shared.roster().children().process_of(tid));
@@ -201,8 +205,9 @@ impl Session {
     }
 }
 
-/// The keys of tables that have no name.
-fn unnamed<'a>(views: &Views, reading: &'a mut Reading) -> impl Iterator<Item = &'a mut KeyValue> {
+/// The numbers in keys of tables that have no name.
+fn unnamed<'a>(views: &Views, reading: &'a mut Reading) -> impl Iterator<Item = KeyNumber<'a>> {
     let tables = views.iter().zip(&mut reading.values).filter(|(view, _)| matches!(view.value.shape, Shape::Table(_)));
-    tables.flat_map(|(_, value)| value.keys_mut()).filter(|key| key.name.is_none())
+    let numbers = tables.flat_map(|(_, value)| value.keys_mut()).flat_map(KeyValue::numbers_mut);
+    numbers.filter(|key| key.name.is_none() && key.enumerator.is_none())
 }

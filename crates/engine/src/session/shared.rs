@@ -79,9 +79,10 @@ impl Shared {
 
     /// States of synchronisation objects by address; empty if no list of them is kept.
     pub(super) fn objects(&self, columns: &Columns<'_>) -> FxHashMap<u64, ObjectState> {
-        let lists = self.shapes.tables().filter(|(first, fold)| *fold == Fold::Last && !self.frozen.contains(*first));
+        let lists =
+            self.shapes.tables().filter(|(first, table)| table.fold == Fold::Last && !self.frozen.contains(*first));
         let tables = lists
-            .flat_map(|(first, fold)| columns.threads(Slots { first, shape: Shape::Table(fold) }, &[], Ruler::PLAIN));
+            .flat_map(|(first, table)| columns.threads(Slots { first, shape: Shape::Table(table) }, &[], Ruler::PLAIN));
         let all = tables.map(|(_, raw)| raw).fold(Raw::default(), Raw::plus);
         all.table.iter().flat_map(|table| table.states()).collect()
     }

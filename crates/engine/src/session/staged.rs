@@ -53,7 +53,7 @@ impl Session {
         limit: f64,
     ) -> Result<InsertionResult, Error> {
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
-        Self::fit_histograms(control, &mut wanted, &keys, 0);
+        Self::fit_sizes(control, &mut wanted, &keys, 0);
         let (mut costly, counting): (Vec<WantedPair>, Vec<WantedPair>) =
             wanted.into_iter().partition(|w| is_costly(&w.instrumentation.variables));
         self.refuse_hopeless_pairs(control, &costly)?;

@@ -31,8 +31,8 @@ pub(super) struct View {
     pub object: Option<u64>,
     /// Names of the indices of a vector; `None` if they are not known.
     pub index_names: Option<IndexNames>,
-    /// Names of the values of keys.
-    pub key_names: ValueNames,
+    /// Names of the values of each part of keys.
+    pub key_names: Vec<ValueNames>,
     /// Source of the value, if the engine knows the value without code.
     pub own: Option<OwnValue>,
     /// Value of each thread when the measurement began.
@@ -208,7 +208,7 @@ mod tests {
                 thread: None,
                 object: None,
                 index_names: None,
-                key_names: ValueNames::None,
+                key_names: Vec::new(),
                 own: None,
                 before: FxHashMap::default(),
             }

@@ -5,7 +5,7 @@ use ingraft_model::{CpuClock, FunctionId, WallClock};
 use ingraft_process::TickClock;
 
 use crate::measure::request::{Missing, WantedPair};
-use crate::measure::{calls, request, resolution};
+use crate::measure::{calls, request, sizes};
 use crate::pairs::PairKey;
 use crate::program::labels;
 use crate::program::modules::Modules;
@@ -62,8 +62,8 @@ impl Session {
     pub(super) fn insertion_warnings(&self, control: &Control, keys: &[(PairKey, Option<FunctionId>)]) -> Vec<String> {
         let pairs = || keys.iter().filter_map(|(key, _)| Some((key, control.pairs.get(key)?)));
         let mut warnings: Vec<String> = pairs().filter_map(|(key, pair)| pair.why_unmeasured(key)).collect();
-        let resolutions = pairs().filter_map(|(_, pair)| resolution::of_variables(&pair.variables));
-        warnings.extend(resolutions.min().and_then(resolution::warning));
+        let resolutions = pairs().filter_map(|(_, pair)| sizes::of_variables(&pair.variables));
+        warnings.extend(resolutions.min().and_then(sizes::warning));
         warnings.extend(self.mapped_again(control));
         if let Some((AsyncUnwinder::Handler, name)) = control.modules.unwinder() {
             warnings.push(format!("the signal handler {name} may end its thread: {CUT_SHORT}"));

@@ -1,6 +1,6 @@
 //! Checks the types of the code language: numbers, variables, and the calls that the language itself defines.
 
-use ingraft_model::ObjectKind;
+use ingraft_model::{KeyParts, ObjectKind, table};
 
 use super::meta::DefinitionCheck;
 use super::types::{MetaType, PointType};
@@ -75,17 +75,28 @@ impl DefinitionCheck<'_, '_> {
     fn printed(&mut self, args: &[SyntaxExpr]) {
         for arg in args {
             match &arg.bare().kind {
-                ExprKind::Call(callee, parts) if callee.name == "str" && !callee.quoted => {
-                    parts.iter().for_each(|part| self.value(part));
-                    if !(1..=2).contains(&parts.len()) {
-                        self.error(codes::TYPE, arg.span, "`str` takes an address, and perhaps a length").help =
-                            Some("write `str($arg[1])` or `str($arg[1], $arg[2])`".to_owned());
-                    }
-                }
                 ExprKind::Call(callee, parts) if callee.name == "args" && !callee.quoted && parts.is_empty() => {}
-                _ => self.value(arg),
+                _ => drop(self.value_or_text(arg)),
             }
         }
+    }
+
+    /// Checks a value where it may be `str(…)`, which reads a text. Returns whether it is one.
+    fn value_or_text(&mut self, expr: &SyntaxExpr) -> bool {
+        let ExprKind::Call(callee, parts) = &expr.bare().kind else {
+            self.value(expr);
+            return false;
+        };
+        if callee.name != "str" || callee.quoted {
+            self.value(expr);
+            return false;
+        }
+        parts.iter().for_each(|part| self.value(part));
+        if !(1..=2).contains(&parts.len()) {
+            self.error(codes::TYPE, expr.span, "`str` takes an address, and perhaps a length").help =
+                Some("write `str($arg[1])` or `str($arg[1], $arg[2])`".to_owned());
+        }
+        true
     }
 
     /// Checks the target of an assignment.
@@ -156,8 +167,10 @@ impl DefinitionCheck<'_, '_> {
                 let found = self.name(name, expr.span);
                 self.number(expr.span, &found);
             }
+            ExprKind::Row(_) => self.several(expr),
             ExprKind::Index(name, index) if self.is_vector(&name.name) => {
                 self.index(index);
+                self.one_number(index);
                 if self.vector == Some(VectorIndex::Objects) {
                     let message = format!("`{}` is a list of objects, which have no values", name.name);
                     self.error(codes::KIND, expr.span, message);
@@ -204,7 +217,32 @@ impl DefinitionCheck<'_, '_> {
                     self.error(codes::TYPE, expr.span, message);
                 }
             }
-            ExprKind::Assign(..) | ExprKind::Step(..) => self.effect(expr),
+            ExprKind::Assign(target, ..) | ExprKind::Step(target, ..) => self.changed(expr, target),
+        }
+    }
+
+    /// Reports several values where one belongs.
+    fn several(&mut self, expr: &SyntaxExpr) {
+        self.error(codes::TYPE, expr.span, "several values where one belongs").help =
+            Some("only the keys of a `vector over keys` have several parts".to_owned());
+    }
+
+    /// Checks an assignment whose value the code uses.
+    fn changed(&mut self, expr: &SyntaxExpr, target: &SyntaxExpr) {
+        self.effect(expr);
+        if let ExprKind::Index(name, index) = &target.bare().kind
+            && self.is_vector(&name.name)
+        {
+            self.one_number(index);
+        }
+    }
+
+    /// Reports a key whose value cannot be read.
+    fn one_number(&mut self, key: &SyntaxExpr) {
+        let is_text = |e: &SyntaxExpr| matches!(&e.bare().kind, ExprKind::Call(callee, _) if callee.name == "str" && !callee.quoted);
+        if matches!(key.bare().kind, ExprKind::Row(_)) || is_text(key) {
+            self.error(codes::TYPE, key.span, "the value of such a key can be added to, not read").help =
+                Some("only the value of a key that is one number can be read".to_owned());
         }
     }
 
@@ -330,8 +368,30 @@ impl DefinitionCheck<'_, '_> {
 
     /// Checks the index between the brackets of a vector.
     fn index(&mut self, index: &SyntaxExpr) {
-        if !self.is_item(index) {
+        if self.vector == Some(VectorIndex::Keys) {
+            self.key(index);
+        } else if !self.is_item(index) {
             self.value(index);
+        }
+    }
+
+    /// Checks a key: one value or several, each of which may be a text. All keys of a metric have the same parts.
+    fn key(&mut self, key: &SyntaxExpr) {
+        let parts = if let ExprKind::Row(parts) = &key.bare().kind { parts } else { std::slice::from_ref(key) };
+        let texts: Vec<bool> = parts.iter().map(|part| self.value_or_text(part)).collect();
+        let Some(parts) = KeyParts::of(texts) else {
+            let help = format!(
+                "a key has at most {} parts and {} words: a number takes 1, a text {}",
+                KeyParts::MAX,
+                table::WORDS_MAX,
+                table::TEXT_WORDS
+            );
+            self.error(codes::TOO_LARGE, key.span, "a key of too many parts").help = Some(help);
+            return;
+        };
+        if *self.key_parts.get_or_insert(parts) != parts {
+            self.error(codes::TYPE, key.span, "another key of this metric has other parts").help =
+                Some("all keys of a metric have as many numbers and texts, in the same order".to_owned());
         }
     }
 

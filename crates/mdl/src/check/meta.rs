@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ingraft_model::CallRecord;
+use ingraft_model::{CallRecord, KeyParts};
 
 use super::types::{MetaType, PointType};
 use super::{NameScope, PREDEFINED};
@@ -31,6 +31,8 @@ pub(super) struct DefinitionCheck<'a, 'd> {
     pub(super) kept: BTreeSet<String>,
     /// Whether the histogram observes times alone; `None` before the first `observe`.
     pub(super) observed: Option<bool>,
+    /// Parts of the metric's keys; `None` before the first key.
+    pub(super) key_parts: Option<KeyParts>,
     /// Number of `if` statements of the meta language that enclose the statement being checked.
     conditions: u32,
 }
@@ -49,6 +51,7 @@ impl<'a, 'd> DefinitionCheck<'a, 'd> {
             place: None,
             kept: BTreeSet::new(),
             observed: None,
+            key_parts: None,
             conditions: 0,
         }
     }

@@ -4,8 +4,8 @@
 //! argument.
 
 use ingraft_model::{
-    BinaryOp, Called, Clock, Expr as Out, Fold, ObjectKind, ObjectState, PointKind, ProgramCall, Resolution, Shape,
-    Stmt, TimeUnit, UnaryOp, ValueUnit, VariableId, VariableKind,
+    BinaryOp, Called, Clock, Expr as Out, ObjectKind, ObjectState, PointKind, ProgramCall, Resolution, Shape, Stmt,
+    TableShape, TimeUnit, UnaryOp, ValueUnit, VariableId, VariableKind,
 };
 
 use super::meta::{Evaluation, MetaValue, NameBinding, binary, unary};
@@ -164,32 +164,34 @@ impl<'a> Evaluation<'a> {
         Some(self.slot(&name.name, index).flatten().zip(amount))
     }
 
-    /// Adds to a value of a vector before the statement. Returns the new value, or with `was` the value before the addition.
+    /// Adds to a value of a vector before the statement. Returns the new value, or with `was` the value before the addition; `None` for a key whose value cannot be
+    /// read, which the checker has reported.
     fn value_of_addition(
         &mut self,
         expr: &SyntaxExpr,
         target: &SyntaxExpr,
         (mut slot, amount): (VectorSlot, Out),
         was: bool,
-    ) -> Out {
-        if !matches!(slot.number, Out::Const(_) | Out::Arg(_)) {
+    ) -> Option<Out> {
+        let number = slot.number_mut()?;
+        if !matches!(number, Out::Const(_) | Out::Arg(_)) {
             let index = self.kept_at(target.span, "index");
-            self.before.push(Stmt::Set(index, slot.number));
-            slot.number = Out::Variable(index);
+            let computed = std::mem::replace(number, Out::Variable(index));
+            self.before.push(Stmt::Set(index, computed));
         }
-        let now = slot.clone().value();
+        let now = slot.clone().value()?;
         if !was {
             self.before.push(slot.add(amount));
-            return now;
+            return Some(now);
         }
         let until_then = self.kept_at(expr.span, "was");
         self.before.extend([Stmt::Set(until_then, now), slot.add(amount)]);
-        Out::Variable(until_then)
+        Some(Out::Variable(until_then))
     }
 
     /// Returns the list of objects that a call acts on; `None` if the expression names no such list.
     fn object_list(&mut self, expr: &'a SyntaxExpr) -> Option<VariableId> {
-        self.target(expr).filter(|v| self.shape_of(*v) == Shape::Table(Fold::Last))
+        self.target(expr).filter(|v| self.shape_of(*v) == Shape::Table(TableShape::OBJECTS))
     }
 
     pub(super) fn shape_of(&self, v: VariableId) -> Shape {
@@ -263,7 +265,7 @@ impl<'a> Evaluation<'a> {
                 None => self.known(expr),
             },
             ExprKind::Index(name, index) => match self.slot(&name.name, index) {
-                Some(slot) => slot.map(VectorSlot::value),
+                Some(slot) => slot.and_then(VectorSlot::value),
                 None => self.known(expr),
             },
             ExprKind::Arg(_) | ExprKind::NamedArg(_)
@@ -293,6 +295,8 @@ impl<'a> Evaluation<'a> {
             }
             ExprKind::Call(callee, args) => self.call(expr, callee, args),
             ExprKind::Text(_) => self.text_alone(expr),
+            // The checker has reported it.
+            ExprKind::Row(_) => None,
             ExprKind::Return => self.at_end(expr, "`$return` is only known at returns and behind calls", Out::Return),
             ExprKind::Caller => match self.point_kind {
                 None | Some(PointKind::Entry | PointKind::Exit) => Some(Out::ReturnAddress),
@@ -313,13 +317,13 @@ impl<'a> Evaluation<'a> {
             ExprKind::Address(_) | ExprKind::Own => None,
             ExprKind::Field(of, field) => self.member(expr, of, &field.name),
             ExprKind::Assign(target, ..) => match self.added(expr) {
-                Some(added) => Some(self.value_of_addition(expr, target, added?, false)),
+                Some(added) => self.value_of_addition(expr, target, added?, false),
                 None => self.value_of_assignment(expr, target),
             },
             // As in C, the result is the value before the step.
             ExprKind::Step(target, up) => {
                 if let Some(added) = self.added(expr) {
-                    return Some(self.value_of_addition(expr, target, added?, true));
+                    return self.value_of_addition(expr, target, added?, true);
                 }
                 let now = self.value_of_assignment(expr, target)?;
                 Some(fold_binary(if *up { BinaryOp::Subtract } else { BinaryOp::Add }, now, Out::Const(1)))

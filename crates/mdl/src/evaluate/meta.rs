@@ -162,8 +162,9 @@ pub(super) struct Evaluation<'a> {
     pub(super) looks: u32,
     /// Names of the values of the data that was lowered last, if they are those of an enumeration.
     pub(super) value_names: Option<Enumerators>,
-    /// Names of the values of the keys of the metric's vector: `None` before a key is lowered, and none if several keys have different names.
-    pub(super) key_names: Option<ValueNames>,
+    /// Names of the values of each part of the keys of the metric's vector: `None` before a key is lowered, and none if several keys have
+    /// different names.
+    pub(super) key_names: Option<Vec<ValueNames>>,
     pub(super) drafts: Vec<InsertionDraft>,
     /// Drafts that run last at entries.
     pub(super) late: Vec<InsertionDraft>,

@@ -123,8 +123,8 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// Lowers a value of a record; `None` after a finding.
-    fn column(&mut self, arg: &'a SyntaxExpr) -> Option<(RecordContent, Vec<RecordField>)> {
+    /// Lowers a value of a record, or a text in a key; `None` after a finding.
+    pub(super) fn column(&mut self, arg: &'a SyntaxExpr) -> Option<(RecordContent, Vec<RecordField>)> {
         if let ExprKind::Call(callee, parts) = &arg.bare().kind
             && callee.name == "str"
             && !callee.quoted

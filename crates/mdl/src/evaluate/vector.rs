@@ -1,6 +1,9 @@
 //! Vectors: the meaning of an index, and the names of the values.
 
-use ingraft_model::{Called, Expr as Out, Fold, IndexNames, ProgramCall, Ranges, Shape, Stmt, ValueNames, VariableId};
+use ingraft_model::{
+    Called, Expr as Out, Fold, IndexNames, KeyField, KeyParts, ProgramCall, Ranges, RecordContent, RecordField, Shape,
+    Stmt, TableShape, ValueNames, VariableId,
+};
 
 use super::meta::{Evaluation, MetaValue, NameBinding};
 use crate::ast::{ExprKind, ListDefinition, SyntaxExpr, VectorIndex};
@@ -24,37 +27,57 @@ enum IndexMeaning<'a> {
     Number,
 }
 
-/// A value of a vector: the value of a key, or with ranges the value of the granule in which the number lies.
+/// A value of a vector.
 #[derive(Clone)]
-pub(super) struct VectorSlot {
-    vector: VariableId,
-    of: Option<Ranges>,
-    pub number: Out,
+pub(super) enum VectorSlot {
+    /// The value of a key.
+    Key(VariableId, TableShape, Vec<KeyField>),
+    /// The value of the granule in which a number lies.
+    Granule(VariableId, Ranges, Out),
 }
 
 impl VectorSlot {
-    pub(super) fn value(self) -> Out {
-        let number = Box::new(self.number);
-        match self.of {
-            Some(ranges) => Out::ValueIn(self.vector, ranges, number),
-            None => Out::ValueAt(self.vector, number),
+    /// The value; `None` for a key of several parts or a text, whose value cannot be read.
+    pub(super) fn value(self) -> Option<Out> {
+        match self {
+            VectorSlot::Granule(vector, ranges, number) => Some(Out::ValueIn(vector, ranges, Box::new(number))),
+            VectorSlot::Key(vector, table, key) => match <[KeyField; 1]>::try_from(key) {
+                Ok([KeyField::Number(key)]) => Some(Out::ValueAt(vector, table.places, Box::new(key))),
+                _ => None,
+            },
         }
     }
 
     pub(super) fn add(self, amount: Out) -> Stmt {
-        match self.of {
-            Some(ranges) => Stmt::AddIn(self.vector, ranges, self.number, amount),
-            None => Stmt::AddAt(self.vector, self.number, amount),
+        match self {
+            VectorSlot::Granule(vector, ranges, number) => Stmt::AddIn(vector, ranges, number, amount),
+            VectorSlot::Key(vector, table, key) => Stmt::AddAt(vector, table, key, amount),
         }
     }
+
+    /// The number that is the index, if the index is one number.
+    pub(super) fn number_mut(&mut self) -> Option<&mut Out> {
+        match self {
+            VectorSlot::Granule(_, _, number) => Some(number),
+            VectorSlot::Key(_, _, key) => match key.as_mut_slice() {
+                [KeyField::Number(number)] => Some(number),
+                _ => None,
+            },
+        }
+    }
+}
+
+/// Whether an expression is `str(…)`.
+fn is_text(expr: &SyntaxExpr) -> bool {
+    matches!(&expr.bare().kind, ExprKind::Call(callee, _) if callee.name == "str" && !callee.quoted)
 }
 
 impl<'a> Evaluation<'a> {
     /// Shape of the values of a vectorised metric.
     pub(super) fn vector(&mut self, vector: &'a VectorIndex, span: SourceSpan) -> Option<Shape> {
         let (ranges, by, names) = match vector {
-            VectorIndex::Keys => return Some(Shape::Table(Fold::Sum)),
-            VectorIndex::Objects => return Some(Shape::Table(Fold::Last)),
+            VectorIndex::Keys => return Some(Shape::Table(TableShape::SUMS)),
+            VectorIndex::Objects => return Some(Shape::Table(TableShape::OBJECTS)),
             VectorIndex::List(name) => {
                 let list = self.list_named(name.span, &name.name)?;
                 let items: Vec<String> = list.items.iter().map(|item| item.value.clone()).collect();
@@ -87,9 +110,9 @@ impl<'a> Evaluation<'a> {
     pub(super) fn slot(&mut self, name: &str, index: &'a SyntaxExpr) -> Option<Option<VectorSlot>> {
         let vector = self.variable_named(name)?;
         match self.shape_of(vector) {
-            Shape::Table(Fold::Sum) => Some(self.key(index).map(|key| VectorSlot { vector, of: None, number: key })),
+            Shape::Table(TableShape { fold: Fold::Sum, .. }) => Some(self.key(vector, index)),
             Shape::Vector(_) => {
-                Some(self.number(index).map(|(ranges, number)| VectorSlot { vector, of: Some(ranges), number }))
+                Some(self.number(index).map(|(ranges, number)| VectorSlot::Granule(vector, ranges, number)))
             }
             Shape::Counter
             | Shape::Timer(_)
@@ -104,15 +127,46 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// Lowers a key of the metric's vector, and notes the names of its values.
-    fn key(&mut self, index: &'a SyntaxExpr) -> Option<Out> {
-        let (key, names) = self.named_value(index)?;
-        match &self.key_names {
-            Some(known) if *known != names => self.key_names = Some(ValueNames::None),
-            Some(_) => {}
+    /// Lowers a key, and notes the names of its values. The first one tells which parts the keys of the variable have; the checker has
+    /// compared them.
+    fn key(&mut self, vector: VariableId, index: &'a SyntaxExpr) -> Option<VectorSlot> {
+        let parts = if let ExprKind::Row(parts) = &index.bare().kind { parts } else { std::slice::from_ref(index) };
+        let fields = parts.iter().map(|part| self.key_field(part)).collect::<Option<Vec<_>>>()?;
+        let (key, names): (Vec<KeyField>, Vec<ValueNames>) = fields.into_iter().unzip();
+        let parts = KeyParts::of(key.iter().map(KeyField::is_text))?;
+        let table = TableShape { parts, ..TableShape::SUMS };
+        if let Some(variable) = self.variables.get_mut(vector.0 as usize) {
+            variable.shape = Shape::Table(table);
+        }
+        match &mut self.key_names {
+            Some(known) => {
+                known.iter_mut().zip(names).filter(|(known, names)| *known != names).for_each(|(known, _)| {
+                    *known = ValueNames::None;
+                })
+            }
             None => self.key_names = Some(names),
         }
-        Some(key)
+        Some(VectorSlot::Key(vector, table, key))
+    }
+
+    /// Lowers a part of a key, with the names of its values; `None` after a finding.
+    fn key_field(&mut self, part: &'a SyntaxExpr) -> Option<(KeyField, ValueNames)> {
+        if !is_text(part) {
+            let (number, names) = self.named_value(part)?;
+            return Some((KeyField::Number(number), names));
+        }
+        let (content, mut fields) = self.column(part)?;
+        let text = match (content, fields.pop(), fields.pop()) {
+            (RecordContent::BoundedText, Some(RecordField::Number(length)), Some(RecordField::Text(address))) => {
+                KeyField::BoundedText(address, length)
+            }
+            (RecordContent::Text, Some(RecordField::Text(address)), None) => KeyField::Text(address),
+            _ => {
+                self.refuse(part, "a text of such a value as a part of a key");
+                return None;
+            }
+        };
+        Some((text, ValueNames::None))
     }
 
     /// Returns the number that an index means in the vector of the metric that is evaluated.

@@ -1,6 +1,6 @@
 //! Visits all statements and values of a snippet, or of a definition.
 
-use ingraft_model::{Expr, Stmt};
+use ingraft_model::{Expr, KeyField, Stmt};
 
 use crate::ast::{CodeKind, CodeStatement, ExprKind, MetaKind, MetaStatement};
 
@@ -23,10 +23,11 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
             | Stmt::Observe(_, _, e, _)
             | Stmt::Store(_, _, e)
             | Stmt::Mark(_, e, _) => parts(e, visit),
-            Stmt::AddAt(_, key, e)
-            | Stmt::AddIn(_, _, key, e)
-            | Stmt::AddListed(_, _, key, e)
-            | Stmt::Write(key, _, e) => {
+            Stmt::AddAt(_, _, key, e) => {
+                key.iter_mut().flat_map(KeyField::operands_mut).for_each(|part| parts(part, visit));
+                parts(e, visit);
+            }
+            Stmt::AddIn(_, _, key, e) | Stmt::AddListed(_, _, key, e) | Stmt::Write(key, _, e) => {
                 parts(key, visit);
                 parts(e, visit);
             }
@@ -54,7 +55,7 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
 
 fn parts(expr: &mut Expr, visit: &mut dyn FnMut(&mut Expr)) {
     match expr {
-        Expr::Unary(_, e) | Expr::Read(e, _) | Expr::ValueAt(_, e) | Expr::ValueIn(_, _, e) => parts(e, visit),
+        Expr::Unary(_, e) | Expr::Read(e, _) | Expr::ValueAt(_, _, e) | Expr::ValueIn(_, _, e) => parts(e, visit),
         Expr::Binary(_, a, b) => {
             parts(a, visit);
             parts(b, visit);

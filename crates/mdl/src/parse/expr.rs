@@ -204,9 +204,20 @@ impl Parser<'_, '_> {
 
     fn index(&mut self) -> Parsed<SyntaxExpr> {
         self.need_mark("[")?;
-        let index = self.expr()?;
+        let first = self.expr()?;
+        if !self.at_mark(",") {
+            self.need_mark("]")?;
+            return Ok(first);
+        }
+        let start = first.span;
+        let mut parts = vec![first];
+        while self.eat_mark(",") {
+            self.part()?;
+            parts.push(self.expr()?);
+        }
+        let span = start.to(self.before());
         self.need_mark("]")?;
-        Ok(index)
+        Ok(SyntaxExpr { kind: ExprKind::Row(parts), span })
     }
 
     /// Reads arguments up to and including the closing bracket.

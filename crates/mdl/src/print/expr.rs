@@ -84,6 +84,12 @@ fn write(source: &SourceText, expr: &SyntaxExpr, around: u8, out: &mut String) {
         }
         ExprKind::Arg(index) => bracketed(source, "$arg", index, out),
         ExprKind::Index(name, index) => bracketed(source, &name.name, index, out),
+        ExprKind::Row(parts) => {
+            for (i, part) in parts.iter().enumerate() {
+                out.push_str(if i > 0 { ", " } else { "" });
+                write(source, part, LOOSE, out);
+            }
+        }
         ExprKind::Paren(inner) => {
             out.push('(');
             write(source, inner, LOOSE, out);

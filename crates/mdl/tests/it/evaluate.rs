@@ -461,6 +461,9 @@ fn a_vector_over_keys_adds_to_what_the_code_names() {
         // An assignment inside a value evaluates its key once.
         ("if (m[$arg[0]]++ < 5) m[1]++;", "v1 = v0[$arg[0]]; v0[$arg[0]] += 1; if ((v1 < 5)) { v0[1] += 1; }"),
         ("m[0] += (m[f(1)] -= 2);", "v1 = call \"f\"(1); v0[v1] += -2; v0[0] += v0[v1];"),
+        ("m[$arg[0], $arg[1] + 1]++;", "v0[$arg[0], ($arg[1] + 1)] += 1;"),
+        ("m[str($arg[0]), 7] -= 2;", "v0[text at $arg[0], 7] += -2;"),
+        ("m[str($arg[0], $arg[1])]++;", "v0[text at $arg[0] of $arg[1] bytes] += 1;"),
     ] {
         assert!(keyed(code).contains(expected), "{}", keyed(code));
     }
@@ -468,6 +471,9 @@ fn a_vector_over_keys_adds_to_what_the_code_names() {
     let wait = "append preInsn $start.return (* m[$arg[0]] += $elapsed; *)";
     let shown = show(&with(&format!("vector over keys; base is counter {{ {wait} }}")), "m", "");
     assert!(shown.contains("close r1 time $arg[0] { v0[saved $arg[0]] += $elapsed; }"), "{shown}");
+    let both = wait.replace("$arg[0]]", "$arg[0], str($arg[1])]");
+    let shown = show(&with(&format!("vector over keys; base is counter {{ {both} }}")), "m", "");
+    assert!(shown.contains("{ v0[saved $arg[0], text at saved $arg[1]] += $elapsed; }"), "{shown}");
 }
 
 #[test]

@@ -86,6 +86,7 @@ fn expr() -> impl Strategy<Value = String> {
             (inner.clone(), inner.clone()).prop_map(|(a, b)| format!("f({a},{b})")),
             inner.clone().prop_map(|a| format!("Call(\"g\",{a})")),
             inner.clone().prop_map(|a| format!("l[{a}].name")),
+            (inner.clone(), inner.clone()).prop_map(|(a, b)| format!("l[{a},{b}]")),
             inner.clone().prop_map(|a| format!("$arg[{a}]")),
             inner.prop_map(|a| format!("(x -= {a})")),
         ]

@@ -124,7 +124,9 @@ fn results_and_keys_have_the_names_of_enumerations() {
         let mut library = Library::new(ParseOptions::default());
         let found: Vec<_> = library.load("m.mdl", &text).iter().map(ToString::to_string).collect();
         assert!(found.is_empty(), "{found:?}");
-        evaluated(&library, function).key_names
+        let names = evaluated(&library, function).key_names;
+        assert_eq!(names.len(), 1);
+        names[0].clone()
     };
     assert_eq!(by(false, "m[$arg[0].state]++;", "call"), ValueNames::Of(states()));
     assert_eq!(by(false, "m[($arg[0].state)] += 2;", "call"), ValueNames::Of(states()));

@@ -217,6 +217,24 @@ fn illegal_in_the_static_stage() {
     };
     illegal(&keyed("if (m) m[0]++;"), "`m` is a vector");
     illegal(&keyed("m[1] = 3;"), "the values of `m` add up");
+    for (code, message) in [
+        ("m[1, 2]++; m[1]++;", "another key of this metric has other parts"),
+        ("m[str($arg[0]), 2]++; m[2, str($arg[0])]++;", "another key of this metric has other parts"),
+        ("if (m[1, 2] > 0) m[1, 2]++;", "the value of such a key can be added to, not read"),
+        ("if (m[str($arg[0])]++ > 0) m[str($arg[0])]++;", "the value of such a key can be added to, not read"),
+        ("m[str()]++;", "`str` takes an address, and perhaps a length"),
+        ("m[str(1), str(2), str(3), str(4)]++;", "a key of too many parts"),
+        ("m[1, 2, 3, 4, 5, 6, 7, 8, 9]++;", "a key of too many parts"),
+        ("m[$arg[0, 1]]++;", "several values where one belongs"),
+        ("m[(1, 2)]++;", "expected `)`"),
+        ("m[1,]++;", "expected an expression"),
+    ] {
+        illegal(&keyed(code), message);
+    }
+    illegal(
+        &metric("vector over table 0, 64, 8; base is counter { append preInsn $start.entry (* m[1, 2]++; *) }"),
+        "several values where one belongs",
+    );
     illegal(
         &metric("vector over objects; base is counter { append preInsn $start.entry (* if (m[1]) discover(m, 1, \"Mutex\"); *) }")
             .replace("EventCounter", "SampledFunction"),
@@ -263,6 +281,9 @@ fn what_was_extended_on_purpose() {
         ),
         metric("base is hwCounter(\"instructions\") { append preInsn $start.entry (* sampleHwCounter(m); *) }"),
         metric("vector over keys; base is counter { append preInsn $start.entry (* m[$arg[0]]++; *) }"),
+        metric(
+            "vector over keys; base is counter { append preInsn $start.entry (* m[$arg[0], str($arg[1]), str($arg[2], 4)] += 2; *) }",
+        ),
         metric(
             "vector over table 0, 4096, 64; base is counter { append preInsn $start.entry (* m[$arg[0]] += m[1]; *) }",
         ),

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ingraft_mdl::{ParseOptions, evaluate, shipped};
 use ingraft_model::{
-    CallRecord, Expr, Float, Focus, Fold, Insertion, Instrumentation, KeptValue, Order, PointKind, Restore, Shape,
-    Stmt, VariableId,
+    CallRecord, Expr, Float, Focus, Insertion, Instrumentation, KeptValue, KeyField, KeyParts, Order, PointKind,
+    Restore, Shape, Stmt, TableShape, VariableId,
 };
 use proptest::prelude::*;
 
@@ -82,9 +82,10 @@ impl Check<'_> {
                     assert_eq!(self.shape(*v), Shape::Counter);
                     self.expr(e, at, closed);
                 }
-                Stmt::AddAt(v, key, e) => {
-                    assert_eq!(self.shape(*v), Shape::Table(Fold::Sum));
-                    self.expr(key, at, closed);
+                Stmt::AddAt(v, table, key, e) => {
+                    assert_eq!(self.shape(*v), Shape::Table(*table));
+                    assert_eq!(KeyParts::of(key.iter().map(KeyField::is_text)), Some(table.parts));
+                    key.iter().flat_map(KeyField::operands).for_each(|part| self.expr(part, at, closed));
                     self.expr(e, at, closed);
                 }
                 Stmt::AddIn(v, ranges, number, e) => {
@@ -99,7 +100,7 @@ impl Check<'_> {
                 }
                 Stmt::Append(..) => panic!("the engine alone makes code that appends to buffers"),
                 Stmt::Mark(v, key, _) => {
-                    assert_eq!(self.shape(*v), Shape::Table(Fold::Last));
+                    assert_eq!(self.shape(*v), Shape::Table(TableShape::OBJECTS));
                     self.expr(key, at, closed);
                 }
                 Stmt::Observe(v, resolution, e, _) => {
@@ -167,8 +168,8 @@ impl Check<'_> {
             Expr::Address(v) => assert_eq!(self.shape(*v), Shape::Counter),
             Expr::Float(float) => assert!(float.register < Float::ARGS_MAX && (!is_end(at) || float.register == 0)),
             Expr::Read(e, _) => self.expr(e, at, closed),
-            Expr::ValueAt(v, key) => {
-                assert_eq!(self.shape(*v), Shape::Table(Fold::Sum));
+            Expr::ValueAt(v, places, key) => {
+                assert_eq!(self.shape(*v), Shape::Table(TableShape { places: *places, ..TableShape::SUMS }));
                 self.expr(key, at, closed);
             }
             Expr::ValueIn(v, ranges, number) => {

@@ -1,8 +1,10 @@
 //! Snippets: machine-independent descriptions of the code to run at a point. They have no loops, so every snippet has a worst-case cost
 //! (hollingsworth97, section 3).
 
+mod key;
 mod needs;
 mod renumber;
+mod sizes;
 mod text;
 
 use std::sync::Arc;
@@ -13,8 +15,10 @@ use crate::call::{Called, ProgramCall};
 use crate::histogram::Resolution;
 use crate::listed::KeyListing;
 use crate::object::ObjectState;
-use crate::table::Fold;
+use crate::table::{Places, TableShape};
 use crate::vector::Ranges;
+
+pub use key::KeyField;
 
 /// A variable of a metric-focus pair. In every shard it takes as many adjacent slots as its [`Shape`] says. The number is local to the
 /// snippets of the pair until the engine replaces it by the index of the variable's first counter.
@@ -38,7 +42,7 @@ pub enum Shape {
     /// calls that ended in a tail jump that the engine cannot follow.
     Activations,
     /// Values by key (see [`crate::table`]).
-    Table(Fold),
+    Table(TableShape),
     /// This number of values by index (see [`crate::vector`]).
     Vector(u32),
     /// Values of keys that the engine lists (see [`crate::listed`]).
@@ -63,7 +67,7 @@ impl Shape {
             Shape::Timer(_) => 2,
             Shape::Activations => 4,
             Shape::Histogram(resolution) => crate::histogram::HEAD + resolution.buckets(),
-            Shape::Table(_) => crate::table::SLOTS,
+            Shape::Table(table) => table.slots(),
             Shape::Vector(count) => crate::vector::slots(count),
             Shape::Listed(listing) => listing.slots(),
             Shape::Buffer(capacity) | Shape::Records(capacity, _) => capacity.slots(),
@@ -361,8 +365,9 @@ pub enum Expr {
     Restored,
     /// This thread's value of a variable.
     Variable(VariableId),
-    /// This thread's value of a key in a table. 0 if the table has no place for the key, or if the thread has no shard.
-    ValueAt(VariableId, Box<Expr>),
+    /// This thread's value of a key in a table of so many places, whose keys are numbers. 0 if the table has no place for the key, or if the
+    /// thread has no shard.
+    ValueAt(VariableId, Places, Box<Expr>),
     /// This thread's value of the granule that contains a number; 0 if the number is outside of the range.
     ValueIn(VariableId, Ranges, Box<Expr>),
     /// The thread pointer, as the libc has stored it at the place to which it points (fs:0). The thread's own data is found relative to it.
@@ -387,7 +392,7 @@ impl Expr {
     pub fn each(&self, visit: &mut dyn FnMut(&Expr)) {
         match self {
             Expr::Call(call) => call.args.iter().for_each(|e| e.each(visit)),
-            Expr::Unary(_, e) | Expr::Read(e, _) | Expr::ValueAt(_, e) | Expr::ValueIn(_, _, e) => e.each(visit),
+            Expr::Unary(_, e) | Expr::Read(e, _) | Expr::ValueAt(_, _, e) | Expr::ValueIn(_, _, e) => e.each(visit),
             Expr::Binary(_, a, b) => {
                 a.each(visit);
                 b.each(visit);
@@ -456,8 +461,8 @@ pub enum Stmt {
     /// Record a value in a histogram of this resolution, that of the variable's shape. A negative value is recorded as 0. With a clock, also
     /// add the call's own time by it, [`KeptValue::Spent`], to the histogram's sum of own times.
     Observe(VariableId, Resolution, Expr, Option<Clock>),
-    /// Add to the value of a key in a table. The operands are the key and the number to add.
-    AddAt(VariableId, Expr, Expr),
+    /// Add to the value of a key in a table. The operands are the parts of the key, of the kinds that the table says, and the number to add.
+    AddAt(VariableId, TableShape, Vec<KeyField>, Expr),
     /// Add to the value of the granule that contains a number, or to the counter for numbers outside of the range. The operands are the
     /// number and the number to add.
     AddIn(VariableId, Ranges, Expr, Expr),
@@ -613,41 +618,11 @@ impl Snippet {
         any(&self.stmts, clock)
     }
 
-    /// Returns the snippet with another resolution for its histograms.
+    /// Returns the snippet with other sizes of its histograms and of its tables of sums.
     #[must_use]
-    pub fn with_resolution(&self, resolution: Resolution) -> Snippet {
-        fn set(stmts: &mut [Stmt], to: Resolution) {
-            for stmt in stmts {
-                match stmt {
-                    Stmt::Observe(_, resolution, ..) => *resolution = to,
-                    Stmt::If(_, body)
-                    | Stmt::Open(_, body)
-                    | Stmt::Close(_, body)
-                    | Stmt::HandOver(_, _, body)
-                    | Stmt::GiveUp(_, _, body)
-                    | Stmt::CloseHanded(_, body) => set(body, to),
-                    Stmt::Add(..)
-                    | Stmt::Set(..)
-                    | Stmt::Prune
-                    | Stmt::Await
-                    | Stmt::Fork
-                    | Stmt::Forked
-                    | Stmt::Start(..)
-                    | Stmt::Stop(..)
-                    | Stmt::AddAt(..)
-                    | Stmt::AddIn(..)
-                    | Stmt::AddListed(..)
-                    | Stmt::Mark(..)
-                    | Stmt::Append(..)
-                    | Stmt::Record(..)
-                    | Stmt::Call(_)
-                    | Stmt::Store(..)
-                    | Stmt::Write(..) => {}
-                }
-            }
-        }
+    pub fn with_sizes(&self, resolution: Resolution, places: Places) -> Snippet {
         let mut other = self.clone();
-        set(&mut other.stmts, resolution);
+        sizes::set(&mut other.stmts, resolution, places);
         other
     }
 
@@ -697,10 +672,11 @@ impl Snippet {
                     | Stmt::Observe(_, _, e, _)
                     | Stmt::Store(_, _, e)
                     | Stmt::Mark(_, e, _) => e.each(visit),
-                    Stmt::AddAt(_, key, e)
-                    | Stmt::AddIn(_, _, key, e)
-                    | Stmt::AddListed(_, _, key, e)
-                    | Stmt::Write(key, _, e) => {
+                    Stmt::AddAt(_, _, key, e) => {
+                        key.iter().flat_map(KeyField::operands).for_each(|part| part.each(visit));
+                        e.each(visit);
+                    }
+                    Stmt::AddIn(_, _, key, e) | Stmt::AddListed(_, _, key, e) | Stmt::Write(key, _, e) => {
                         key.each(visit);
                         e.each(visit);
                     }
@@ -754,10 +730,11 @@ fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a ProgramCall>) {
             | Stmt::Observe(_, _, e, _)
             | Stmt::Store(_, _, e)
             | Stmt::Mark(_, e, _) => e.calls_in(calls),
-            Stmt::AddAt(_, key, e)
-            | Stmt::AddIn(_, _, key, e)
-            | Stmt::AddListed(_, _, key, e)
-            | Stmt::Write(key, _, e) => {
+            Stmt::AddAt(_, _, key, e) => {
+                key.iter().flat_map(KeyField::operands).for_each(|part| part.calls_in(calls));
+                e.calls_in(calls);
+            }
+            Stmt::AddIn(_, _, key, e) | Stmt::AddListed(_, _, key, e) | Stmt::Write(key, _, e) => {
                 key.calls_in(calls);
                 e.calls_in(calls);
             }
@@ -794,10 +771,11 @@ fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Call
             | Stmt::Observe(_, _, e, _)
             | Stmt::Store(_, _, e)
             | Stmt::Mark(_, e, _) => e.place_callees(place)?,
-            Stmt::AddAt(_, key, e)
-            | Stmt::AddIn(_, _, key, e)
-            | Stmt::AddListed(_, _, key, e)
-            | Stmt::Write(key, _, e) => {
+            Stmt::AddAt(_, _, key, e) => {
+                key.iter_mut().flat_map(KeyField::operands_mut).try_for_each(|part| part.place_callees(place))?;
+                e.place_callees(place)?;
+            }
+            Stmt::AddIn(_, _, key, e) | Stmt::AddListed(_, _, key, e) | Stmt::Write(key, _, e) => {
                 key.place_callees(place)?;
                 e.place_callees(place)?;
             }
@@ -853,7 +831,7 @@ impl Expr {
                 a.calls_in(calls);
                 b.calls_in(calls);
             }
-            Expr::Unary(_, e) | Expr::Read(e, _) | Expr::ValueAt(_, e) | Expr::ValueIn(_, _, e) => e.calls_in(calls),
+            Expr::Unary(_, e) | Expr::Read(e, _) | Expr::ValueAt(_, _, e) | Expr::ValueIn(_, _, e) => e.calls_in(calls),
             Expr::Call(call) => {
                 calls.push(call);
                 call.args.iter().for_each(|e| e.calls_in(calls));
@@ -871,7 +849,7 @@ impl Expr {
 
     fn place_callees<E>(&mut self, place: &mut dyn FnMut(&Called) -> Result<Called, E>) -> Result<(), E> {
         match self {
-            Expr::Unary(_, e) | Expr::Read(e, _) | Expr::ValueAt(_, e) | Expr::ValueIn(_, _, e) => {
+            Expr::Unary(_, e) | Expr::Read(e, _) | Expr::ValueAt(_, _, e) | Expr::ValueIn(_, _, e) => {
                 e.place_callees(place)
             }
             Expr::Binary(_, a, b) => a.place_callees(place).and_then(|()| b.place_callees(place)),

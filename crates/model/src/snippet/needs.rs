@@ -17,23 +17,31 @@ impl Snippet {
         found
     }
 
-    /// Whether the snippet reads texts for a record.
+    /// Whether the snippet reads texts for a record or a key.
     pub fn reads_texts(&self) -> bool {
         let mut found = false;
         self.each_stmt(&mut |stmt| {
-            if let Stmt::Record(_, _, recorded) = stmt {
-                found |= recorded.fields.iter().any(|field| matches!(field, RecordField::Text(_)));
-            }
+            found |= match stmt {
+                Stmt::Record(_, _, recorded) => recorded.fields.iter().any(|f| matches!(f, RecordField::Text(_))),
+                Stmt::AddAt(_, _, key, _) => key.iter().any(KeyField::is_text),
+                _ => false,
+            };
         });
         found
     }
 
-    /// Whether the snippet makes records that need much of the stack: with texts, or of many values.
+    /// Whether the snippet makes records or keys that need much of the stack: with texts, or of many values.
     pub fn makes_large_records(&self) -> bool {
-        /// Largest number of words of a small record.
+        /// Largest number of words of a small record or key.
         const SMALL: u32 = 8;
         let mut found = self.reads_texts();
-        self.each_stmt(&mut |stmt| found |= matches!(stmt, Stmt::Record(_, _, recorded) if recorded.words() > SMALL));
+        self.each_stmt(&mut |stmt| {
+            found |= match stmt {
+                Stmt::Record(_, _, recorded) => recorded.words() > SMALL,
+                Stmt::AddAt(_, table, ..) => table.parts.words() > SMALL,
+                _ => false,
+            };
+        });
         found
     }
 

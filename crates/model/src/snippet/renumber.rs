@@ -1,6 +1,6 @@
 //! Other numbers for the variables of a snippet, so that the code of several definitions can share one list of variables.
 
-use super::{CallRecord, Expr, Restore, Snippet, Stmt, VariableId};
+use super::{CallRecord, Expr, KeyField, Restore, Snippet, Stmt, VariableId};
 
 impl Snippet {
     /// Adds `by` to the number of each variable.
@@ -31,7 +31,12 @@ fn stmts(all: &mut [Stmt], by: u32) {
                 moved(v, by);
                 expr(e, by);
             }
-            Stmt::AddAt(v, key, e) | Stmt::AddIn(v, _, key, e) | Stmt::AddListed(v, _, key, e) => {
+            Stmt::AddAt(v, _, key, e) => {
+                moved(v, by);
+                key.iter_mut().flat_map(KeyField::operands_mut).for_each(|part| expr(part, by));
+                expr(e, by);
+            }
+            Stmt::AddIn(v, _, key, e) | Stmt::AddListed(v, _, key, e) => {
                 moved(v, by);
                 expr(key, by);
                 expr(e, by);
@@ -67,7 +72,7 @@ fn stmts(all: &mut [Stmt], by: u32) {
 fn expr(e: &mut Expr, by: u32) {
     match e {
         Expr::Event(v) | Expr::Address(v) | Expr::Variable(v) | Expr::Number(v) => moved(v, by),
-        Expr::ValueAt(v, key) | Expr::ValueIn(v, _, key) => {
+        Expr::ValueAt(v, _, key) | Expr::ValueIn(v, _, key) => {
             moved(v, by);
             expr(key, by);
         }

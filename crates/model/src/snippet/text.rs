@@ -21,7 +21,7 @@ impl fmt::Display for Expr {
             Expr::Elapsed(Clock::Cpu, TimeUnit::Nanoseconds) => f.write_str("$cpu"),
             Expr::Restored => f.write_str("restored"),
             Expr::Variable(v) => write!(f, "v{}", v.0),
-            Expr::ValueAt(v, key) => write!(f, "v{}[{key}]", v.0),
+            Expr::ValueAt(v, _, key) => write!(f, "v{}[{key}]", v.0),
             Expr::ValueIn(v, ranges, n) => write!(f, "v{}[{}]", v.0, granule(ranges, n)),
             Expr::ReturnAddress => f.write_str("$caller"),
             Expr::ThreadPointer => f.write_str("thread pointer"),
@@ -38,6 +38,16 @@ impl fmt::Display for Expr {
             }
             Expr::Binary(op, a, b) => write!(f, "({a} {} {b})", op.symbol()),
             Expr::Call(call) => call.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for KeyField {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            KeyField::Number(e) => e.fmt(f),
+            KeyField::Text(e) => write!(f, "text at {e}"),
+            KeyField::BoundedText(e, length) => write!(f, "text at {e} of {length} bytes"),
         }
     }
 }
@@ -150,7 +160,10 @@ impl fmt::Display for Stmt {
             Stmt::Stop(v, clock) => write!(f, "{clock}stop v{};", v.0),
             Stmt::Observe(v, _, e, None) => write!(f, "observe v{}, {e};", v.0),
             Stmt::Observe(v, _, e, Some(clock)) => write!(f, "observe v{}, {e}, {clock}own;", v.0),
-            Stmt::AddAt(v, key, e) => write!(f, "v{}[{key}] += {e};", v.0),
+            Stmt::AddAt(v, _, key, e) => {
+                let parts: Vec<String> = key.iter().map(KeyField::to_string).collect();
+                write!(f, "v{}[{}] += {e};", v.0, parts.join(", "))
+            }
             Stmt::AddListed(v, _, key, e) => write!(f, "if listed v{}[{key}] += {e};", v.0),
             Stmt::AddIn(v, ranges, n, e) => write!(f, "v{}[{}] += {e};", v.0, granule(ranges, n)),
             Stmt::Mark(v, key, ObjectState { kind, retired: false }) => {

@@ -15,6 +15,7 @@ pub fn rows() -> Vec<BenchRow> {
         row("a call counted by its caller", &["callers", "woven"], 2.5),
         row("a call counted by an argument, one key", &["count", "woven", "--by", "$arg[0] & 0"], 6.0),
         row("a call counted by an argument, 256 keys", &["count", "woven", "--by", "$arg[0] & 255"], 6.0),
+        row("a call counted by an argument, 1,024 keys", &["count", "woven", "--by", "$arg[0] & 1023"], 6.0),
         row("a condition on an argument that is not met", &["count", "woven", "--if", "$arg[0] == 0"], 5.0),
     ]
 }

@@ -3,6 +3,7 @@
 
 mod birth;
 mod calling;
+mod cut;
 mod event;
 mod goroutine;
 pub(crate) mod machine;
@@ -22,12 +23,13 @@ use machine::{BACK, CODE, Machine, RAX, none};
 pub(crate) const GLIBC: ThreadIdentity = ThreadIdentity::FsOffset(0x2d0);
 
 /// Routines that are listings.
-pub(crate) const FIXED: [Routine; 8] = [
+pub(crate) const FIXED: [Routine; 9] = [
     Routine::PruneGoroutine,
     Routine::Park,
     Routine::Fetch,
     Routine::Call,
     Routine::Event,
+    Routine::Cut,
     Routine::Time,
     Routine::Fork,
     Routine::Forked,
@@ -168,7 +170,7 @@ fn listings_are_golden() {
         expect_test::expect_file![file].assert_eq(&disassembly(code));
     };
     for (routine, name) in
-        FIXED.into_iter().zip(["prune_goroutine", "park", "fetch", "call", "event", "time", "fork", "forked"])
+        FIXED.into_iter().zip(["prune_goroutine", "park", "fetch", "call", "event", "cut", "time", "fork", "forked"])
     {
         let filled = listing(routine, &holes(&env)).expect("a listing").expect("assembles");
         golden(name, &filled.bytes);

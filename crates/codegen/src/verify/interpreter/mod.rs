@@ -742,8 +742,8 @@ impl<'a> Interpreter<'a> {
                 state.lose(1);
             }
             Routine::Write if !self.facts.writes => return fail(at, Flaw::ForeignWrite),
-            Routine::Text => {
-                // The kernel writes over words that the snippet has pushed, and that hold nothing it needs.
+            Routine::Text | Routine::Cut => {
+                // The kernel or the routine writes over words that the snippet has pushed, and that hold nothing it needs.
                 let words = state.stack.words().get(self.pushed..).unwrap_or_default();
                 let text = words.len().checked_sub(system_call::TEXT_WORDS).and_then(|from| words.get(from..));
                 if !text.is_some_and(|text| text.iter().all(|word| *word == OTHER)) {

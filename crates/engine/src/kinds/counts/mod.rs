@@ -21,7 +21,7 @@ use rustc_hash::FxHashMap;
 use crate::api::{CountsOptions, Removed};
 use crate::error::{Error, Reason};
 use crate::measure::request::{Missing, WantedPair, refuse_large};
-use crate::measure::resolution;
+use crate::measure::sizes;
 use crate::readings::values::Rows;
 use crate::session::{InsertedPairs, KindRequest, Locked, Occasion, Running};
 use crate::weaving::positions::Observer;
@@ -135,7 +135,7 @@ impl Running for CountsKind {
     }
 
     fn reserved(&self) -> u64 {
-        resolution::AWAITED
+        sizes::AWAITED
     }
 
     fn prepare(&mut self, at: &mut Locked<'_>, wanted: &mut Vec<WantedPair>) -> Result<Observer, Error> {

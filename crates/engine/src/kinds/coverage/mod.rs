@@ -18,7 +18,7 @@ use crate::api::{CoverageOptions, Removed};
 use crate::background::each;
 use crate::error::Error;
 use crate::measure::request::WantedPair;
-use crate::measure::resolution;
+use crate::measure::sizes;
 use crate::pairs::{Pair, PairKey};
 use crate::program::modules::Modules;
 use crate::readings::values::Columns;
@@ -138,7 +138,7 @@ impl Running for CoverageKind {
     }
 
     fn reserved(&self) -> u64 {
-        resolution::AWAITED
+        sizes::AWAITED
     }
 
     fn prepare(&mut self, at: &mut Locked<'_>, wanted: &mut Vec<WantedPair>) -> Result<Observer, Error> {

@@ -4,7 +4,7 @@ mod births;
 mod followed;
 mod rules;
 
-use ingraft_model::{Fold, Insertion, Instrumentation, Shape};
+use ingraft_model::{Insertion, Instrumentation, Shape, TableShape};
 
 pub use self::births::{Amiss, Births};
 pub use self::followed::Followed;
@@ -64,7 +64,7 @@ impl Family {
 /// Whether code can be measured in fork children. Other code would read the parent's memory there, leave a call open that ends with the
 /// child's process, or add objects of the child to those of the target.
 pub fn can_follow(instrumentation: &Instrumentation) -> bool {
-    let lists_objects = instrumentation.variables.iter().any(|v| v.shape == Shape::Table(Fold::Last));
+    let lists_objects = instrumentation.variables.iter().any(|v| v.shape == Shape::Table(TableShape::OBJECTS));
     let is_strange = |i: &Insertion| i.snippet.asks_kernel() || i.snippet.interferes();
     !lists_objects && !instrumentation.insertions.iter().any(is_strange)
 }
@@ -115,8 +115,8 @@ mod tests {
         };
         let count = || vec![Stmt::Add(VariableId(0), Expr::Const(1))];
         assert!(of(Shape::Counter, count()));
-        assert!(of(Shape::Table(Fold::Sum), count()));
-        assert!(!of(Shape::Table(Fold::Last), count()), "the objects of a child are not those of the target");
+        assert!(of(Shape::Table(TableShape::SUMS), count()));
+        assert!(!of(Shape::Table(TableShape::OBJECTS), count()), "the objects of a child are not those of the target");
         assert!(of(Shape::Counter, vec![Stmt::Add(VariableId(0), Expr::Arg(1))]));
         let event = Stmt::Add(VariableId(0), Expr::Event(VariableId(0)));
         assert!(!of(Shape::Counter, vec![event.clone()]), "an event is opened by system calls");
