@@ -243,6 +243,12 @@ impl From<&TableKey> for KeyValue {
 }
 
 impl KeyValue {
+    /// Whether two values are those of one key; names do not count.
+    pub fn is_of_key(&self, other: &KeyValue) -> bool {
+        let mut pairs = self.parts.iter().zip(&other.parts);
+        self.key == other.key && self.parts.len() == other.parts.len() && pairs.all(|(a, b)| a.part == b.part)
+    }
+
     /// The numbers of the key, whose names can be set.
     pub fn numbers_mut(&mut self) -> impl Iterator<Item = KeyNumber<'_>> {
         let KeyValue { key, parts, name, enumerator, place, .. } = self;

@@ -434,6 +434,14 @@ impl SyntaxExpr {
         }
     }
 
+    /// The address and perhaps the length of the text that the expression reads, if it is `str(…)`.
+    pub(crate) fn text_read(&self) -> Option<&[SyntaxExpr]> {
+        match &self.bare().kind {
+            ExprKind::Call(callee, parts) if callee.name == "str" && !callee.quoted => Some(parts),
+            _ => None,
+        }
+    }
+
     /// Returns the expression without the parentheses around it.
     pub fn bare(&self) -> &SyntaxExpr {
         let mut expr = self;

@@ -146,7 +146,7 @@ pub struct Places {
 impl Places {
     /// Few places, for many tables.
     pub const FEW: Places = Places { bits: 10 };
-    /// Places for thousands of keys, each of which takes less than a hundredth of a per cent of its additions to the common counter.
+    /// Many places, for a few tables: a thousand keys hardly ever fail to find one in reach.
     pub const MANY: Places = Places { bits: 13 };
 
     /// This number of places, if a table may have so many.

@@ -298,7 +298,7 @@ fn a_computed_goto_whose_labels_are_all_known() {
     assert_eq!(cfg.ways_in_proven, Ok(()));
     assert!(matches!(cfg.ways_out_proven, Err(Refusal::UnresolvedJump { .. })));
     assert!(cfg.edges.iter().any(|e| e.kind == EdgeKind::TailJump && e.to == EdgeTarget::Dynamic));
-    // There is code that nothing names: the program may compute its address.
+    // Nothing names the last label, so the program may compute its address.
     let cfg = graph(through, &addresses(&labels[..3]));
     assert!(matches!(cfg.ways_in_proven, Err(Refusal::UnresolvedJump { .. })), "{cfg:x?}");
 }

@@ -191,14 +191,7 @@ impl KeyedView {
         let value = row.site.reading.values.get(pair)?;
         let keys = value.details().keys.as_ref();
         match (row.key, keys) {
-            (Some(key), Some(keys)) => {
-                let is_it = |known: &&KeyValue| {
-                    let parts =
-                        |key: &'_ KeyValue| key.parts.iter().map(|named| named.part.clone()).collect::<Vec<_>>();
-                    known.key == key.key && parts(known) == parts(key)
-                };
-                keys.values.iter().find(is_it).map(|known| known.value)
-            }
+            (Some(key), Some(keys)) => keys.values.iter().find(|known| known.is_of_key(key)).map(|known| known.value),
             (Some(_), None) => None,
             (None, _) if self.expr.is_empty() => Some(value.value),
             // The keys of both tables are not the same ones.

@@ -1,5 +1,5 @@
 //! VariableSizes of histograms and of tables of sums. A fine histogram takes 10 KB in every thread that records a value in it, and a large table up to
-//! 3.8 MB of address space, so both are smaller if there are many. The distance between shards follows from the number of all counters.
+//! 2 MB of address space, so both are smaller if there are many. The distance between shards follows from the number of all counters.
 
 use std::sync::Arc;
 

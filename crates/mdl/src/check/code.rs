@@ -83,14 +83,10 @@ impl DefinitionCheck<'_, '_> {
 
     /// Checks a value where it may be `str(…)`, which reads a text. Returns whether it is one.
     fn value_or_text(&mut self, expr: &SyntaxExpr) -> bool {
-        let ExprKind::Call(callee, parts) = &expr.bare().kind else {
+        let Some(parts) = expr.text_read() else {
             self.value(expr);
             return false;
         };
-        if callee.name != "str" || callee.quoted {
-            self.value(expr);
-            return false;
-        }
         parts.iter().for_each(|part| self.value(part));
         if !(1..=2).contains(&parts.len()) {
             self.error(codes::TYPE, expr.span, "`str` takes an address, and perhaps a length").help =
@@ -239,8 +235,7 @@ impl DefinitionCheck<'_, '_> {
 
     /// Reports a key whose value cannot be read.
     fn one_number(&mut self, key: &SyntaxExpr) {
-        let is_text = |e: &SyntaxExpr| matches!(&e.bare().kind, ExprKind::Call(callee, _) if callee.name == "str" && !callee.quoted);
-        if matches!(key.bare().kind, ExprKind::Row(_)) || is_text(key) {
+        if matches!(key.bare().kind, ExprKind::Row(_)) || key.text_read().is_some() {
             self.error(codes::TYPE, key.span, "the value of such a key can be added to, not read").help =
                 Some("only the value of a key that is one number can be read".to_owned());
         }

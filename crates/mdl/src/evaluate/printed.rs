@@ -125,11 +125,8 @@ impl<'a> Evaluation<'a> {
 
     /// Lowers a value of a record, or a text in a key; `None` after a finding.
     pub(super) fn column(&mut self, arg: &'a SyntaxExpr) -> Option<(RecordContent, Vec<RecordField>)> {
-        if let ExprKind::Call(callee, parts) = &arg.bare().kind
-            && callee.name == "str"
-            && !callee.quoted
-        {
-            return match parts.as_slice() {
+        if let Some(parts) = arg.text_read() {
+            return match parts {
                 [address] => self.text_at(address),
                 [address, length] => {
                     let (address, length) = (self.value(address), self.value(length));

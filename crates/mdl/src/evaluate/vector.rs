@@ -67,11 +67,6 @@ impl VectorSlot {
     }
 }
 
-/// Whether an expression is `str(…)`.
-fn is_text(expr: &SyntaxExpr) -> bool {
-    matches!(&expr.bare().kind, ExprKind::Call(callee, _) if callee.name == "str" && !callee.quoted)
-}
-
 impl<'a> Evaluation<'a> {
     /// Shape of the values of a vectorised metric.
     pub(super) fn vector(&mut self, vector: &'a VectorIndex, span: SourceSpan) -> Option<Shape> {
@@ -151,7 +146,7 @@ impl<'a> Evaluation<'a> {
 
     /// Lowers a part of a key, with the names of its values; `None` after a finding.
     fn key_field(&mut self, part: &'a SyntaxExpr) -> Option<(KeyField, ValueNames)> {
-        if !is_text(part) {
+        if part.text_read().is_none() {
             let (number, names) = self.named_value(part)?;
             return Some((KeyField::Number(number), names));
         }
