@@ -1,5 +1,5 @@
-//! VariableSizes of histograms and of tables of sums. A fine histogram takes 10 KB in every thread that records a value in it, and a large table up to
-//! 2 MB of address space, so both are smaller if there are many. The distance between shards follows from the number of all counters.
+//! Sizes of histograms and of tables of sums. A fine histogram takes 10 KB in every thread that records a value in it, and a large table up
+//! to 2 MB of address space, so both are smaller if there are many. The distance between shards follows from the number of all counters.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ const STRIDE_TO_STAY: u64 = 16 << 20;
 /// times.
 pub const AWAITED: u64 = 500_000;
 
-/// VariableSizes of the histograms and of the tables of sums of a pair.
+/// Sizes of the histograms and of the tables of sums of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct VariableSizes {
     /// Resolution of the histograms.
