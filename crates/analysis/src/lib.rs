@@ -19,7 +19,8 @@ mod image;
 mod sites;
 mod text;
 
-pub use data::debug_info::{DebugInfo, DebugSections};
+pub use data::debug_files::{DebugFileName, DebugSections, FindDebugFile, no_debug_files};
+pub use data::debug_info::DebugInfo;
 pub use data::error::TypeError;
 pub use data::lines::SourceRange;
 pub use data::types::{ArgumentPlace, DescribedValue, MemberPath};

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::process::Stdio;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Outcome, program, skip};
+use ingraft_testing::{Mutatee, Outcome, program, skip, source_directory};
 use serde_json::{Map, Value, json};
 
 use crate::tool;
@@ -80,9 +81,8 @@ fn enumerators_of_c_have_their_names() {
     }
 }
 
-#[test]
-fn a_line_shows_the_name_and_a_number_without_one() {
-    let path = program("kinds").expect("a C compiler");
+/// Starts a program, and returns the values of the lines that are printed for five calls of its function.
+fn values_of_lines(path: &Path) -> Vec<String> {
     let path = path.to_str().expect("a path");
     let values = ["wanted", "conn->mode", "flags", "plain"];
     let arguments =
@@ -93,18 +93,45 @@ fn a_line_shows_the_name_and_a_number_without_one() {
     let output = child.wait_with_output().expect("the end of the program");
     let text = String::from_utf8(output.stdout).expect("text");
     let lines = text.lines().filter_map(|line| line.split_once(" wanted="));
-    let lines: Vec<String> = lines.map(|(_, rest)| format!("wanted={rest}")).collect();
-    let values: Vec<&str> = lines.iter().map(|line| line.split_once(" from ").expect("a caller").0).collect();
-    assert_eq!(
-        values,
-        [
-            "wanted=IDLE conn->mode=QUICK flags=READS plain=0",
-            "wanted=READY conn->mode=CAREFUL flags=BOTH plain=1",
-            "wanted=BUSY conn->mode=5 flags=SHARES plain=2",
-            "wanted=FAILED conn->mode=PLAIN flags=5 plain=3",
-            "wanted=17 conn->mode=QUICK flags=READS plain=4",
-        ]
-    );
+    let lines = lines.map(|(_, rest)| format!("wanted={rest}"));
+    lines.map(|line| line.split_once(" from ").expect("a caller").0.to_owned()).collect()
+}
+
+const VALUES_OF_LINES: [&str; 5] = [
+    "wanted=IDLE conn->mode=QUICK flags=READS plain=0",
+    "wanted=READY conn->mode=CAREFUL flags=BOTH plain=1",
+    "wanted=BUSY conn->mode=5 flags=SHARES plain=2",
+    "wanted=FAILED conn->mode=PLAIN flags=5 plain=3",
+    "wanted=17 conn->mode=QUICK flags=READS plain=4",
+];
+
+#[test]
+fn a_line_shows_the_name_and_a_number_without_one() {
+    assert_eq!(values_of_lines(&program("kinds").expect("a C compiler")), VALUES_OF_LINES);
+}
+
+#[test]
+fn information_in_other_files_is_found() {
+    let (made, moved) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let source = source_directory().join("tests/mutatees/kinds.c");
+    let flags = ["-O2", "-g", "-gsplit-dwarf", "-pthread", "-o", "kinds"];
+    let compiled = Command::new("gcc").args(flags).arg(source).current_dir(made.path()).status();
+    assert!(compiled.expect("gcc").success());
+    assert_eq!(values_of_lines(&made.path().join("kinds")), VALUES_OF_LINES, "where it was compiled");
+
+    let pieces = std::fs::read_dir(made.path()).expect("the folder").map(|entry| entry.expect("a file").path());
+    let pieces: Vec<PathBuf> = pieces.filter(|path| path.extension().is_some_and(|end| end == "dwo")).collect();
+    let [piece] = pieces.as_slice() else { panic!("{pieces:?}") };
+    let beside = moved.path().join(piece.file_name().expect("a name"));
+    std::fs::rename(piece, &beside).expect("the piece moves");
+    let program = moved.path().join("kinds");
+    std::fs::copy(made.path().join("kinds"), &program).expect("the program moves");
+    assert_eq!(values_of_lines(&program), VALUES_OF_LINES, "beside the program");
+
+    std::fs::remove_file(&beside).expect("the piece is there");
+    let path = program.to_str().expect("a path");
+    let lost = tool().run(["print", "step", "wanted", "--", path]);
+    let _ = lost.assert_error(2, &[".dwo", "is not found beside the program or where it was compiled"]);
 }
 
 #[test]

@@ -3,24 +3,22 @@
 //!
 //! Hostile input: every walk spends from one budget that is proportional to the size of the file.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 
 use gimli::constants as dw;
 use gimli::{
-    AbbreviationsCacheStrategy, AttributeValue, DebuggingInformationEntry, EndianSlice, LittleEndian, Operation,
-    SectionId, UnitOffset,
+    AbbreviationsCacheStrategy, AttributeValue, DebugInfoOffset, DebuggingInformationEntry, EndianSlice, LittleEndian,
+    Operation, Section, UnitOffset, UnitRef,
 };
 use ingraft_model::Svma;
-use object::elf;
-use object::read::{CompressedData, CompressionFormat};
 
+use crate::data::debug_files::{DebugSections, SplitUnit, split_name};
 use crate::data::error::TypeError;
-use crate::file::elf::Elf;
 
 pub(crate) type DwarfSlice<'a> = EndianSlice<'a, LittleEndian>;
 pub(crate) type DwarfEntry<'a> = DebuggingInformationEntry<DwarfSlice<'a>>;
 pub(crate) type DwarfValue<'a> = AttributeValue<DwarfSlice<'a>>;
-type DwarfUnit<'a> = gimli::Unit<DwarfSlice<'a>>;
+pub(crate) type DwarfUnit<'a> = gimli::Unit<DwarfSlice<'a>>;
 
 /// Budget of entries to read for each byte of debugging information; honest input reads each entry a few times.
 const READS_PER_BYTE: usize = 8;
@@ -32,85 +30,40 @@ pub(crate) struct EntryLocation {
     pub(super) at: UnitOffset,
 }
 
-/// The debugging information of a file as bytes: those of the file, or decompressed ones.
-#[derive(Debug)]
-pub struct DebugSections<'a> {
-    elf: &'a Elf,
-    /// Decompressed sections, by name.
-    decompressed: Vec<(&'a str, Vec<u8>)>,
-}
-
-/// Largest number of bytes to which the sections of one file are decompressed.
-const DECOMPRESSED_MAX: u64 = 2 << 30;
-
-impl<'a> DebugSections<'a> {
-    /// Decompresses the debugging information of an image or a separate debug file, as far as it is compressed.
-    pub fn of(elf: &'a Elf) -> Result<Self, TypeError> {
-        let mut decompressed = Vec::new();
-        let mut room = DECOMPRESSED_MAX;
-        for section in elf.sections.iter().filter(|s| s.compressed && s.name.starts_with(".debug_")) {
-            let bytes = elf.bytes().get(section.file.clone()).unwrap_or_default();
-            let bytes = decompress(bytes, room).ok_or(TypeError::Compressed)?;
-            room = room.saturating_sub(bytes.len() as u64);
-            decompressed.push((section.name.as_str(), bytes));
-        }
-        Ok(DebugSections { elf, decompressed })
-    }
-
-    fn bytes(&self, name: &str) -> &[u8] {
-        match self.decompressed.iter().find(|(of, _)| *of == name) {
-            Some((_, bytes)) => bytes,
-            None => self.elf.section(name).and_then(|s| self.elf.bytes().get(s.file.clone())).unwrap_or_default(),
-        }
-    }
-}
-
-/// Decompresses a section that begins with the header of a compressed section (gABI, `Elf64_Chdr`), to at most `room` bytes.
-fn decompress(section: &[u8], room: u64) -> Option<Vec<u8>> {
-    let (header, data) = section.split_at_checked(24)?;
-    let kind = u32::from_le_bytes(header.get(..4)?.try_into().ok()?);
-    let uncompressed_size = u64::from_le_bytes(header.get(8..16)?.try_into().ok()?);
-    let format = match kind {
-        kind if kind == elf::ELFCOMPRESS_ZLIB.0 => CompressionFormat::Zlib,
-        kind if kind == elf::ELFCOMPRESS_ZSTD.0 => CompressionFormat::Zstandard,
-        _ => return None,
-    };
-    // The file may lie about the size, which is memory to reserve.
-    if uncompressed_size > room.min((data.len() as u64).saturating_mul(EXPANSION_MAX)) {
-        return None;
-    }
-    CompressedData { format, data, uncompressed_size }.decompress().ok().map(|bytes| bytes.into_owned())
-}
-
-/// Largest ratio of the sizes of a section after and before decompression that is believed.
-const EXPANSION_MAX: u64 = 2000;
-
 /// The descriptions of types in a file's debugging information.
 #[derive(Debug)]
 pub struct DebugInfo<'a> {
-    pub(super) dwarf: gimli::Dwarf<DwarfSlice<'a>>,
-    pub(super) units: Vec<DwarfUnit<'a>>,
+    sections: &'a DebugSections<'a>,
+    dwarf: gimli::Dwarf<DwarfSlice<'a>>,
+    /// The units of the file, and behind them those that it shares with other files.
+    pub(super) units: Vec<DescribedUnit<'a>>,
+    /// Number of units of the file.
+    own: usize,
     budget: Cell<usize>,
+}
+
+/// A unit as the file describes it, and as another file does.
+#[derive(Debug)]
+pub(super) struct DescribedUnit<'a> {
+    outline: DwarfUnit<'a>,
+    split: OnceCell<Option<Box<SplitUnit<'a>>>>,
 }
 
 impl<'a> DebugInfo<'a> {
     /// The debugging information in these sections.
-    pub fn of(sections: &'a DebugSections<'_>) -> Result<Self, TypeError> {
-        let info = sections.bytes(".debug_info");
-        if info.is_empty() {
+    pub fn of(sections: &'a DebugSections<'a>) -> Result<Self, TypeError> {
+        let mut dwarf = sections.dwarf()?;
+        let bytes = dwarf.debug_info.reader().len();
+        if bytes == 0 {
             return Err(TypeError::NoDebugInfo);
         }
-        let budget = READS_PER_BYTE * info.len();
-        let section = |id: SectionId| Ok::<_, TypeError>(EndianSlice::new(sections.bytes(id.name()), LittleEndian));
-        let mut dwarf = gimli::Dwarf::load(section)?;
+        let shared_bytes = dwarf.sup().map_or(0, |shared| shared.debug_info.reader().len());
+        let budget = READS_PER_BYTE * bytes.saturating_add(shared_bytes);
         dwarf.populate_abbreviations_cache(AbbreviationsCacheStrategy::All);
-        let mut headers = dwarf.units();
-        let mut units = Vec::new();
-        while let Ok(Some(header)) = headers.next() {
-            // a unit that cannot be parsed is skipped, so that the other units stay usable
-            units.extend(dwarf.unit(header).ok());
-        }
-        Ok(DebugInfo { dwarf, units, budget: Cell::new(budget) })
+        let mut units = units_of(&dwarf);
+        let own = units.len();
+        units.extend(dwarf.sup().map(units_of).unwrap_or_default());
+        Ok(DebugInfo { sections, dwarf, units, own, budget: Cell::new(budget) })
     }
 
     pub(super) fn spend(&self) -> Option<()> {
@@ -118,29 +71,74 @@ impl<'a> DebugInfo<'a> {
         Some(())
     }
 
+    /// A unit as the file describes it: its code and its lines, but no entries if another file has them.
+    pub(super) fn outline(&self, number: usize) -> Option<UnitRef<'_, DwarfSlice<'a>>> {
+        let unit = self.units.get(number)?;
+        let dwarf = if number < self.own { &self.dwarf } else { self.dwarf.sup()? };
+        Some(unit.outline.unit_ref(dwarf))
+    }
+
+    /// A unit with its entries, from the file that has them. If this file is not found, it has none.
+    pub(super) fn unit(&self, number: usize) -> Option<UnitRef<'_, DwarfSlice<'a>>> {
+        match self.split(number) {
+            Some(split) => Some(split.unit.unit_ref(&split.dwarf)),
+            None => self.outline(number),
+        }
+    }
+
+    fn split(&self, number: usize) -> Option<&SplitUnit<'a>> {
+        let unit = self.units.get(number)?;
+        let read = || {
+            let (split, bytes) = self.sections.split(number, &self.dwarf, &unit.outline)?;
+            self.budget.set(self.budget.get().saturating_add(READS_PER_BYTE * bytes));
+            Some(Box::new(split))
+        };
+        unit.split.get_or_init(read).as_deref()
+    }
+
+    /// The name of a file that is not found and describes the code at an address, or would.
+    pub(super) fn missing_file(&self, at: Svma) -> Option<String> {
+        let wanted = [at..Svma(at.0.saturating_add(1))];
+        let is_missing = |number: &usize| {
+            let unit = self.units.get(*number).filter(|unit| unit.outline.dwo_id.is_some());
+            unit.is_some() && self.may_hold(*number, &wanted) && self.split(*number).is_none()
+        };
+        let number = (0..self.own).find(is_missing)?;
+        split_name(&self.dwarf, &self.units.get(number)?.outline).map(|(_, name)| name)
+    }
+
     pub(crate) fn entry(&self, place: EntryLocation) -> Option<DwarfEntry<'a>> {
         self.spend()?;
-        self.units.get(place.unit)?.entry(place.at).ok()
+        self.unit(place.unit)?.entry(place.at).ok()
     }
 
     /// The entry that an attribute refers to.
     pub(crate) fn follow(&self, from: EntryLocation, value: Option<DwarfValue<'a>>) -> Option<EntryLocation> {
         match value? {
             AttributeValue::UnitRef(at) => Some(EntryLocation { at, ..from }),
-            AttributeValue::DebugInfoRef(offset) => {
-                let start = |unit: &DwarfUnit<'a>| unit.header.debug_info_offset().map_or(0, |o| o.0);
-                let unit = self.units.partition_point(|unit| start(unit) <= offset.0).checked_sub(1)?;
-                let at = offset.to_unit_offset(&self.units.get(unit)?.header)?;
-                Some(EntryLocation { unit, at })
-            }
+            AttributeValue::DebugInfoRef(offset) => match self.split(from.unit) {
+                Some(split) => Some(EntryLocation { at: offset.to_unit_offset(&split.unit.header)?, ..from }),
+                None => self.entry_at(offset, from.unit >= self.own),
+            },
+            AttributeValue::DebugInfoRefSup(offset) => self.entry_at(offset, true),
             _ => None,
         }
     }
 
+    /// The entry at an offset in the file or, with `shared`, in what it shares with other files.
+    fn entry_at(&self, offset: DebugInfoOffset, shared: bool) -> Option<EntryLocation> {
+        let (own, others) = self.units.split_at_checked(self.own)?;
+        let (first, units) = if shared { (self.own, others) } else { (0, own) };
+        let start = |unit: &DescribedUnit<'a>| unit.outline.header.debug_info_offset().map_or(0, |o| o.0);
+        let number = units.partition_point(|unit| start(unit) <= offset.0).checked_sub(1)?;
+        let at = offset.to_unit_offset(&units.get(number)?.outline.header)?;
+        Some(EntryLocation { unit: first + number, at })
+    }
+
     /// The name of an entry, or of the entry that it completes (specification) or stands for (abstract origin).
     pub(crate) fn name(&self, place: EntryLocation, entry: &DwarfEntry<'a>) -> Option<&'a str> {
-        let value = self.attribute(place, entry, dw::DW_AT_name)?.1;
-        let name = self.dwarf.attr_string(self.units.get(place.unit)?, value).ok()?;
+        let (place, value) = self.attribute(place, entry, dw::DW_AT_name)?;
+        let name = self.unit(place.unit)?.attr_string(value).ok()?;
         std::str::from_utf8(name.slice()).ok()
     }
 
@@ -173,7 +171,7 @@ impl<'a> DebugInfo<'a> {
     /// The direct children of an entry.
     pub(crate) fn children(&self, of: EntryLocation) -> Vec<(EntryLocation, DwarfEntry<'a>)> {
         let mut found = Vec::new();
-        let Some(unit) = self.units.get(of.unit) else { return found };
+        let Some(unit) = self.unit(of.unit) else { return found };
         let Ok(mut cursor) = unit.entries_at_offset(of.at) else { return found };
         let Ok(Some(first)) = cursor.next_dfs() else { return found };
         let depth = first.depth();
@@ -198,7 +196,8 @@ impl<'a> DebugInfo<'a> {
         searched: impl Fn(usize) -> bool,
         mut fits: impl FnMut(EntryLocation, &DwarfEntry<'a>) -> Option<T>,
     ) -> Option<T> {
-        for (number, unit) in self.units.iter().enumerate().filter(|(number, _)| searched(*number)) {
+        for number in (0..self.units.len()).filter(|number| searched(*number)) {
+            let Some(unit) = self.unit(number) else { continue };
             let mut cursor = unit.entries();
             while let Ok(Some(entry)) = cursor.next_dfs() {
                 self.spend()?;
@@ -213,7 +212,7 @@ impl<'a> DebugInfo<'a> {
 
     /// The language of an entry's unit.
     pub(crate) fn language(&self, place: EntryLocation) -> Option<dw::DwLang> {
-        let unit = self.units.get(place.unit)?;
+        let unit = self.unit(place.unit)?;
         match unit.entry(unit.header.root_offset()).ok()?.attr_value(dw::DW_AT_language)? {
             AttributeValue::Language(language) => Some(language),
             _ => None,
@@ -227,11 +226,11 @@ impl<'a> DebugInfo<'a> {
                 return None;
             }
             let AttributeValue::Exprloc(location) = entry.attr_value(dw::DW_AT_location)? else { return None };
-            let unit = self.units.get(place.unit)?;
+            let unit = self.unit(place.unit)?;
             let mut operations = location.operations(unit.encoding());
             let address = match operations.next().ok()?? {
                 Operation::Address { address } if !per_thread => address,
-                Operation::AddressIndex { index } if !per_thread => self.dwarf.address(unit, index).ok()?,
+                Operation::AddressIndex { index } if !per_thread => unit.address(index).ok()?,
                 Operation::UnsignedConstant { value } if per_thread => value,
                 _ => return None,
             };
@@ -251,12 +250,12 @@ impl<'a> DebugInfo<'a> {
             if entry.tag() != dw::DW_TAG_subprogram {
                 return None;
             }
-            let unit = self.units.get(place.unit)?;
+            let unit = self.unit(place.unit)?;
             if let Some(low) = entry.attr_value(dw::DW_AT_low_pc) {
-                return (self.dwarf.attr_address(unit, low).ok()?? == at.0).then_some(place);
+                return (unit.attr_address(low).ok()?? == at.0).then_some(place);
             }
             entry.attr(dw::DW_AT_ranges)?;
-            let mut ranges = self.dwarf.die_ranges(unit, entry).ok()?;
+            let mut ranges = unit.die_ranges(entry).ok()?;
             while let Ok(Some(range)) = ranges.next() {
                 self.spend()?;
                 if range.begin == at.0 {
@@ -266,4 +265,13 @@ impl<'a> DebugInfo<'a> {
             None
         })
     }
+}
+
+/// The units of a file. One that cannot be parsed is left out, so that the others stay usable.
+fn units_of<'a>(dwarf: &gimli::Dwarf<DwarfSlice<'a>>) -> Vec<DescribedUnit<'a>> {
+    let (mut headers, mut units) = (dwarf.units(), Vec::new());
+    while let Ok(Some(header)) = headers.next() {
+        units.extend(dwarf.unit(header).ok().map(|outline| DescribedUnit { outline, split: OnceCell::new() }));
+    }
+    units
 }

@@ -9,6 +9,12 @@ pub enum TypeError {
     /// The debugging information is compressed in a way that is not known, is damaged, or takes too much memory.
     #[error("the debugging information of its module cannot be decompressed")]
     Compressed,
+    /// The debugging information is in another file (`.dwo` or `.dwp`) that is not found, or does not belong to the module.
+    #[error("its debugging information is in {file}, which is not found beside the program or where it was compiled")]
+    OtherFile {
+        /// Name of the file, as the compiler has noted it.
+        file: String,
+    },
     /// The debugging information does not describe the variable or function.
     #[error("the debugging information does not describe {what}")]
     NotDescribed {
@@ -61,4 +67,11 @@ pub enum TypeError {
         /// The reason, as the message words it.
         why: &'static str,
     },
+}
+
+impl TypeError {
+    /// Whether nothing describes the thing, or nothing that can be read.
+    pub const fn is_missing(&self) -> bool {
+        matches!(self, Self::NoDebugInfo | Self::Compressed | Self::OtherFile { .. } | Self::NotDescribed { .. })
+    }
 }

@@ -17,7 +17,7 @@ impl<'a> DebugInfo<'a> {
         let ranges: Vec<SvmaRange> = addresses.iter().map(|at| *at..Svma(at.0.saturating_add(1))).collect();
         let mut found: BTreeMap<Svma, Vec<String>> = BTreeMap::new();
         for number in (0..self.units.len()).filter(|unit| self.may_hold(*unit, &ranges)) {
-            let Some(unit) = self.units.get(number) else { continue };
+            let Some(unit) = self.unit(number) else { continue };
             let mut cursor = unit.entries();
             while let (Some(()), Ok(Some(entry))) = (self.spend(), cursor.next_dfs()) {
                 if entry.tag() != dw::DW_TAG_inlined_subroutine {
@@ -39,8 +39,8 @@ impl<'a> DebugInfo<'a> {
     /// The addresses, which are sorted, that lie in the code of an entry.
     fn held(&self, place: EntryLocation, entry: &DwarfEntry<'a>, addresses: &[Svma]) -> Vec<Svma> {
         let mut held = Vec::new();
-        let Some(unit) = self.units.get(place.unit) else { return held };
-        let Ok(mut ranges) = self.dwarf.die_ranges(unit, entry) else { return held };
+        let Some(unit) = self.unit(place.unit) else { return held };
+        let Ok(mut ranges) = unit.die_ranges(entry) else { return held };
         while let (Some(()), Ok(Some(range))) = (self.spend(), ranges.next()) {
             let first = addresses.partition_point(|at| at.0 < range.begin);
             held.extend(addresses.iter().skip(first).take_while(|at| at.0 < range.end));

@@ -40,7 +40,7 @@ fn overlaps(ranges: &[SvmaRange], start: u64, end: u64) -> bool {
     ranges.get(first).is_some_and(|range| range.start.0 < end)
 }
 
-impl DebugInfo<'_> {
+impl<'a> DebugInfo<'a> {
     /// The source lines of the code in some ranges, sorted by address. Code without a line is left out.
     pub fn lines_in(&self, wanted: &[SvmaRange]) -> Vec<SourceRange> {
         let wanted = joined(wanted);
@@ -52,8 +52,8 @@ impl DebugInfo<'_> {
 
     /// Whether a unit may have code in the ranges. A unit that does not list its ranges may have code everywhere.
     pub(super) fn may_hold(&self, unit: usize, wanted: &[SvmaRange]) -> bool {
-        let Some(unit) = self.units.get(unit) else { return false };
-        let Ok(mut ranges) = self.dwarf.unit_ranges(unit) else { return true };
+        let Some(unit) = self.outline(unit) else { return false };
+        let Ok(mut ranges) = unit.unit_ranges() else { return true };
         let mut any = false;
         while let (Some(()), Ok(Some(range))) = (self.spend(), ranges.next()) {
             any = true;
@@ -69,7 +69,7 @@ impl DebugInfo<'_> {
         if !self.may_hold(unit, wanted) {
             return found;
         }
-        let Some(program) = self.units.get(unit).and_then(|unit| unit.line_program.clone()) else { return found };
+        let Some(program) = self.outline(unit).and_then(|unit| unit.line_program.clone()) else { return found };
         let mut rows = program.rows();
         let mut names: FxHashMap<u64, Arc<str>> = FxHashMap::default();
         // The row whose code begins before the present one: its address, file and line.
@@ -104,7 +104,7 @@ impl DebugInfo<'_> {
 
     fn ranges_in(&self, unit: usize, file: &str, line: NonZero<u64>) -> Vec<SvmaRange> {
         let mut ranges = Vec::new();
-        let Some(program) = self.units.get(unit).and_then(|unit| unit.line_program.clone()) else { return ranges };
+        let Some(program) = self.outline(unit).and_then(|unit| unit.line_program.clone()) else { return ranges };
         let header = program.header();
         // Versions of the format count files from 0 or from 1; none has the other number.
         let files = (0..=header.file_names().len() as u64)
@@ -134,8 +134,8 @@ impl DebugInfo<'_> {
     fn is_file(
         &self,
         unit: usize,
-        header: &LineProgramHeader<DwarfSlice<'_>>,
-        entry: &FileEntry<DwarfSlice<'_>>,
+        header: &LineProgramHeader<DwarfSlice<'a>>,
+        entry: &FileEntry<DwarfSlice<'a>>,
         wanted: &str,
     ) -> bool {
         let Some(path) = self.path_of(unit, header, entry) else { return false };
@@ -146,11 +146,11 @@ impl DebugInfo<'_> {
     fn path_of(
         &self,
         unit: usize,
-        header: &LineProgramHeader<DwarfSlice<'_>>,
-        entry: &FileEntry<DwarfSlice<'_>>,
+        header: &LineProgramHeader<DwarfSlice<'a>>,
+        entry: &FileEntry<DwarfSlice<'a>>,
     ) -> Option<String> {
         let text = |value| {
-            let string = self.dwarf.attr_string(self.units.get(unit)?, value).ok()?;
+            let string = self.outline(unit)?.attr_string(value).ok()?;
             std::str::from_utf8(string.slice()).ok().map(str::to_owned)
         };
         let name = text(entry.path_name())?;

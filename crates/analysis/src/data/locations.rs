@@ -120,11 +120,11 @@ impl DataLocation {
 impl<'a> DebugInfo<'a> {
     /// The location of an argument at an address; `None` if it is not told, or is not one that code can use.
     pub(super) fn location_at(&self, place: EntryLocation, entry: &DwarfEntry<'a>, at: Svma) -> Option<Located> {
-        let unit = self.units.get(place.unit)?;
+        let unit = self.unit(place.unit)?;
         let expression = match entry.attr_value(dw::DW_AT_location)? {
             AttributeValue::Exprloc(expression) => expression,
             list => {
-                let mut list = self.dwarf.attr_locations(unit, list).ok()??;
+                let mut list = unit.attr_locations(list).ok()??;
                 loop {
                     self.spend()?;
                     let one = list.next().ok()??;

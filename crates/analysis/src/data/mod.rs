@@ -1,5 +1,6 @@
 //! Variables of a program and the types of its data. It uses `file`.
 
+pub(crate) mod debug_files;
 pub(crate) mod debug_info;
 pub(crate) mod error;
 pub(crate) mod inlines;

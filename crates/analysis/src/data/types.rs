@@ -161,10 +161,16 @@ impl<'a> DebugInfo<'a> {
         found.ok_or(TypeError::NoArgument { name: name.to_owned(), has })
     }
 
+    /// The function that begins at an address. The error names the file that may describe it, if that file is not found.
+    fn described_function(&self, function: Svma) -> Result<EntryLocation, Option<TypeError>> {
+        let other = || self.missing_file(function).map(|file| TypeError::OtherFile { file });
+        self.function_at(function).ok_or_else(other)
+    }
+
     /// The type of a function's result.
     fn result(&self, function: Svma) -> Result<DataType<'a>, TypeError> {
         let missing = TypeError::NotDescribed { what: "what this function returns" };
-        let place = self.function_at(function).ok_or(missing.clone())?;
+        let place = self.described_function(function).map_err(|other| other.unwrap_or(missing.clone()))?;
         let entry = self.entry(place).ok_or(missing.clone())?;
         self.type_of(place, &entry).and_then(|t| self.plain(t)).ok_or(missing)
     }
@@ -190,7 +196,7 @@ impl<'a> DebugInfo<'a> {
         mut visit: impl FnMut(FunctionParameter<'a>) -> Option<T>,
     ) -> Result<Option<T>, TypeError> {
         let missing = TypeError::NotDescribed { what: "this function" };
-        let place = self.function_at(function).ok_or(missing.clone())?;
+        let place = self.described_function(function).map_err(|other| other.unwrap_or(missing.clone()))?;
         let entry = self.entry(place).ok_or(missing)?;
         let misplaced = |why| TypeError::Misplaced { argument: wanted.to_owned(), why };
         // only C, C++ and languages compatible with them follow the System V calling convention

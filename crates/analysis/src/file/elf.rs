@@ -169,16 +169,21 @@ const DAMAGED_HEADER: ImageError = ImageError::Damaged { what: "the file ends in
 impl Elf {
     /// Reads the outline. A file that is not for x86-64 is an error that names the machine.
     pub fn parse(bytes: Arc<[u8]>) -> Result<Self, ImageError> {
-        let this = Self::parse_debug(bytes)?;
+        let this = Self::outline(bytes, false)?;
         if !this.segments.iter().any(|s| s.flags.execute) {
             return Err(ImageError::Damaged { what: "no executable segment" });
         }
         Ok(this)
     }
 
-    /// Reads the outline of a separate debug file, whose segments hold nothing.
+    /// Reads the outline of a file with debugging information: a separate debug file, whose segments hold nothing, or an object file, which has
+    /// no segments.
     pub fn parse_debug(bytes: Arc<[u8]>) -> Result<Self, ImageError> {
-        let kind = check_header(&bytes)?;
+        Self::outline(bytes, true)
+    }
+
+    fn outline(bytes: Arc<[u8]>, objects: bool) -> Result<Self, ImageError> {
+        let kind = check_header(&bytes, objects)?;
         let entry = u64_at(&bytes, 24).ok_or(DAMAGED_HEADER)?;
         let mut this = Elf {
             kind,
@@ -200,6 +205,12 @@ impl Elf {
         };
         let dynamic = this.read_program_headers()?;
         this.read_sections();
+        // A file without segments has its notes in sections.
+        if this.build_id.is_none() && this.segments.is_empty() {
+            let notes = |section: &ElfSection| (section.kind == elf::SHT_NOTE.0).then(|| section.file.clone());
+            let notes: Vec<Range<usize>> = this.sections.iter().filter_map(notes).collect();
+            notes.into_iter().for_each(|notes| this.read_notes(notes));
+        }
         this.find_text();
         if let Some(range) = dynamic {
             this.read_dynamic(range);
@@ -217,6 +228,9 @@ impl Elf {
         let offset = u64_at(&bytes, 32).ok_or(DAMAGED_HEADER)?;
         let entry_size = usize::from(u16_at(&bytes, 54).ok_or(DAMAGED_HEADER)?);
         let count = usize::from(u16_at(&bytes, 56).ok_or(DAMAGED_HEADER)?);
+        if count == 0 {
+            return Ok(None);
+        }
         if entry_size < 56 {
             return Err(ImageError::Damaged { what: "program headers of a wrong size" });
         }
@@ -568,7 +582,8 @@ impl Elf {
     }
 }
 
-fn check_header(bytes: &[u8]) -> Result<ImageKind, ImageError> {
+/// Kind of a file, by its header. With `objects`, object files are let through.
+fn check_header(bytes: &[u8], objects: bool) -> Result<ImageKind, ImageError> {
     if bytes.get(..4) != Some(&elf::ELFMAG[..]) {
         return Err(ImageError::NotElf);
     }
@@ -591,6 +606,7 @@ fn check_header(bytes: &[u8]) -> Result<ImageKind, ImageError> {
     match elf::FileType(kind) {
         elf::ET_EXEC => Ok(ImageKind::Executable),
         elf::ET_DYN => Ok(ImageKind::Shared),
+        elf::ET_REL if objects => Ok(ImageKind::Shared),
         elf::ET_REL => Err(ImageError::NotLoadable { what: "an object file" }),
         elf::ET_CORE => Err(ImageError::NotLoadable { what: "a core dump" }),
         _ => Err(ImageError::NotLoadable { what: "of an unknown type" }),

@@ -14,6 +14,7 @@ mod probes;
 mod proofs;
 mod sequences;
 mod sites;
+mod split;
 mod support;
 mod system;
 mod tables;

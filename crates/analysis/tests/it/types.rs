@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ingraft_analysis::{
     AnalysedImage, ArgumentPlace, DataSymbol, DebugInfo, DebugSections, DescribedValue, Elf, MemberPath, TypeError,
+    no_debug_files,
 };
 use ingraft_model::{
     DataShape, DataVariant, DataWord, Enumerators, FloatFormat, IntegerWidth, Scalar, Svma, WordOrigin,
@@ -79,25 +80,25 @@ impl Compiled {
             "$result" => DescribedValue::Result,
             name => DescribedValue::Named(name),
         };
-        let sections = DebugSections::of(self.image.elf())?;
+        let sections = DebugSections::of(self.image.elf(), &no_debug_files)?;
         DebugInfo::of(&sections)?.shown(self.start(function), of, &members, follow)
     }
 
     fn place(&self, function: &str, name: &str) -> Result<(ArgumentPlace, Option<Enumerators>), TypeError> {
-        let sections = DebugSections::of(self.image.elf())?;
+        let sections = DebugSections::of(self.image.elf(), &no_debug_files)?;
         DebugInfo::of(&sections)?.argument_named(self.start(function), name)
     }
 
     fn argument(&self, function: &str, n: u8, members: &str) -> Result<MemberPath, TypeError> {
         let at = self.start(function);
-        let sections = DebugSections::of(self.image.elf())?;
+        let sections = DebugSections::of(self.image.elf(), &no_debug_files)?;
         let info = DebugInfo::of(&sections)?;
         info.reach_in_argument(at, n, &members.split('.').collect::<Vec<_>>())
     }
 
     fn variable(&self, name: &str, members: &[&str]) -> Result<MemberPath, TypeError> {
         let symbols = DataSymbol::named(self.image.elf(), None, name);
-        let sections = DebugSections::of(self.image.elf())?;
+        let sections = DebugSections::of(self.image.elf(), &no_debug_files)?;
         DebugInfo::of(&sections)?.reach_in_variable(symbols[0].at, symbols[0].per_thread, members)
     }
 }
@@ -285,7 +286,7 @@ int main() { Item item{"a", "b", L"c", Level::Low}; return (int)use(item.name, &
         assert_eq!(of("text", false), ok("chars arg3:u64"));
         assert_eq!(of("$result", false), ok("result:u8 named"));
         assert!(matches!(of("item.wide", true), Err(TypeError::NoInteger { .. })));
-        let sections = DebugSections::of(cpp.image.elf()).expect("sections");
+        let sections = DebugSections::of(cpp.image.elf(), &no_debug_files).expect("sections");
         let all = DebugInfo::of(&sections).expect("information").arguments(cpp.start("use")).expect("arguments");
         let all: Vec<String> = all.iter().map(|(name, of)| format!("{name} {}", shape(of))).collect();
         assert_eq!(
@@ -323,7 +324,7 @@ proptest! {
             bytes[*place.get(places)] = *byte;
         }
         let Ok(elf) = Elf::parse(bytes.into()) else { return Ok(()) };
-        let Ok(sections) = DebugSections::of(&elf) else { return Ok(()) };
+        let Ok(sections) = DebugSections::of(&elf, &no_debug_files) else { return Ok(()) };
         let Ok(info) = DebugInfo::of(&sections) else { return Ok(()) };
         for name in DataSymbol::names(&elf, None) {
             for symbol in DataSymbol::named(&elf, None, &name) {

@@ -2,12 +2,13 @@
 
 use std::sync::PoisonError;
 
-use ingraft_analysis::{DebugInfo, DebugSections, TypeError};
+use ingraft_analysis::TypeError;
 use ingraft_mdl::ProgramFacts;
 use ingraft_model::{FunctionId, PartName};
 
 use crate::error::{Error, Reason};
 use crate::measure::request::Missing;
+use crate::program::debug_files;
 use crate::program::modules::{LineRanges, Module, ModuleFile, Modules};
 use crate::program::pattern::SourceLine;
 
@@ -62,13 +63,9 @@ fn ranges(modules: &Modules, file: &ModuleFile, module: &Module, wanted: &Source
     if let Some(known) = known.get(wanted) {
         return known.clone();
     }
-    let elf = module.image.elf();
-    let ask =
-        |elf| DebugInfo::of(&DebugSections::of(elf)?).map(|info| info.ranges_of_line(&wanted.file, wanted.line).into());
-    let found = match (ask(elf), file.debug(modules.pid(), elf)) {
-        (Err(TypeError::NoDebugInfo), Some(separate)) => ask(separate),
-        (own, _) => own,
-    };
+    let found = debug_files::ask(modules.pid(), file, module.image.elf(), |info| {
+        Ok(info.ranges_of_line(&wanted.file, wanted.line).into())
+    });
     known.insert(wanted.clone(), found.clone());
     found
 }

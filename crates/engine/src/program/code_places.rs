@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_analysis::{DebugInfo, DebugSections, SourceRange, TypeError};
+use ingraft_analysis::{DebugInfo, SourceRange};
 use ingraft_model::machine::PAGE;
 use ingraft_model::{Avma, Offset, Svma, SvmaRange};
 use ingraft_process::Target;
 use rustc_hash::FxHashMap;
 
 use crate::api::{ModulePlace, NamedFunction};
+use crate::program::debug_files;
 use crate::program::images::ImageStore;
 use crate::program::modules::{Module, ModuleFile, Modules};
 
@@ -209,13 +210,7 @@ pub fn source_at(
 
 /// Asks the debugging information of a module, or if the module has none, that of its separate file.
 fn ask<T>(target: &Target, file: &ModuleFile, module: &Module, question: &dyn Fn(&DebugInfo<'_>) -> T) -> Option<T> {
-    let elf = module.image.elf();
-    let ask = |elf| DebugInfo::of(&DebugSections::of(elf)?).map(|info| question(&info));
-    let found = match (ask(elf), file.debug(target.pid(), elf)) {
-        (Err(TypeError::NoDebugInfo), Some(separate)) => ask(separate),
-        (own, _) => own,
-    };
-    found.ok()
+    debug_files::ask(target.pid(), file, module.image.elf(), |info| Ok(question(info))).ok()
 }
 
 #[cfg(test)]

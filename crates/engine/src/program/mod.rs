@@ -3,6 +3,7 @@
 pub(crate) mod callees;
 pub(crate) mod cancellation;
 pub(crate) mod code_places;
+pub(crate) mod debug_files;
 pub(crate) mod departures;
 pub(crate) mod file_id;
 pub(crate) mod gs_search;

@@ -1,8 +1,6 @@
 //! Data of a target by name: symbols give the places of variables, and debugging information their types.
 
-use ingraft_analysis::{
-    ArgumentPlace, DataSymbol, DebugInfo, DebugSections, DescribedValue, Elf, Function, MemberPath, TypeError,
-};
+use ingraft_analysis::{ArgumentPlace, DataSymbol, DebugInfo, DescribedValue, Function, MemberPath, TypeError};
 use ingraft_mdl::{
     DescribedData, IntegerPath, NamedArgument, Parameter, ProgramFacts, ProgramVariable, Unresolved, VariableLocation,
     WithNames,
@@ -10,6 +8,7 @@ use ingraft_mdl::{
 use ingraft_model::{Avma, CallSite, DataShape, Float, FunctionId, IntegerWidth, ModuleId, Refusal, Scalar, Svma};
 
 use crate::program::callees::named;
+use crate::program::debug_files;
 use crate::program::modules::{Module, ModuleFile, Modules};
 use crate::program::pattern::edit_distance;
 
@@ -30,12 +29,12 @@ pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Progr
     let found = find(modules, name)?;
     let (symbol, elf) = (&found.symbol, found.module.image.elf());
     let ask = |info: &DebugInfo<'_>| info.reach_in_variable(symbol.at, symbol.per_thread, members);
-    let reached = described(modules, found.file, elf, ask);
+    let reached = debug_files::ask(modules.pid(), found.file, elf, ask);
     let described = reached.is_ok();
     let (access, names) = match reached {
         Ok(reach) => access(reach),
         // without a description, the size of the symbol suffices
-        Err(TypeError::NoDebugInfo | TypeError::Compressed | TypeError::NotDescribed { .. }) if members.is_empty() => {
+        Err(why) if members.is_empty() && why.is_missing() => {
             let width = IntegerWidth::of(found.symbol.size).ok_or_else(|| {
                 let size = found.symbol.size;
                 Unresolved::Unreadable(format!("`{name}` takes {size} bytes, which is no integer of 1, 2, 4 or 8"))
@@ -160,7 +159,7 @@ fn of_function<T>(
     if changed(f) {
         return Err(Unresolved::Unreadable(format!("`{name}`: the compiler has changed its arguments")));
     }
-    let answer = described(modules, file, module.image.elf(), |info| ask(info, f.start()));
+    let answer = debug_files::ask(modules.pid(), file, module.image.elf(), |info| ask(info, f.start()));
     answer.map_err(|why| told(&name, why))
 }
 
@@ -178,21 +177,6 @@ pub fn data_of(modules: &Modules) -> std::ops::Range<Avma> {
 
 fn changed(f: &Function) -> bool {
     f.names().iter().all(|name| CHANGED.iter().any(|mark| name.mangled().contains(mark))) && !f.names().is_empty()
-}
-
-/// The answer of the debugging information, which comes from the separate file if the module itself has none.
-fn described<T>(
-    modules: &Modules,
-    file: &ModuleFile,
-    elf: &Elf,
-    ask: impl Fn(&DebugInfo<'_>) -> Result<T, TypeError>,
-) -> Result<T, TypeError> {
-    let pid = modules.pid();
-    let of = |elf| ask(&DebugInfo::of(&DebugSections::of(elf)?)?);
-    match (of(elf), file.debug(pid, elf)) {
-        (Err(TypeError::NoDebugInfo), Some(separate)) => of(separate),
-        (own, _) => own,
-    }
 }
 
 fn access(reach: MemberPath) -> WithNames<IntegerPath> {
@@ -220,6 +204,7 @@ fn told(name: &str, why: TypeError) -> Unresolved {
         }
         why @ (TypeError::NoDebugInfo
         | TypeError::Compressed
+        | TypeError::OtherFile { .. }
         | TypeError::NotDescribed { .. }
         | TypeError::NoStructure { .. }
         | TypeError::BitField { .. }
