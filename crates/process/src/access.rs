@@ -4,12 +4,13 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 
-use ingraft_model::Pid;
+use ingraft_model::{Pid, Tid};
 
 use crate::error::Denial;
 use crate::hosts;
 use crate::procfs;
 use crate::sys;
+use crate::traced_threads;
 
 /// A process as `ps` shows it.
 #[derive(Clone, Debug)]
@@ -106,12 +107,19 @@ fn pids() -> Vec<Pid> {
 }
 
 /// Whether a process may be attached to. The check is cheap and does not affect the process.
+///
+/// A process that this engine or another one holds may be attached to, because an operation that needs to waits until it is released.
 pub fn attachable(pid: Pid) -> Result<(), Denial> {
-    explain(pid).map_or(Ok(()), Err)
+    denial(pid, true).map_or(Ok(()), Err)
 }
 
 /// Reason why a process may not be attached to; `None` if there is none.
 pub(crate) fn explain(pid: Pid) -> Option<Denial> {
+    denial(pid, false)
+}
+
+/// Reason why a process may not be attached to; with `waits`, a tracer that soon lets go of it is none.
+fn denial(pid: Pid, waits: bool) -> Option<Denial> {
     let Ok(stat) = procfs::stat(pid) else { return Some(Denial::NoSuchProcess(pid)) };
     if pid == sys::own_pid() {
         return Some(Denial::Ourselves(pid));
@@ -123,7 +131,7 @@ pub(crate) fn explain(pid: Pid) -> Option<Denial> {
         return Some(Denial::Zombie(pid));
     }
     let status = procfs::status(pid).ok()?;
-    if status.tracer != 0 {
+    if status.tracer != 0 && !(waits && traced_threads::is_tracer_of_ingraft(Tid(status.tracer))) {
         // The kernel gives the id of the tracing thread; find its process.
         let tracer_pid = procfs::status(Pid(status.tracer)).map_or(Pid(status.tracer), |s| Pid(s.group));
         let tracer = procfs::comm(tracer_pid).unwrap_or_else(|| "another program".into());

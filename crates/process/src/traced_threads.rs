@@ -17,6 +17,14 @@ use crate::sys;
 /// Time between two checks of a tracer. If it is inside of the same request at both checks, it counts as blocked.
 pub(crate) const TICK: Duration = Duration::from_millis(20);
 
+/// Name of a thread that is a tracer.
+pub(crate) const TRACER: &str = "ingraft-tracer";
+
+/// Whether a thread is a tracer of this engine or of another one, which lets go of a process as soon as it can.
+pub(crate) fn is_tracer_of_ingraft(tid: Tid) -> bool {
+    procfs::comm(Pid(tid.0)).is_none_or(|name| name == TRACER)
+}
+
 /// The threads that one tracer traces.
 #[derive(Debug, Default)]
 pub(crate) struct TracedThreads {

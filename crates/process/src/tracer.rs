@@ -28,8 +28,6 @@ const LATE_WAIT: Duration = Duration::from_secs(5);
 /// Time after which a stop no longer waits for a thread that sleeps uninterruptibly. Such a thread cannot reach user space before the
 /// release.
 const SLEEPER_WAIT: Duration = Duration::from_millis(2);
-/// Name of a tracer thread.
-const THREAD_NAME: &str = "ingraft-tracer";
 /// Longest wait for a thread that another operation of ingraft traces.
 const OTHERS_WAIT: Duration = Duration::from_millis(500);
 /// Maximum number of rounds in which new threads are stopped. No program needs this many.
@@ -136,7 +134,7 @@ pub(crate) fn while_held<R>(tracer: &mut Tracer, work: impl FnOnce() -> R) -> R 
 pub(crate) fn on_own_thread<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R, ProcessError> {
     let own = |source| ProcessError::Own { what: "start a thread", source };
     thread::scope(|scope| {
-        let builder = thread::Builder::new().name(THREAD_NAME.into());
+        let builder = thread::Builder::new().name(traced_threads::TRACER.into());
         let wards = Arc::new(TracedThreads::default());
         let (its_wards, (end, ended)) = (Arc::clone(&wards), sync_channel::<()>(0));
         let run = move || {
@@ -246,7 +244,7 @@ impl Tracer {
                 return Err(ProcessError::Replaced(self.pid));
             }
             // The tracer is another operation of this engine, or of another engine that examines this target. It ends soon.
-            let passes = tracer != 0 && procfs::comm(Pid(tracer)).is_none_or(|name| name == THREAD_NAME);
+            let passes = tracer != 0 && traced_threads::is_tracer_of_ingraft(Tid(tracer));
             if !passes || begin.elapsed() > OTHERS_WAIT {
                 let why = crate::access::explain(self.pid);
                 return Err(why.unwrap_or(Denial::Forbidden(self.pid)).into());

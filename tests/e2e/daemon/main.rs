@@ -4,6 +4,7 @@
 
 mod asleep;
 mod audit;
+mod clients;
 mod copies;
 mod costs;
 mod files;
