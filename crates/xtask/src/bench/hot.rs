@@ -139,7 +139,7 @@ fn cost() -> BenchRow {
     let ratios: Vec<f64> = (0..5)
         .map(|_| {
             let plain = lap(&mut target);
-            let mut session = tool().start(["hot", "-p", &target.pid_text()]);
+            let mut session = tool().start(["hot", "-p", &target.pid_text(), "--interval", "1s"]);
             session.wait_for("samples");
             std::thread::sleep(WARM_UP);
             let sampled = lap(&mut target);
