@@ -1,4 +1,5 @@
-//! Copies every function of a file, proves each copy, and prints how many could be copied, why the others could not, and how long it took.
+//! Copies every function of a file, proves each copy, and prints how many could be copied, why the others could not, and how long it took. Then it
+//! does the same with a count at each block, and makes each counting copy again.
 //!
 //! ```text
 //! cargo run --release -p ingraft-codegen --example bodies -- FILE…
@@ -8,10 +9,14 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use ingraft_analysis::{AnalysedImage, FunctionKind};
-use ingraft_codegen::verify::verify_body;
-use ingraft_codegen::{Arena, BodyRequest, Environment, Readable, TextSpace, weave_body};
+use ingraft_codegen::verify::{verify_body, verify_renewal};
+use ingraft_codegen::{
+    Arena, BodyPoint, BodyRequest, Environment, Probe, Readable, TextSpace, renew_counting, weave_body,
+};
 use ingraft_model::histogram::Scale;
-use ingraft_model::{Avma, Bias, CpuClock, DataArea, Refusal, ThreadIdentity, WallClock};
+use ingraft_model::{
+    Avma, AvmaRange, Bias, CpuClock, DataArea, FunctionBody, PointId, Refusal, Svma, ThreadIdentity, WallClock,
+};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     for path in std::env::args().skip(1) {
@@ -76,10 +81,66 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "  analysed in {analysed:?}, copied and proven in {woven:?}: {:.1} MB/s",
             bytes as f64 / woven.as_secs_f64() / 1e6
         );
+        let mut counted = CountedCopies::new(&image, arena.range());
+        let begin = Instant::now();
+        for (function, body) in functions.iter().zip(&bodies) {
+            let Ok(body) = body else { continue };
+            counted.add(&env, body).map_err(|e| format!("{}: {e}", function.display_name()))?;
+        }
+        println!("  {} counting copies, {} made again, all in {:?}", counted.first, counted.again, begin.elapsed());
         print("not copied", reasons);
         print("blocks exposed", exposures);
     }
     Ok(())
+}
+
+/// Copies of functions with a count at each block.
+struct CountedCopies {
+    arena: Arena,
+    text: TextSpace,
+    /// Number of counting copies.
+    first: usize,
+    /// Number of those that were given up and made again.
+    again: usize,
+}
+
+impl CountedCopies {
+    fn new(image: &AnalysedImage, arena: AvmaRange) -> Self {
+        let mut text = TextSpace::new();
+        text.add_padding(Bias(0), image.padding());
+        CountedCopies { arena: Arena::new(arena), text, first: 0, again: 0 }
+    }
+
+    /// Copies a function, gives its counting copy up, and makes another one that counts at half of the blocks.
+    fn add(&mut self, env: &Environment, body: &FunctionBody) -> Result<(), Box<dyn std::error::Error>> {
+        let request = BodyRequest { body, bias: Bias(0), name: "f", points: &[] };
+        let Ok(trial) = weave_body(env, &mut self.arena.clone(), &mut self.text.clone(), &request)? else {
+            return Ok(());
+        };
+        let point = |(counter, probe): (u32, &Probe)| {
+            let PointId::Block(at) = probe.point else { return None };
+            let block = body.blocks.get(body.block_at(Svma(body.function.0 + at.0.unsigned_abs()))?)?;
+            Some(BodyPoint { point: probe.point, counter: block.free.flags.then_some(counter) })
+        };
+        let points: Vec<BodyPoint> = (0..1000).cycle().zip(&trial.body.probes).filter_map(point).collect();
+        let request = BodyRequest { points: &points, ..request };
+        let Ok(weave) = weave_body(env, &mut self.arena, &mut self.text, &request)? else { return Ok(()) };
+        verify_body(env, &self.arena, &self.text, &request, &weave)?;
+        let mut given_up = weave.body.clone();
+        if given_up.give_up_counting().is_none() {
+            return Ok(());
+        }
+        self.first += 1;
+        let half =
+            |(n, point): (usize, &BodyPoint)| BodyPoint { counter: point.counter.filter(|_| n % 2 == 0), ..*point };
+        let points: Vec<BodyPoint> = points.iter().enumerate().map(half).collect();
+        let request = BodyRequest { points: &points, ..request };
+        if let Some(renewal) = renew_counting(env, &mut self.arena, &request, &given_up)? {
+            verify_renewal(env, &self.arena, &request, &given_up, &renewal)?;
+            self.again += 1;
+        }
+        Ok(())
+    }
 }
 
 /// A reason without the addresses in it.

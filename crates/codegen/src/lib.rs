@@ -47,6 +47,7 @@ pub use patch::chain::{Chain, Linked};
 pub use patch::change::{add_mini, add_mini_from, remove_mini, remove_points, remove_within};
 pub use patch::lower::{Line, Lowered, generic_site, lower};
 pub use patch::rehost::{Rehosted, rehost};
+pub use patch::renewal::{CountingRenewal, renew_counting};
 pub use patch::text_space::TextSpace;
 pub use patch::weave::{PointRequest, Weave, weave_points, weave_points_on};
 pub use snippet::mini::MiniRequest;

@@ -4,14 +4,15 @@ mod support;
 
 use std::collections::BTreeMap;
 
-use ingraft_codegen::{BodyWeave, Held, remove_points};
+use ingraft_codegen::{BodyWeave, CountingRenewal, Held, remove_points};
+use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
     Avma, BinaryOp, BlockId, EdgeTarget, Expr, Key, Offset, PcMove, PointId, PointKind, Snippet, Stmt, ThreadIdentity,
     VariableId,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
-use support::body::{ALL, Copied, Copies, PROFILE, parts, start_of};
+use support::body::{ALL, Copied, Copies, PROFILE, Renewed, parts, start_of};
 use support::image::{Outcome, Program, Step};
 use support::random::{Function, functions, lay_out, pops};
 use support::*;
@@ -140,11 +141,20 @@ fn check_moves(functions: &[Function], identity: ThreadIdentity, kinds: &[PointK
         // So has a thread that is about to leave the counting copy for the probe at such a jump.
         let branches: Vec<Avma> =
             f.weave.body.probes.iter().filter(|p| matches!(p.holds, Held::Branch(..))).map(|p| p.copy).collect();
-        let counting = f.weave.body.counting.iter().flat_map(|counting| &counting.moves);
-        let texts: BTreeMap<Avma, Avma> = f.weave.body.removal.moves.iter().map(|m| (m.from, m.to)).collect();
+        let now = f.renewed.iter().map(|renewed| &renewed.renewal.counting);
+        let apart: Vec<PcMove> =
+            now.clone().filter_map(|counting| counting.apart.as_ref()).flat_map(|apart| apart.moves.clone()).collect();
+        let counting = f.weave.body.counting.iter().chain(now).flat_map(|counting| &counting.moves);
+        let texts: BTreeMap<Avma, Avma> =
+            f.weave.body.removal.moves.iter().chain(&apart).map(|m| (m.from, m.to)).collect();
         let decided = |m: &&PcMove| branches.contains(&m.to) && texts.get(&m.from) != texts.get(&m.to);
         bound.extend(counting.filter(decided).map(|m| m.from));
-        pairs.extend(own.filter(|(_, from)| !bound.contains(from)));
+        let own = own.chain(apart.iter().map(|m| (m.to, m.from)));
+        // The first bytes of gates have become jumps.
+        let gates = f.renewed.iter().flat_map(|renewed| &renewed.renewal.counting.gates);
+        let written: Vec<_> = gates.map(|gate| gate.at.offset(1)..gate.at.offset(5)).collect();
+        let is_torn = |from: &Avma| written.iter().any(|written| written.contains(from));
+        pairs.extend(own.filter(|(_, from)| !bound.contains(from) && !is_torn(from)));
     }
     let steps = |pick: fn(&(Avma, Avma)) -> u64| {
         pairs.iter().map(|p| Step::Call { target: pick(p), registers: vec![], flags: 0x246 }).collect::<Vec<_>>()
@@ -184,7 +194,7 @@ proptest! {
 #[test]
 fn most_random_functions_can_be_copied() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
-    let (mut woven, mut all, mut called, mut gates) = (0, 0, 0, 0);
+    let (mut woven, mut all, mut called, mut gates, mut renewed) = (0, 0, 0, 0, 0);
     for _ in 0..10 {
         let functions = functions().new_tree(&mut runner).expect("a value").current();
         let (image, sites, paddings) = lay_out(&functions);
@@ -193,6 +203,7 @@ fn most_random_functions_can_be_copied() {
         let copies = Copies::new(GLIBC, &parts(&image, &sites), &paddings, &count(), &PROFILE);
         let counting = copies.functions.iter().flatten().filter_map(|f| f.weave.body.counting.as_ref());
         gates += counting.map(|counting| counting.gates.len()).sum::<usize>();
+        renewed += copies.functions.iter().flatten().filter(|f| f.renewed.is_some()).count();
         let (w, a) = check(&functions, GLIBC, &count(), &ALL);
         woven += w;
         all += a;
@@ -200,11 +211,16 @@ fn most_random_functions_can_be_copied() {
     assert!(woven * 10 > all * 7, "{woven} of {all}");
     assert!(called > 10, "{called} calls lead to copies");
     assert!(gates > 10, "{gates} ways lead into counting copies");
+    assert!(renewed > 10, "{renewed} counting copies were made again");
 }
 
 /// Texts of a copy's instructions, without bits of the encoding that have no effect.
 fn texts(weave: &BodyWeave) -> Vec<String> {
-    let code = weave.plan.code.iter();
+    texts_of(&weave.plan.code)
+}
+
+fn texts_of(code: &[ArenaCode]) -> Vec<String> {
+    let code = code.iter();
     code.flat_map(|c| iced_x86::Decoder::with_ip(64, &c.bytes, c.at.0, iced_x86::DecoderOptions::NONE).into_iter())
         .map(|i| text_of(&i))
         .collect()
@@ -271,8 +287,77 @@ fn mutated(weave: &BodyWeave, kind: u8, n: usize, bit: u8) -> Option<BodyWeave> 
     Some(w)
 }
 
+/// Changes one thing in a new counting copy. Returns `None` if there is nothing of that kind to change.
+fn mutated_renewal(renewal: &CountingRenewal, kind: u8, n: usize, bit: u8) -> Option<CountingRenewal> {
+    let mut r = renewal.clone();
+    let pick = |len: usize| (len > 0).then(|| n % len);
+    let flip = |at: &mut Avma| at.0 ^= 1 << (bit % 12);
+    let CountingRenewal { plan, counting, ordinary } = &mut r;
+    match kind {
+        0..=3 => {
+            let bytes = &mut plan.code[0].bytes;
+            let at = pick(bytes.len())?;
+            bytes[at] ^= 1 << (bit % 8);
+        }
+        4 => {
+            let at = pick(ordinary.len())?;
+            ordinary[at] ^= 1 << (bit % 8);
+        }
+        5 => {
+            let write = pick(plan.text.len()).and_then(|at| plan.text.get_mut(at))?;
+            write.new[usize::from(bit) % 5] ^= 1 << (bit % 8);
+        }
+        6 => _ = plan.text.remove(pick(plan.text.len())?),
+        7 => flip(&mut pick(counting.moves.len()).and_then(|at| counting.moves.get_mut(at))?.to),
+        8 => _ = counting.moves.remove(pick(counting.moves.len())?),
+        9 => flip(pick(counting.blocks.len()).and_then(|at| counting.blocks.get_mut(BlockId::at(at)))?),
+        10 => {
+            let gate = pick(counting.gates.len()).and_then(|at| counting.gates.get_mut(at))?;
+            match bit % 3 {
+                0 => flip(&mut gate.at),
+                1 => flip(&mut gate.arrival),
+                _ => gate.bytes[n % 5] ^= 1 << (bit % 8),
+            }
+        }
+        11 => _ = counting.gates.remove(pick(counting.gates.len())?),
+        12 => counting.open = false,
+        13 => flip(&mut counting.code.end),
+        14 => flip(&mut plan.code[0].at),
+        _ => {
+            let apart = counting.apart.as_mut()?;
+            match bit % 4 {
+                0 => flip(&mut pick(apart.moves.len()).and_then(|at| apart.moves.get_mut(at))?.to),
+                1 => _ = apart.moves.remove(pick(apart.moves.len())?),
+                2 => flip(&mut apart.code.end),
+                _ => counting.apart = None,
+            }
+        }
+    }
+    Some(r)
+}
+
 proptest! {
     #![proptest_config(property_config())]
+
+    #[test]
+    fn false_counting_copies_are_rejected(functions in functions(), changes in prop::collection::vec((0..16u8, any::<usize>(), any::<u8>()), 400)) {
+        let (image, sites, paddings) = lay_out(&functions);
+        let copies = Copies::new(GLIBC, &parts(&image, &sites), &paddings, &count(), &PROFILE);
+        let renewed: Vec<_> = copies.functions.iter().flatten().filter(|f| f.renewed.is_some()).collect();
+        for (i, (kind, n, bit)) in changes.into_iter().enumerate() {
+            let Some(f) = renewed.get(i % renewed.len().max(1)) else { continue };
+            let Some(Renewed { renewal, .. }) = &f.renewed else { continue };
+            let Some(changed) = mutated_renewal(renewal, kind, n, bit) else { continue };
+            if copies.verify_renewed(f, &changed).is_some_and(|proof| proof.is_ok()) {
+                let code = |renewal: &CountingRenewal| texts_of(&renewal.plan.code);
+                // The ordinary copy of the plan is compared with the target, and its probes are not.
+                prop_assert!(
+                    changed.counting == renewal.counting && changed.plan.text == renewal.plan.text && code(&changed) == code(renewal),
+                    "{kind} {n} {bit}\n{:x?}\n{}\n{}", f.body, list(&renewal.plan, &[]), list(&changed.plan, &[])
+                );
+            }
+        }
+    }
 
     #[test]
     fn false_copies_are_rejected(functions in functions(), changes in prop::collection::vec((0..19u8, any::<usize>(), any::<u8>()), 400), all in any::<bool>()) {

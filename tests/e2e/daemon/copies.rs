@@ -2,6 +2,7 @@
 
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Outcome, Session, Tool, open_directory, scaled, source_directory};
+use serde_json::Value;
 
 use crate::{client, daemon};
 
@@ -153,6 +154,68 @@ fn a_profile_stays_exact_while_points_of_others_come_and_go() {
         assert_eq!(count("around", "taken"), [ROUNDS - 1], "{outcome:#?}");
         assert_eq!(count("step", "return"), [ROUNDS + 2], "{outcome:#?}");
     }
+    target::assert_clean(target.pid(), &before);
+    assert!(target.end().success());
+}
+
+/// Whether control that comes to a function gets to a gate of its counting copy: code of the copy that compares the thread.
+fn is_gated(tool: &Tool, target: &Mutatee, function: &str) -> bool {
+    let outcome = tool.run(["inspect", "-p", &target.pid_text(), function, "-d"]).assert_code(0);
+    let woven = outcome.all("woven");
+    let text = |line: &&Value| line["text"].as_str().expect("a text").to_owned();
+    let leads = |line: &&Value| Some(text(line).strip_prefix("jmp ")?.trim_start_matches("short ").to_owned());
+    let at = |address: &str| woven.iter().find(|line| line["address"] == address);
+    let is_reached = |springboard: &&&Value| {
+        let mut next = leads(springboard);
+        while let Some(line) = next.as_deref().and_then(at) {
+            if line["part"] != "relocated" {
+                return false;
+            }
+            match leads(line) {
+                Some(target) => next = Some(target),
+                None => return text(line).contains("fs:"),
+            }
+        }
+        false
+    };
+    woven.iter().filter(|line| line["part"] == "springboard").any(|line| is_reached(&line))
+}
+
+#[test]
+fn a_counting_copy_is_made_again_for_the_points_that_are_there() {
+    let directory = open_directory();
+    let daemon = daemon(directory.path(), &[]);
+    let mut target = Mutatee::start("blocks", &[]);
+    let before = Text::of(target.pid());
+    let (one, other) = (client(&daemon), client(&daemon));
+    // The points of the first client lie in the text, and move into the copy that the second one needs.
+    let first = one.count(target.pid(), &["leaf"]);
+    let profile = one_more(&other, &target, &["profile", "edges", "leaf"]);
+    assert!(is_gated(&one, &target, "leaf"), "after points have moved");
+    let mut calls = 0;
+    let mut go = |target: &mut Mutatee| {
+        assert_eq!(target.ask("go 1000").number("wrong"), 0);
+        calls += 1000;
+    };
+    go(&mut target);
+    assert_eq!(first.interrupt().assert_code(0).calls("leaf"), 1000);
+    assert!(is_gated(&one, &target, "leaf"), "after the count has gone");
+    go(&mut target);
+    for _ in 0..3 {
+        let counted = one_more(&one, &target, &["count", "leaf"]);
+        assert!(is_gated(&one, &target, "leaf"), "beside a count");
+        go(&mut target);
+        assert_eq!(counted.interrupt().assert_code(0).calls("leaf"), 1000);
+        let timed = one_more(&one, &target, &["latency", "leaf"]);
+        assert!(!is_gated(&one, &target, "leaf"), "a timer at the entry has code of its own");
+        go(&mut target);
+        assert_eq!(timed.interrupt().assert_code(0).latency("leaf").calls, 1000);
+        assert!(is_gated(&one, &target, "leaf"), "after others have gone");
+        go(&mut target);
+    }
+    let outcome = profile.interrupt().assert_code(0).assert_removed();
+    // Two rounds of the loop for each call.
+    assert_eq!((passed(&outcome, "0x11", "0x11"), passed(&outcome, "0x11", "0x1b")), (2 * calls, calls));
     target::assert_clean(target.pid(), &before);
     assert!(target.end().success());
 }

@@ -33,7 +33,7 @@ pub enum DebugFileName<'n> {
     },
     /// The information of all units of the program (`.dwp`), whose name is that of the program and `.dwp`.
     Package,
-    /// What several files share (`dwz -m`).
+    /// The file with information that several files share (`dwz -m`).
     Shared {
         /// The name, with or without a directory.
         name: &'n str,

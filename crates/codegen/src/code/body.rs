@@ -128,20 +128,43 @@ impl Probe {
 pub struct Gate {
     /// Block to whose springboard it belongs.
     pub block: BlockId,
-    /// First byte of the gate.
+    /// Five bytes to which the springboard leads. They are the beginning of the gate, or a jump to the gate of a counting copy that was made
+    /// later.
     pub at: Avma,
     /// Address in the ordinary copy at which threads continue that own no shard.
     pub arrival: Avma,
-    /// First bytes of the gate, which become a jump to the arrival when the counting copy is given up.
+    /// The five bytes while the gate is open. They become a jump to the arrival when the counting copy is given up.
     pub bytes: [u8; PROBE],
 }
 
+impl Gate {
+    /// The five bytes of a closed gate: the jump to the arrival. `None` if it does not reach.
+    pub(crate) fn closed(&self) -> Option<[u8; PROBE]> {
+        jmp_bytes(self.at.0, self.arrival.0)
+    }
+
+    /// Whether threads get in here while the counting copy is open.
+    pub(crate) fn opens(&self) -> bool {
+        self.closed() != Some(self.bytes)
+    }
+
+    /// Write that closes the gate; `None` if it is closed.
+    fn closing(&self) -> Option<TextWrite> {
+        // The arrival lies in the same arena, so the jump reaches.
+        let closed = self.closed()?;
+        self.opens().then(|| text_write(self.at.0, &self.bytes, &closed))
+    }
+}
+
 /// A second copy of a function, in which each count is one instruction: only threads that own a shard run it. It counts what the points of the
-/// function counted when it was made, so it must be given up before any of them changes or another one is woven.
+/// function counted when it was made, so it must be given up before any of them changes or another one is woven. Then another one may take
+/// its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CountingCopy {
     /// Range of the code.
     pub code: AvmaRange,
+    /// Record that removes it together with the ordinary copy, if it lies apart from that one, because it was made later.
+    pub apart: Option<RemovalRecord>,
     /// Addresses of the copies of the blocks.
     pub blocks: IndexVec<BlockId, Avma>,
     /// The ways in, sorted by block.
@@ -178,7 +201,7 @@ pub struct WovenBody {
     pub called: Vec<AvmaRange>,
     /// Reason why no springboard fits at such a block; `None` if there is none.
     pub why_exposed: Option<Refusal>,
-    /// The counting copy, in the same range of code.
+    /// The counting copy.
     pub counting: Option<CountingCopy>,
     /// Record that removes the copy, together with all points in it.
     pub removal: RemovalRecord,
@@ -197,15 +220,25 @@ impl WovenBody {
         self.counting.as_ref().is_some_and(|counting| counting.open)
     }
 
-    /// Gives up the counting copy. Returns the plan that leads all threads to the ordinary one; `None` if no thread can be in the counting
-    /// copy.
-    pub fn give_up_counting(&mut self) -> Option<PatchPlan> {
+    /// Gives up the counting copy. Returns the plan that leads all threads to the ordinary one, and the record of a counting copy that lay apart
+    /// and is gone with that; `None` if no thread can be in the counting copy.
+    pub fn give_up_counting(&mut self) -> Option<(PatchPlan, Option<RemovalRecord>)> {
         let counting = self.counting.as_mut().filter(|counting| counting.open)?;
         counting.open = false;
-        let closed = |gate: &Gate| Some(text_write(gate.at.0, &gate.bytes, &jmp_bytes(gate.at.0, gate.arrival.0)?));
-        // The arrivals lie in the same arena, so every jump reaches.
-        let text = counting.gates.iter().filter_map(closed).collect();
-        Some(PatchPlan { text, moves: counting.moves.clone(), ..PatchPlan::default() })
+        let text = counting.gates.iter().filter_map(Gate::closing).collect();
+        let mut plan = PatchPlan { text, moves: counting.moves.clone(), ..PatchPlan::default() };
+        let apart = counting.apart.take();
+        if let Some(apart) = &apart {
+            plan.retired.push(apart.code.clone());
+            (counting.code, counting.moves) = (Avma(0)..Avma(0), Vec::new());
+        }
+        Some((plan, apart))
+    }
+
+    /// Records that remove the copy: its own, and that of a counting copy that lies apart.
+    pub fn records(&self) -> impl Iterator<Item = &RemovalRecord> + Clone {
+        let apart = self.counting.as_ref().and_then(|counting| counting.apart.as_ref());
+        std::iter::once(&self.removal).chain(apart)
     }
 
     /// First byte of the springboard at the function's entry, which lies behind an `endbr64`; `None` if there is none.
@@ -228,7 +261,7 @@ impl WovenBody {
         let entry = self.probes.iter().find(|probe| probe.point == PointId::Entry).map(|probe| probe.copy);
         // A thread there has left the function by a call.
         let called = self.probes.iter().filter(|probe| probe.holds == Held::Called).map(|probe| probe.copy).min();
-        let own = self.removal.moves.iter().filter(|m| self.removal.code.contains(&m.from));
+        let own = self.records().flat_map(|record| record.moves.iter().filter(|m| record.code.contains(&m.from)));
         own.map(move |m| {
             let at = self.in_ordinary(m.from);
             let inside = Some(at) != entry && called.is_none_or(|called| at < called);

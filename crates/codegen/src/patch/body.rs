@@ -28,7 +28,7 @@ use crate::patch::text_space::TextSpace;
 use crate::patch::weave::PointRequest;
 
 /// Alignment in bytes of the copy of a function.
-const ALIGNMENT: u64 = 16;
+pub(super) const ALIGNMENT: u64 = 16;
 /// Number of bytes of a block for which [`ROOM_OF_PIECE`] is estimated.
 const PIECE: u64 = 32;
 /// Estimated room in bytes for the copies of that many bytes of a block, with probes and counts.
@@ -174,7 +174,7 @@ pub(super) struct Doors {
 }
 
 /// A call at the end of a block without a springboard, whose displacement leads to the copy.
-struct Calling {
+pub(super) struct Calling {
     /// The block.
     block: BlockId,
     /// The call.
@@ -194,9 +194,17 @@ impl Calling {
         self.call.next() - DISPLACEMENT
     }
 
-    /// The call at the end of a block that runs in the text up to this call, and takes the bytes of its displacement. `None` if the block
-    /// does not end in a direct call, or if something else prevents that the call leads to the copy.
+    /// Takes the bytes of the displacement of a call as [`Calling::of`] finds it.
     fn choose(text: &mut TextSpace, request: &BodyRequest<'_>, code: &DecodedBlocks, id: BlockId) -> Option<Self> {
+        let calling = Calling::of(request, code, id)?;
+        let field = calling.field();
+        text.take(field, field + DISPLACEMENT, request.name).ok()?;
+        Some(calling)
+    }
+
+    /// The call at the end of a block that runs in the text up to this call. `None` if the block does not end in a direct call, or if something
+    /// else prevents that the call leads to the copy.
+    pub(super) fn of(request: &BodyRequest<'_>, code: &DecodedBlocks, id: BlockId) -> Option<Self> {
         let (body, bias) = (request.body, request.bias);
         let block = body.blocks.get(id)?;
         let (start, end) = (block.block.range.start, block.block.range.end);
@@ -210,11 +218,7 @@ impl Calling {
         let calling = Calling { block: id, call, callee };
         let field = calling.field();
         let fits = !overlaps && body.edges_from(id).iter().all(|edge| edge.kind == EdgeKind::CallReturn);
-        if !fits || straddles(field, DISPLACEMENT) {
-            return None;
-        }
-        text.take(field, field + DISPLACEMENT, request.name).ok()?;
-        Some(calling)
+        (fits && !straddles(field, DISPLACEMENT)).then_some(calling)
     }
 }
 
@@ -669,15 +673,16 @@ impl Copy<'_> {
     }
 }
 
-/// Writes the copy of all blocks at an address.
-fn copy<'a>(
-    env: &Environment,
+/// Writes the ordinary copy of all blocks at an address. `calls` are those that lead to the copy, sorted by block, and `exposed` the blocks that
+/// may run in the text.
+pub(super) fn ordinary<'a>(
     request: &'a BodyRequest<'a>,
-    (code, doors): (&'a DecodedBlocks, &'a Doors),
+    code: &'a DecodedBlocks,
+    (calls, exposed): (&'a [Calling], &[BlockId]),
     at: u64,
-) -> Result<(Copy<'a>, Vec<Probe>, Option<CountingCopy>), EmitError> {
+) -> Result<(Copy<'a>, Vec<Probe>), EmitError> {
     let count = code.blocks.len();
-    let mixed = mixed(request.body, &doors.exposed);
+    let mixed = mixed(request.body, exposed);
     let mut out = CodeBuffer::default();
     out.restart(at);
     let mut copy = Copy {
@@ -689,7 +694,7 @@ fn copy<'a>(
         labels: IndexVec::default(),
         parts: IndexVec::filled(Vec::new(), count),
         arrivals: IndexVec::filled(None, count),
-        calls: &doors.calls,
+        calls,
         called: Vec::new(),
         fixups: Vec::new(),
         probes: Vec::new(),
@@ -702,6 +707,17 @@ fn copy<'a>(
     copy.arrivals()?;
     copy.calls()?;
     let probes = copy.finish()?;
+    Ok((copy, probes))
+}
+
+/// Writes the ordinary copy and the counting copy at an address.
+fn copy<'a>(
+    env: &Environment,
+    request: &'a BodyRequest<'a>,
+    (code, doors): (&'a DecodedBlocks, &'a Doors),
+    at: u64,
+) -> Result<(Copy<'a>, Vec<Probe>, Option<CountingCopy>), EmitError> {
+    let (mut copy, probes) = ordinary(request, code, (&doors.calls, &doors.exposed), at)?;
     let springboards = doors.heads.iter().map(|(block, ..)| *block).collect();
     let counting = counting::emit(env, &mut copy, &probes, &springboards)?;
     Ok((copy, probes, counting))

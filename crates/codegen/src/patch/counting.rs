@@ -233,6 +233,7 @@ impl CountingCopyBuilder<'_, '_> {
         self.moves.sort_unstable();
         Ok(CountingCopy {
             code: Avma(start)..Avma(self.here()),
+            apart: None,
             blocks: self.labels.iter().map(|label| Avma(*label)).collect(),
             gates: self.gates,
             moves: self.moves,

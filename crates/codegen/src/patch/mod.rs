@@ -13,6 +13,7 @@ pub(crate) mod lower;
 pub(crate) mod parallel;
 pub(crate) mod rehost;
 pub(crate) mod relocate;
+pub(crate) mod renewal;
 pub(crate) mod springboard;
 pub(crate) mod text_space;
 pub(crate) mod weave;

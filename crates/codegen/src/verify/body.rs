@@ -16,8 +16,8 @@ use std::collections::BTreeMap;
 
 use iced_x86::{Code, FlowControl, Instruction};
 use ingraft_model::{
-    Avma, BlockId, BodyBlock, Edge, EdgeKind, EdgeTarget, Entered, IndexVec, Key, Offset, PatchPlan, PcMove, PointId,
-    TextWrite,
+    Avma, AvmaRange, BlockId, BodyBlock, Edge, EdgeKind, EdgeTarget, Entered, IndexVec, Key, Offset, PatchPlan, PcMove,
+    PointId, TextWrite,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -63,39 +63,15 @@ pub fn verify_body(
     let BodyWeave { plan, body } = weave;
     check_writes(&plan.text)?;
     let memory = Memory::new(&plan.code, &arena.range())?;
-    let mut proof = BodyProof {
-        request,
-        body,
-        memory: &memory,
-        ends: FxHashMap::default(),
-        mixed: FxHashSet::default(),
-        marker: None,
-        behind_marker: FxHashSet::default(),
-        calls: BTreeMap::new(),
-        leading: request.body.edges.iter().map(|edge| edge.from).collect(),
-        kept: BTreeMap::new(),
-        behind_system_calls: FxHashSet::default(),
-        copies: Vec::new(),
-        copied: FxHashMap::default(),
-        held: Vec::new(),
-    };
+    let mut proof = BodyProof::new(request, body, &memory);
     proof.claims(plan)?;
-    proof.calls = proof.called()?;
-    let first = proof.block_at(body.function.0);
-    proof.marker = first.filter(|first| request.body.entry.is_some_and(|entry| entry != *first));
-    let from_text = |edge: &Edge| proof.is_exposed(edge.from) && Some(edge.from) != proof.marker;
-    let leads = |edge: &Edge| target(edge).filter(|_| from_text(edge));
-    let mixed = request.body.edges.iter().filter_map(leads).collect();
-    let of_marker = |edge: &&Edge| Some(edge.from) == proof.marker && proof.is_exposed(edge.from);
-    let behind_marker = request.body.edges.iter().filter(of_marker).filter_map(target).collect();
-    (proof.mixed, proof.behind_marker) = (mixed, behind_marker);
-    for (index, block) in request.body.blocks.entries() {
-        proof.block(index, block)?;
+    proof.ordinary()?;
+    let whole = body.counting.as_ref().is_none_or(|counting| counting.apart.is_none());
+    if !whole {
+        return fail(body.function.0, Flaw::Unmatched);
     }
-    proof.arrivals()?;
-    proof.at_calls()?;
     counting::prove(env, &mut proof)?;
-    proof.tiled()?;
+    proof.tiled(std::slice::from_ref(&body.removal.code))?;
     proof.probes()?;
     let doors = proof.springboards(text)?;
     proof.exposed(&doors)?;
@@ -140,21 +116,61 @@ struct CopySpringboards {
     islands: FxHashSet<u64>,
 }
 
-impl BodyProof<'_> {
-    /// Checks the facts that all further steps use.
-    fn claims(&self, plan: &PatchPlan) -> Result<(), VerifyError> {
-        let (body, blocks) = (self.body, &self.request.body.blocks);
-        let at = body.function.0;
-        let starts = || blocks.iter().map(|b| b.block.range.start.to_avma(self.request.bias));
+impl<'a> BodyProof<'a> {
+    /// A proof that has not begun.
+    pub(super) fn new(request: &'a BodyRequest<'a>, body: &'a WovenBody, memory: &'a Memory<'a>) -> Self {
+        BodyProof {
+            request,
+            body,
+            memory,
+            ends: FxHashMap::default(),
+            mixed: FxHashSet::default(),
+            marker: None,
+            behind_marker: FxHashSet::default(),
+            calls: BTreeMap::new(),
+            leading: request.body.edges.iter().map(|edge| edge.from).collect(),
+            kept: BTreeMap::new(),
+            behind_system_calls: FxHashSet::default(),
+            copies: Vec::new(),
+            copied: FxHashMap::default(),
+            held: Vec::new(),
+        }
+    }
+
+    /// Proves the ordinary copy, but for its springboards and for moves of threads.
+    pub(super) fn ordinary(&mut self) -> Result<(), VerifyError> {
+        let (request, body) = (self.request, self.body);
+        let blocks = &request.body.blocks;
+        let starts = || blocks.iter().map(|b| b.block.range.start.to_avma(request.bias));
         let sorted = blocks.as_slice().windows(2).all(|pair| match pair {
             [a, b] => a.block.range.start < b.block.range.start,
             _ => true,
         });
-        let stated = body.blocks.iter().map(|way| way.original).eq(starts()) && body.entry == self.request.body.entry;
-        let inverse: Vec<TextWrite> = body.removal.text.iter().map(TextWrite::inverse).collect();
-        if body.function != self.request.body.function.to_avma(self.request.bias) || !stated || !sorted {
-            return fail(at, Flaw::Unmatched);
+        let stated = body.blocks.iter().map(|way| way.original).eq(starts()) && body.entry == request.body.entry;
+        if body.function != request.body.function.to_avma(request.bias) || !stated || !sorted {
+            return fail(body.function.0, Flaw::Unmatched);
         }
+        self.calls = self.called()?;
+        let first = self.block_at(body.function.0);
+        self.marker = first.filter(|first| request.body.entry.is_some_and(|entry| entry != *first));
+        let from_text = |edge: &Edge| self.is_exposed(edge.from) && Some(edge.from) != self.marker;
+        let leads = |edge: &Edge| target(edge).filter(|_| from_text(edge));
+        let mixed = request.body.edges.iter().filter_map(leads).collect();
+        let of_marker = |edge: &&Edge| Some(edge.from) == self.marker && self.is_exposed(edge.from);
+        let behind_marker = request.body.edges.iter().filter(of_marker).filter_map(target).collect();
+        (self.mixed, self.behind_marker) = (mixed, behind_marker);
+        for (index, block) in blocks.entries() {
+            self.block(index, block)?;
+        }
+        self.arrivals()?;
+        self.at_calls()
+    }
+
+    /// Checks what a plan and its removal record must have in common.
+    fn claims(&self, plan: &PatchPlan) -> Result<(), VerifyError> {
+        let body = self.body;
+        let at = body.function.0;
+        let inverse: Vec<TextWrite> = body.removal.text.iter().map(TextWrite::inverse).collect();
         if inverse != plan.text || !body.removal.step_out.is_empty() || !plan.step_out.is_empty() {
             return fail(at, Flaw::Unmatched);
         }
@@ -474,9 +490,21 @@ impl BodyProof<'_> {
         self.body.probes.get(found).map(|probe| probe.copy)
     }
 
-    /// Checks that the instructions that were met fill the code, except for nops that control reaches only by running on.
-    fn tiled(&mut self) -> Result<(), VerifyError> {
-        let code = &self.body.removal.code;
+    /// Checks that the instructions that were met fill these ranges and the whole memory, except for nops that control reaches only by running
+    /// on.
+    pub(super) fn tiled(&mut self, ranges: &[AvmaRange]) -> Result<(), VerifyError> {
+        let mut proven: Vec<(u64, u64)> = ranges.iter().map(|range| (range.start.0, range.end.0)).collect();
+        for range in ranges {
+            self.tile(range)?;
+        }
+        let inside = |at: u64, end: u64| ranges.iter().any(|code| at >= code.start.0 && end <= code.end.0);
+        if !self.ends.iter().all(|(at, (end, _))| inside(*at, *end)) {
+            return fail(self.body.function.0, Flaw::Untiled);
+        }
+        self.memory.all_proven(&mut proven)
+    }
+
+    fn tile(&mut self, code: &AvmaRange) -> Result<(), VerifyError> {
         let mut at = code.start.0;
         while at < code.end.0 {
             match self.ends.get(&at) {
@@ -498,14 +526,11 @@ impl BodyProof<'_> {
                 None => return fail(at, Flaw::Untiled),
             }
         }
-        let inside = self.ends.iter().all(|(at, (end, _))| *at >= code.start.0 && *end <= code.end.0);
-        let mut proven = [(code.start.0, code.end.0)];
-        self.memory.all_proven(&mut proven)?;
-        if at == code.end.0 && inside { Ok(()) } else { fail(code.start.0, Flaw::Untiled) }
+        if at == code.end.0 { Ok(()) } else { fail(code.start.0, Flaw::Untiled) }
     }
 
     /// Checks that the claimed probes are those that were met.
-    fn probes(&mut self) -> Result<(), VerifyError> {
+    pub(super) fn probes(&mut self) -> Result<(), VerifyError> {
         self.held.sort_unstable_by_key(|(point, ..)| *point);
         // An instruction that two blocks have in common has two copies.
         let (mut points, mut twice) = (FxHashSet::default(), FxHashSet::default());

@@ -11,7 +11,7 @@
 
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use ingraft_model::layout::OWNER;
-use ingraft_model::machine::SPRINGBOARD;
+use ingraft_model::machine::{PAGE, SPRINGBOARD};
 use ingraft_model::{Avma, BlockId, BodyBlock, EdgeKind, Gpr, PcMove, PointId, ThreadIdentity};
 use rustc_hash::FxHashMap;
 
@@ -19,6 +19,7 @@ use super::body::{BodyProof, stays, target};
 use super::equivalence::equal;
 use super::memory::decode;
 use super::{Flaw, VerifyError, fail};
+use crate::code::block::jmp_target;
 use crate::code::body::{CountingCopy, Gate};
 use crate::code::environment::Environment;
 
@@ -29,6 +30,7 @@ const INCREMENT: [u8; 5] = [0x65, 0x48, 0xff, 0x04, 0x25];
 pub(super) fn prove(env: &Environment, proof: &mut BodyProof<'_>) -> Result<(), VerifyError> {
     let Some(counting) = proof.body.counting.as_ref() else { return Ok(()) };
     let at = counting.code.start.0;
+    let end = counting.apart.as_ref().unwrap_or(&proof.body.removal).code.end;
     let sorted = counting.gates.windows(2).all(|pair| pair[0].block < pair[1].block);
     if !counting.open || env.identity == ThreadIdentity::Locked || !sorted {
         return fail(at, Flaw::Unmatched);
@@ -57,11 +59,18 @@ pub(super) fn prove(env: &Environment, proof: &mut BodyProof<'_>) -> Result<(), 
         checked.block(index, block)?;
     }
     for gate in &counting.gates {
-        checked.gate(gate)?;
+        match counting.apart {
+            None => checked.gate(gate, gate.at.0)?,
+            // The five bytes at an older gate are a jump to the gate, or to the arrival.
+            Some(_) => match jmp_target(gate.at.0, &gate.bytes) {
+                Some(to) if to == gate.arrival.0 => checked.closed(gate)?,
+                Some(to) => checked.gate(gate, to)?,
+                None => return fail(gate.at.0, Flaw::Astray),
+            },
+        }
     }
     checked.moves.sort_unstable();
-    let all = checked.moves.first().is_some_and(|first| first.from == counting.code.start)
-        && counting.code.end == checked.proof.body.removal.code.end;
+    let all = checked.moves.first().is_some_and(|first| first.from == counting.code.start) && counting.code.end == end;
     if checked.moves == counting.moves && all { Ok(()) } else { fail(at, Flaw::BadMove) }
 }
 
@@ -111,7 +120,8 @@ impl Checked<'_, '_> {
     fn passed_at(&self, block: BlockId) -> Option<PointId> {
         let (point, 1) = self.into.get(&block)? else { return None };
         let is_taken = matches!(point, PointId::Edge { kind: EdgeKind::Taken, .. });
-        let alone = self.counting.gate(block).is_none() && !self.proof.calls.contains_key(&block);
+        let gated = self.counting.gate(block).is_some_and(Gate::opens);
+        let alone = !gated && !self.proof.calls.contains_key(&block);
         Some(*point).filter(|_| is_taken && alone)
     }
 
@@ -256,14 +266,21 @@ impl Checked<'_, '_> {
         Ok(Some(jump.next_ip()))
     }
 
-    /// Checks the way in at a block.
-    fn gate(&mut self, gate: &Gate) -> Result<(), VerifyError> {
-        let (block, mut at) = (gate.block, gate.at.0);
+    /// Checks that a closed gate leads to the arrival of its block.
+    fn closed(&self, gate: &Gate) -> Result<(), VerifyError> {
+        let right = gate.arrival.0 == self.proof.arrival(gate.block)? && gate.at.0 % PAGE <= PAGE - SPRINGBOARD;
+        if right { Ok(()) } else { fail(gate.at.0, Flaw::Unmatched) }
+    }
+
+    /// Checks the way in at a block. `at` is its first byte.
+    fn gate(&mut self, gate: &Gate, mut at: u64) -> Result<(), VerifyError> {
+        let block = gate.block;
         let (start, arrival) = (self.proof.start(block)?, self.proof.arrival(block)?);
         let (label, ordinary) = self.ways(Some(block), start)?;
         let Some(own) = self.proof.request.body.blocks.get(block) else { return fail(at, Flaw::Unmatched) };
         let first = self.proof.memory.bytes(at).unwrap_or_default();
-        if gate.arrival.0 != arrival || !first.starts_with(&gate.bytes) || at % 4096 > 4096 - 5 {
+        let leads = at != gate.at.0 || first.starts_with(&gate.bytes);
+        if gate.arrival.0 != arrival || !leads || gate.at.0 % PAGE > PAGE - SPRINGBOARD {
             return fail(at, Flaw::Unmatched);
         }
         // Nops before the gate keep its first bytes on one page.

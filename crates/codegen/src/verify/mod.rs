@@ -28,6 +28,7 @@ mod listed;
 mod memory;
 mod proof_cache;
 mod rehost;
+mod renewal;
 mod rules;
 mod state;
 mod system_call;
@@ -53,6 +54,7 @@ use equivalence::InstructionPair;
 use interpreter::{Interpreter, PlanFacts};
 use memory::Memory;
 pub use rehost::verify_rehosted;
+pub use renewal::verify_renewal;
 
 /// Defect of a plan. The cause is a defect of the generator, or of the code that passes the plan to the verifier.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

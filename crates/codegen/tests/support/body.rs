@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use super::image::TEXT;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
-use ingraft_codegen::verify::{VerifyError, verify_body, verify_weave};
+use ingraft_codegen::verify::{VerifyError, verify_body, verify_renewal, verify_weave};
 use ingraft_codegen::{
-    Arena, BodyPoint, BodyRequest, BodyWeave, Environment, MiniRequest, PointRequest, Probe, TextSpace, Weave,
-    weave_body, weave_points,
+    Arena, BodyPoint, BodyRequest, BodyWeave, CountingRenewal, Environment, MiniRequest, PointRequest, Probe,
+    TextSpace, Weave, WovenBody, renew_counting, weave_body, weave_points,
 };
 use ingraft_model::point::Padding;
 use ingraft_model::{
@@ -134,6 +134,19 @@ pub struct Copied {
     pub own: Vec<BodyPoint>,
     pub points: Weave,
     pub counted: Vec<PointId>,
+    /// A counting copy in the place of the first one, if one was made.
+    pub renewed: Option<Renewed>,
+}
+
+/// A counting copy that counts at more points than the one before it.
+pub struct Renewed {
+    /// The plan that gives the first one up.
+    pub given_up: PatchPlan,
+    /// The copy of the function without a counting copy.
+    pub body: WovenBody,
+    /// The points, as they are known now.
+    pub points: Vec<BodyPoint>,
+    pub renewal: CountingRenewal,
 }
 
 /// All kinds of points of a copy, and those of a profile.
@@ -163,7 +176,7 @@ impl Copies {
         let (mut arena, mut text) = (super::arena(), TextSpace::new());
         text.add_padding(Bias(0), paddings);
         let mut copies = Copies { env, arena: arena.clone(), text: text.clone(), functions: Vec::new(), counters: 0 };
-        for (bytes, start) in functions {
+        for (number, (bytes, start)) in functions.iter().enumerate() {
             let body = body_of(bytes, *start);
             let trial = BodyRequest { body: &body, bias: Bias(0), name: "f", points: &[] };
             let tried = weave_body(&env, &mut arena.clone(), &mut text.clone(), &trial).expect("a right request");
@@ -173,14 +186,21 @@ impl Copies {
                 let counter = (is_count && probe.site(&site).are_flags_free()).then_some(n);
                 BodyPoint { point: probe.point, counter }
             };
-            let own = tried.as_ref().map_or(Vec::new(), |woven| {
+            let all = tried.as_ref().map_or(Vec::new(), |woven| {
                 let found = woven
                     .body
                     .probes
                     .iter()
                     .filter(|p| kinds.contains(&p.point.kind()) && woven.body.probe(p.point).is_ok());
-                (copies.counters as u32..).zip(found).map(point).collect()
+                (copies.counters as u32..).zip(found).map(point).collect::<Vec<_>>()
             });
+            // In some functions, the first counting copy takes half of the counts for other code, and another one takes its place.
+            let is_renewed = number % 2 == 1;
+            let known = |(n, point): (usize, &BodyPoint)| BodyPoint {
+                counter: point.counter.filter(|_| !is_renewed || n % 2 == 0),
+                ..*point
+            };
+            let own: Vec<BodyPoint> = all.iter().enumerate().map(known).collect();
             let request = BodyRequest { points: &own, ..trial };
             let woven = weave_body(&env, &mut arena, &mut text, &request).expect("the request makes sense");
             let weave = match woven {
@@ -218,7 +238,18 @@ impl Copies {
                 panic!("{e}\n{}\n{}", super::list(&weave.plan, &[]), super::list(&points.plan, &points.woven));
             }
             let counted = probes.iter().map(|probe| probe.point).collect();
-            copies.functions.push(Ok(Copied { body, weave, own, points, counted }));
+            let mut without = weave.body.clone();
+            let renewed = is_renewed.then(|| without.give_up_counting()).flatten().and_then(|(given_up, apart)| {
+                assert_eq!(apart, None, "the first counting copy lies beside the ordinary one");
+                let request = BodyRequest { points: &all, ..trial };
+                let renewal = renew_counting(&env, &mut arena, &request, &without).expect("the request makes sense")?;
+                if let Err(e) = verify_renewal(&env, &arena, &request, &without, &renewal) {
+                    panic!("{e}\n{}\n{}", super::list(&weave.plan, &[]), super::list(&renewal.plan, &[]));
+                }
+                assert!(weave.plan.code[0].bytes.starts_with(&renewal.ordinary), "the ordinary copy is the same");
+                Some(Renewed { given_up, body: without, points: all, renewal })
+            });
+            copies.functions.push(Ok(Copied { body, weave, own, points, counted, renewed }));
         }
         (copies.arena, copies.text) = (arena, text);
         copies
@@ -226,7 +257,19 @@ impl Copies {
 
     /// Plans of all copies, followed by those of their points.
     pub fn plans(&self) -> Vec<&PatchPlan> {
-        self.functions.iter().flatten().flat_map(|f| [&f.weave.plan, &f.points.plan]).collect()
+        let plans = |f| {
+            let Copied { weave, points, renewed, .. }: &Copied = f;
+            let renewed = renewed.iter().flat_map(|renewed| [&renewed.given_up, &renewed.renewal.plan]);
+            [&weave.plan, &points.plan].into_iter().chain(renewed)
+        };
+        self.functions.iter().flatten().flat_map(plans).collect()
+    }
+
+    /// Proves a new counting copy of one of the functions again, with another plan.
+    pub fn verify_renewed(&self, function: &Copied, renewal: &CountingRenewal) -> Option<Result<(), VerifyError>> {
+        let Renewed { body, points, .. } = function.renewed.as_ref()?;
+        let request = BodyRequest { body: &function.body, bias: Bias(0), name: "f", points };
+        Some(verify_renewal(&self.env, &self.arena, &request, body, renewal))
     }
 
     /// Proves one of the copies again, with another plan.

@@ -371,8 +371,7 @@ impl Session {
             let written = scope.spawn(|| {
                 let mut entries = Entries::default();
                 entries.add_first(&JournalRecord::Counters(used));
-                change.new_points.iter().for_each(|point| entries.add_point(point.file, point.records()));
-                change.new_points.iter().for_each(|point| entries.add_first(&JournalRecord::Chain(point.chain())));
+                change.new_points.iter().for_each(|point| point.note(&mut entries));
                 change.chains.iter().cloned().for_each(|chain| entries.add(&JournalRecord::Chain(chain)));
                 self.write_journal(&mut attached.journal, &attached.area, entries)
             });

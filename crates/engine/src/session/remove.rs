@@ -9,7 +9,7 @@ use crate::api::{MeasurementId, Removed};
 use crate::error::{Error, ErrorClass};
 use crate::pairs::PairKey;
 use crate::recovery::ground::{Left, Why};
-use crate::recovery::journal::{JournalRecord, PointRecord};
+use crate::recovery::journal::{Entries, JournalRecord, PointRecord};
 use crate::recovery::waiting::{self, Purpose};
 use crate::recovery::{leftover, restore};
 use crate::weaving::plan::PlannedRemoval;
@@ -119,7 +119,15 @@ impl Session {
     /// First all jumps to them are removed. Threads in the middle of a snippet then leave by themselves, however busy they are. If no
     /// thread is there, nothing else is needed.
     pub(super) fn withdraw(&self, control: &mut Control, minis: &[(FunctionId, u64)]) -> Result<(), Error> {
-        self.withdraw_fitting(control, minis, &|plan| plan, None)
+        let Some(attached) = control.attached.as_ref().filter(|_| !minis.is_empty()) else { return Ok(()) };
+        let subject = (&*self.target, &control.modules, &attached.env);
+        let planned = attached.woven.plan_removal(subject, minis, true)?;
+        let need = self.target.memory_need(&planned.plan, &attached.woven.arenas());
+        let planned = match planned.new_points.is_empty() || self.target.refuse_without_room(need).is_ok() {
+            true => planned,
+            false => attached.woven.plan_removal(subject, minis, false)?,
+        };
+        self.apply_removal(control, planned, None)
     }
 
     /// Takes snippets out by the part of the plan that `fit` leaves of it. The visitor visits the stop.
@@ -130,10 +138,27 @@ impl Session {
         fit: &dyn Fn(PatchPlan) -> PatchPlan,
         visitor: Option<&mut dyn Visitor>,
     ) -> Result<(), Error> {
-        let Some(attached) = control.attached.as_mut().filter(|_| !minis.is_empty()) else { return Ok(()) };
+        let Some(attached) = control.attached.as_ref().filter(|_| !minis.is_empty()) else { return Ok(()) };
+        let subject = (&*self.target, &control.modules, &attached.env);
+        let mut planned = attached.woven.plan_removal(subject, minis, false)?;
+        planned.plan = fit(planned.plan);
+        self.apply_removal(control, planned, visitor)
+    }
+
+    fn apply_removal(
+        &self,
+        control: &mut Control,
+        planned: PlannedRemoval,
+        visitor: Option<&mut dyn Visitor>,
+    ) -> Result<(), Error> {
+        let Some(attached) = control.attached.as_mut() else { return Ok(()) };
         let _unbounded = self.target.bound_holds(None);
-        let PlannedRemoval { plan, gone, chains, woven } = attached.woven.plan_removal(&control.modules, minis)?;
-        let plan = fit(plan);
+        let PlannedRemoval { plan, gone, chains, new_points, woven } = planned;
+        if !new_points.is_empty() {
+            let mut entries = Entries::default();
+            new_points.iter().for_each(|point| point.note(&mut entries));
+            self.write_journal(&mut attached.journal, &attached.area, entries)?;
+        }
         let (check_quiet, area) = (woven.idle(), Some(attached.env.data));
         let suspended = waiting::near(&self.target, Purpose::Removal, &plan.text, &check_quiet, area);
         let options =
@@ -146,8 +171,15 @@ impl Session {
         leaves.dedup();
         let first = PatchPlan { step_out: reads, moves: plan.moves.clone(), ..plan };
         let rest = PatchPlan { step_out: leaves, moves: plan.moves, ..PatchPlan::default() };
-        let applied =
-            self.target.apply_and_visit(&first, &options, visitor).map_err(|e| Error::apply(self.pid(), e))?;
+        let applied = match self.target.apply_and_visit(&first, &options, visitor) {
+            Ok(applied) => applied,
+            Err(e) => {
+                let unwritten = new_points.iter().map(|point| JournalRecord::PointGone(point.key())).collect();
+                // The first error is the one to report. Surplus records in the journal do no harm.
+                let _ = self.write_journal(&mut attached.journal, &attached.area, unwritten);
+                return Err(Error::apply(self.pid(), e));
+            }
+        };
         attached.woven = woven;
         let mut quiet = applied.quiet;
         if !quiet {

@@ -11,7 +11,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::error::Error;
 use crate::weaving::arenas::NewArenas;
-use crate::weaving::bodies::{Completeness, Copies, MadeBodies, NewPoints};
+use crate::weaving::bodies::{BodyPoints, Copies, MadeBodies, NewPoints};
 use crate::weaving::plan::{Planned, PlannedChange, Point, Subject, Woven, joined};
 use crate::weaving::sites::FoundPoint;
 use crate::weaving::wanted::{NewPoint, WantedPoints};
@@ -55,15 +55,18 @@ impl Attempt {
             new.entry(found.point.function.module).or_default().push(found);
         }
         new.values_mut().for_each(|points| woven.add_hosts(hosts, points));
-        woven.weave_bodies(subject, copies, &mut new, (Completeness::All, made), change, mapped)?;
-        for function in functions.into_iter().filter(|function| !made.has(function)) {
-            woven.give_up_counting(function, &mut change.plan);
-        }
+        woven.weave_bodies(subject, copies, &mut new, (&BodyPoints::default(), made), change, mapped)?;
+        let mut functions: Vec<FunctionId> = functions.into_iter().filter(|function| !made.has(function)).collect();
+        functions.sort_unstable();
+        functions.retain(|function| {
+            woven.give_up_counting(subject.modules, *function, (&mut change.plan, &mut change.gone))
+        });
         woven.extend_points(subject.env, &known, change)?;
         for (module, points) in new {
             woven.weave_new(subject, module, points, change, mapped)?;
         }
-        Ok(())
+        let find = |function| copies.body_of(function).map(Arc::clone);
+        woven.renew_counting(subject, (&functions, &find), (&mut change.plan, &mut change.new_points))
     }
 
     /// Takes everything out that the change has made in these functions. `before` is the generated code without the change. Returns whether

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_bodies_on;
-use ingraft_codegen::{Arena, BodyPoint, BodyRequest, Chain, TextSpace, WovenBody, weave_bodies_on};
+use ingraft_codegen::{Arena, BodyPoint, BodyRequest, Chain, RemovalRecord, TextSpace, WovenBody, weave_bodies_on};
 use ingraft_model::{FunctionBody, FunctionId, ModuleId, PatchPlan, Refusal, Site};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -130,6 +130,11 @@ impl Copies {
         self.chosen.iter().map(|(function, body)| (*function, body))
     }
 
+    /// A function that is to be copied, or is copied.
+    pub(super) fn body_of(&self, function: FunctionId) -> Option<&Arc<FunctionBody>> {
+        self.chosen.get(&function)
+    }
+
     /// Whether a function is to be copied.
     pub(super) fn has_chosen(&self, function: FunctionId) -> bool {
         self.chosen.contains_key(&function)
@@ -145,26 +150,38 @@ impl Copies {
 }
 
 impl Body {
-    /// Record of the copy for the journal. It has no snippets of its own.
-    pub fn chain(&self) -> PointChain {
-        let start = self.woven.removal.code.start;
+    /// Entry of one of its records for the journal, which has no snippets of its own.
+    pub fn chain(&self, removal: &RemovalRecord) -> PointChain {
+        let start = removal.code.start;
         let chain = Chain { function: self.woven.function, slot: start, leave: start, snippets: Vec::new() };
-        PointChain { key: self.woven.removal.key(), chain }
+        PointChain { key: removal.key(), chain }
     }
 
-    pub fn record(&self, modules: &Modules, module: ModuleId) -> PointRecord {
+    /// The record of the counting copy: its own, or that of the whole copy of which it is a part.
+    pub fn counting(&self) -> &RemovalRecord {
+        let apart = self.woven.counting.as_ref().and_then(|counting| counting.apart.as_ref());
+        apart.unwrap_or(&self.woven.removal)
+    }
+
+    pub fn records(&self, modules: &Modules, module: ModuleId) -> impl Iterator<Item = PointRecord> {
         let file = modules.file(module).map(ModuleFile::id).unwrap_or_default();
-        PointRecord { file, removal: self.woven.removal.clone() }
+        self.woven.records().map(move |removal| PointRecord { file, removal: removal.clone() })
     }
 }
 
-/// Whether the points that come with a copy are all that a change weaves into it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Completeness {
-    /// All of them.
-    All,
-    /// Further points may follow, so the copy gets no counting copy.
-    Some,
+/// Points that are woven into the copies of their functions, by function.
+pub(super) type BodyPoints = FxHashMap<FunctionId, Vec<BodyPoint>>;
+
+/// Adds points of copies to others. A point that is there already gets further snippets, so it is more than a count.
+pub(super) fn add_points<'a, 'p: 'a>(points: impl Iterator<Item = &'a NewPoint<'p>>, all: &mut BodyPoints) {
+    for point in points {
+        let Some(new) = point.in_copy() else { continue };
+        let its = all.entry(point.point.function).or_default();
+        match its.iter_mut().find(|known| known.point == new.point) {
+            Some(known) => known.counter = None,
+            None => its.push(new),
+        }
+    }
 }
 
 impl NewPoint<'_> {
@@ -215,28 +232,42 @@ impl Woven {
     pub(super) fn retire_bodies(&mut self, modules: &Modules, module: ModuleId) -> Vec<PointRecord> {
         let own: Vec<FunctionId> = self.bodies.keys().filter(|f| f.module == module).copied().collect();
         let gone: Vec<Arc<Body>> = own.iter().filter_map(|function| self.bodies.remove(function)).collect();
-        for body in &gone {
-            self.leave_idle(std::slice::from_ref(&body.woven.removal.code));
+        for removal in gone.iter().flat_map(|body| body.woven.records()) {
+            self.leave_idle(std::slice::from_ref(&removal.code));
         }
-        gone.iter().map(|body| body.record(modules, module)).collect()
+        gone.iter().flat_map(|body| body.records(modules, module)).collect()
     }
 
-    /// Gives up the counting copy of a function, because points of the function change.
-    pub(super) fn give_up_counting(&mut self, function: FunctionId, plan: &mut PatchPlan) {
-        let Some(body) = self.bodies.get_mut(&function).filter(|body| body.woven.is_counting()) else { return };
-        if let Some(given_up) = Arc::make_mut(body).woven.give_up_counting() {
+    /// Gives up the counting copy of a function, because points of the function change. Returns whether there is one that was given up, now or
+    /// earlier.
+    pub(super) fn give_up_counting(
+        &mut self,
+        modules: &Modules,
+        function: FunctionId,
+        (plan, gone): (&mut PatchPlan, &mut Vec<PointRecord>),
+    ) -> bool {
+        let Some(body) = self.bodies.get_mut(&function).filter(|body| body.woven.counting.is_some()) else {
+            return false;
+        };
+        if body.woven.is_counting()
+            && let Some((given_up, apart)) = Arc::make_mut(body).woven.give_up_counting()
+        {
             append(plan, given_up);
+            let file = modules.file(function.module).map(ModuleFile::id).unwrap_or_default();
+            gone.extend(apart.map(|removal| PointRecord { file, removal }));
         }
+        true
     }
 
     /// Copies the functions that new points need. Points whose function cannot be copied, or whose position the copy does not have, are taken
-    /// away from `points`; in the first case, `change` names the function as one without a copy.
+    /// away from `points`; in the first case, `change` names the function as one without a copy. `known` has the points of functions with more
+    /// points than those.
     pub(super) fn weave_bodies(
         &mut self,
         subject: Subject<'_>,
         copies: &Copies,
         points: &mut NewPoints<'_>,
-        (completeness, made): (Completeness, &mut MadeBodies),
+        (known, made): (&BodyPoints, &mut MadeBodies),
         change: &mut PlannedChange,
         mapped: &mut NewArenas<'_>,
     ) -> Result<(), Error> {
@@ -245,13 +276,11 @@ impl Woven {
         needed.sort_unstable();
         needed.dedup();
         let in_text: FxHashSet<FunctionId> = all().filter(|p| !p.in_copy).map(|p| p.point.function).collect();
-        let mut own: FxHashMap<FunctionId, Vec<BodyPoint>> = FxHashMap::default();
-        if completeness == Completeness::All {
-            for point in all().filter(|point| !in_text.contains(&point.point.function)) {
-                own.entry(point.point.function).or_default().extend(point.in_copy());
-            }
+        let mut own = BodyPoints::default();
+        for point in all().filter(|point| !in_text.contains(&point.point.function)) {
+            own.entry(point.point.function).or_default().extend(point.in_copy());
         }
-        let own = |function: &FunctionId| own.get(function).map_or(&[][..], Vec::as_slice);
+        let own = |function: &FunctionId| known.get(function).or(own.get(function)).map_or(&[][..], Vec::as_slice);
         needed.retain(|function| !self.bodies.contains_key(function));
         let mut tasks: Vec<CopyTask<'_>> = Vec::with_capacity(needed.len());
         for function in needed {

@@ -15,6 +15,7 @@ pub(crate) mod outlook;
 pub(crate) mod parts;
 pub(crate) mod plan;
 pub(crate) mod positions;
+pub(crate) mod renewal;
 pub(crate) mod sites;
 pub(crate) mod trial;
 pub(crate) mod wanted;

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use ingraft_codegen::verify::verify_rehosted;
 use ingraft_codegen::{Probe, Rehosted, rehost};
 use ingraft_model::{FunctionBody, FunctionId, FunctionPoint, Parts, PatchPlan, PointKind, Refusal, Stmt};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::error::Error;
 use crate::program::modules::Modules;
 use crate::recovery::journal::PointRecord;
 use crate::weaving::arenas::NewArenas;
 use crate::weaving::attempt::Attempt;
-use crate::weaving::bodies::{Completeness, Copies, Hosted, NewPoints};
+use crate::weaving::bodies::{BodyPoints, Copies, Hosted, NewPoints, add_points};
 use crate::weaving::exits::Exits;
 use crate::weaving::plan::{KEPT, Point, Subject, Woven, defect, point_record};
 use crate::weaving::sites::{FoundPoint, Text, host, sites};
@@ -126,13 +126,13 @@ impl Point {
 }
 
 impl Attempt {
-    /// Moves the points of functions for which `is_its` is true into copies of their functions. Functions for which that fails are named in
-    /// the change as functions without a copy.
+    /// Moves the points of functions for which `is_its` is true into copies of their functions, into which the `found` ones come afterwards.
+    /// Functions for which that fails are named in the change as functions without a copy.
     pub(super) fn move_points<'a>(
         &mut self,
         subject: Subject<'_>,
         (moving, is_its): (&'a [Moving<'a>], impl Fn(&FunctionId) -> bool),
-        copies: &Copies,
+        (copies, found): (&Copies, &[Vec<NewPoint<'_>>]),
         mapped: &mut NewArenas<'_>,
     ) -> Result<(), Error> {
         let Attempt { woven, change, made } = self;
@@ -147,7 +147,12 @@ impl Attempt {
                 new.entry(function.module).or_default().push(point);
             }
         }
-        woven.weave_bodies(subject, copies, &mut new, (Completeness::Some, made), change, mapped)?;
+        let functions: FxHashSet<FunctionId> = new.values().flatten().map(|point| point.point.function).collect();
+        let mut all = BodyPoints::default();
+        add_points(new.values().flatten(), &mut all);
+        let further = found.iter().flatten().filter(|point| functions.contains(&point.point.function));
+        add_points(further, &mut all);
+        woven.weave_bodies(subject, copies, &mut new, (&all, made), change, mapped)?;
         for (module, points) in new {
             woven.weave_new(subject, module, points, change, mapped)?;
         }

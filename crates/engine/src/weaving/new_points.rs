@@ -112,7 +112,8 @@ impl Woven {
             match woven {
                 Ok(woven) => {
                     let minis = p.minis.iter().map(|m| m.known()).collect();
-                    let point = Arc::new(Point { woven, arena: arena_index, minis });
+                    let flags_free = p.site.are_flags_free();
+                    let point = Arc::new(Point { woven, arena: arena_index, minis, flags_free });
                     change.new_points.push(WovenAnew::new(file, Unit::Point(Arc::clone(&point))));
                     self.points.insert(p.point, point);
                 }

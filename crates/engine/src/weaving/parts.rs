@@ -111,8 +111,8 @@ impl GeneratedPoint {
     pub fn copy(woven: &WovenBody) -> Self {
         let mut parts = FoundParts::default();
         parts.text(&woven.removal.text, woven.function);
-        parts.add(woven.removal.code.clone(), CodePart::Relocated);
-        let mut moves = woven.removal.moves.clone();
+        woven.records().for_each(|record| parts.add(record.code.clone(), CodePart::Relocated));
+        let mut moves: Vec<PcMove> = woven.records().flat_map(|record| record.moves.iter().copied()).collect();
         moves.sort_unstable();
         GeneratedPoint {
             kind: None,

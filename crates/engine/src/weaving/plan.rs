@@ -19,7 +19,7 @@ use crate::background::{each, each_in_background};
 use crate::error::{Error, Reason};
 use crate::program::file_id::FileId;
 use crate::program::modules::{ModuleFile, Modules};
-use crate::recovery::journal::{NOBODY, PointChain, PointRecord, SHARED};
+use crate::recovery::journal::{Entries, JournalRecord, NOBODY, PointChain, PointRecord, SHARED};
 use crate::undertaking::{begin_step, interruptible};
 use crate::weaving::arenas::{NewArenas, SIGNATURE_ROOM};
 use crate::weaving::attempt::{Attempt, RefusedPairs, dependents, partial};
@@ -27,7 +27,7 @@ use crate::weaving::bodies::{Bodies, Body, Copies};
 use crate::weaving::cost;
 use crate::weaving::exits::hosts;
 use crate::weaving::moving;
-use crate::weaving::sites::{FoundPoint, Text, are_known, blocks_in_copy, sites};
+use crate::weaving::sites::{FoundPoint, Text, are_known, blocks_in_copy, sites, whole};
 use crate::weaving::wanted::{NewMini, NewPoint, WantedPoints, with_edges};
 
 fn holds(arena: &Arena, code: &AvmaRange) -> bool {
@@ -88,6 +88,8 @@ pub(super) struct Point {
     pub arena: usize,
     /// Data of the snippets, in the order of `woven.minis`.
     pub minis: Vec<Mini>,
+    /// Whether the arithmetic flags are free at the point.
+    pub flags_free: bool,
 }
 
 /// Data of a snippet at a point besides its code.
@@ -147,6 +149,8 @@ pub struct PlannedRemoval {
     pub gone: Vec<PointRecord>,
     /// The snippets that stay at points that lose others.
     pub chains: Vec<PointChain>,
+    /// New counting copies.
+    pub new_points: Vec<WovenAnew>,
     /// The generated code of the target as the removal leaves it.
     pub woven: Woven,
 }
@@ -163,6 +167,8 @@ pub struct WovenAnew {
 pub(super) enum Unit {
     Point(Arc<Point>),
     Body(Arc<Body>),
+    /// The counting copy of a function, which lies apart from the ordinary one.
+    Counting(Arc<Body>),
 }
 
 impl WovenAnew {
@@ -175,6 +181,7 @@ impl WovenAnew {
         match &self.unit {
             Unit::Point(point) => point.woven.removal.key(),
             Unit::Body(body) => body.woven.removal.key(),
+            Unit::Counting(body) => body.counting().key(),
         }
     }
 
@@ -182,8 +189,15 @@ impl WovenAnew {
     pub fn chain(&self) -> PointChain {
         match &self.unit {
             Unit::Point(point) => point.chain(),
-            Unit::Body(body) => body.chain(),
+            Unit::Body(body) => body.chain(&body.woven.removal),
+            Unit::Counting(body) => body.chain(body.counting()),
         }
+    }
+
+    /// Adds what the journal keeps of it.
+    pub fn note(&self, entries: &mut Entries) {
+        entries.add_point(self.file, self.records());
+        entries.add_first(&JournalRecord::Chain(self.chain()));
     }
 
     /// Removal records; a removal applies all of them.
@@ -191,6 +205,7 @@ impl WovenAnew {
         let (point, body) = match &self.unit {
             Unit::Point(point) => (Some(point.woven.records()), None),
             Unit::Body(body) => (None, Some(&body.woven.removal)),
+            Unit::Counting(body) => (None, Some(body.counting())),
         };
         point.into_iter().flatten().chain(body)
     }
@@ -410,7 +425,7 @@ impl Woven {
     /// Records that remove all points, in the target and in fork children.
     pub fn records(&self, modules: &Modules) -> Vec<PointRecord> {
         let own = self.points.iter().map(|(place, p)| point_record(modules, place.function.module, p));
-        let bodies = self.bodies.iter().map(|(function, body)| body.record(modules, function.module));
+        let bodies = self.bodies.iter().flat_map(|(function, body)| body.records(modules, function.module));
         own.chain(bodies).chain(self.adopted.iter().cloned()).chain(self.inherited.iter().cloned()).collect()
     }
 
@@ -533,7 +548,7 @@ impl Woven {
             begin_step(|| format!("generating code for {} points{how}", its.len()), 4 * its.len() as u64);
             let found = each(&its, |(w, sites)| w.points(sites, &refused_at_all, &copies));
             let moves_again = |function: &FunctionId| again.as_ref().is_none_or(|again| again.contains(function));
-            attempt.move_points(subject, (&moving, moves_again), &copies, mapped)?;
+            attempt.move_points(subject, (&moving, moves_again), (&copies, &found), mapped)?;
             attempt.weave(subject, found, (&hosts, &copies), mapped)?;
             let mut anew = std::mem::take(&mut attempt.change.refused);
             let mut not_copied = std::mem::take(&mut attempt.change.not_copied);
@@ -588,10 +603,17 @@ impl Woven {
         }));
     }
 
-    /// Plans to remove snippets from points; points without snippets are removed.
-    pub fn plan_removal(&self, modules: &Modules, minis: &[(FunctionId, u64)]) -> Result<PlannedRemoval, Error> {
+    /// Plans to remove snippets from points; points without snippets are removed. With `renew`, functions that keep some get new counting copies.
+    pub fn plan_removal(
+        &self,
+        (target, modules, env): (&Target, &Modules, &Environment),
+        minis: &[(FunctionId, u64)],
+        renew: bool,
+    ) -> Result<PlannedRemoval, Error> {
+        let subject = Subject { target, modules, env };
         let mut woven = self.clone();
         let mut plan = PatchPlan::default();
+        let (mut new_points, mut given_up) = (Vec::new(), Vec::new());
         let (mut gone, mut chains) = (Vec::new(), Vec::new());
         let mut left: FxHashMap<FunctionId, Vec<u64>> = FxHashMap::default();
         for (function, id) in minis {
@@ -644,15 +666,20 @@ impl Woven {
                 }
             }
             if body_stays {
-                woven.give_up_counting(function, &mut plan);
+                given_up.extend(woven.give_up_counting(modules, function, (&mut plan, &mut gone)).then_some(function));
             } else if let Some(body) = woven.remove_body(function) {
-                append(&mut plan, RemovalRecord::combine([&body.woven.removal]));
-                gone.push(body.record(modules, function.module));
+                append(&mut plan, RemovalRecord::combine(body.woven.records()));
+                gone.extend(body.records(modules, function.module));
             }
+        }
+        if renew && !given_up.is_empty() {
+            let text = Text::new(target, self.changes());
+            let find = |function| whole(&text, modules, function).ok();
+            woven.renew_counting(subject, (&given_up, &find), (&mut plan, &mut new_points))?;
         }
         sort(&mut plan)?;
         woven.leave_idle(&plan.retired);
-        Ok(PlannedRemoval { plan, gone, chains, woven })
+        Ok(PlannedRemoval { plan, gone, chains, new_points, woven })
     }
 
     /// The shared routines of all arenas in which a thread may be about to read a word that a change writes.
@@ -792,6 +819,13 @@ impl NewMini<'_> {
 
     pub(super) fn request(&self) -> MiniRequest<'_> {
         MiniRequest { id: self.id, snippet: self.snippet, counters: self.counters }
+    }
+}
+
+impl Mini {
+    /// Counter that the snippet increments, if it does nothing else.
+    pub(super) fn increment(&self) -> Option<u32> {
+        self.counters.get(self.snippet.as_increment()?.0 as usize).copied()
     }
 }
 

@@ -64,7 +64,7 @@ impl<'w> CodeMap<'w> {
         let (mut code, mut called, mut jumps) = (Vec::new(), Vec::new(), FxHashMap::default());
         for body in woven.copied() {
             called.extend(body.called.iter().map(|range| (range.clone(), before_call(body, range.start))));
-            code.push((body.removal.code.clone(), GeneratedCode::Body(body)));
+            code.extend(body.records().map(|record| (record.code.clone(), GeneratedCode::Body(body))));
             jumps.extend(body.removal.text.iter().map(|write| (write.at, write)));
         }
         for (_, point) in woven.points() {
