@@ -98,6 +98,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 struct CountedCopies {
     arena: Arena,
     text: TextSpace,
+    /// The text with nothing woven into it.
+    untouched: TextSpace,
     /// Number of counting copies.
     first: usize,
     /// Number of those that were given up and made again.
@@ -108,13 +110,14 @@ impl CountedCopies {
     fn new(image: &AnalysedImage, arena: AvmaRange) -> Self {
         let mut text = TextSpace::new();
         text.add_padding(Bias(0), image.padding());
-        CountedCopies { arena: Arena::new(arena), text, first: 0, again: 0 }
+        CountedCopies { arena: Arena::new(arena), untouched: text.clone(), text, first: 0, again: 0 }
     }
 
     /// Copies a function, gives its counting copy up, and makes another one that counts at half of the blocks.
     fn add(&mut self, env: &Environment, body: &FunctionBody) -> Result<(), Box<dyn std::error::Error>> {
         let request = BodyRequest { body, bias: Bias(0), name: "f", points: &[] };
-        let Ok(trial) = weave_body(env, &mut self.arena.clone(), &mut self.text.clone(), &request)? else {
+        let Ok(trial) = weave_body(env, &mut Arena::new(self.arena.range()), &mut self.untouched.clone(), &request)?
+        else {
             return Ok(());
         };
         let point = |(counter, probe): (u32, &Probe)| {
