@@ -108,7 +108,7 @@ fn pids() -> Vec<Pid> {
 
 /// Whether a process may be attached to. The check is cheap and does not affect the process.
 ///
-/// A process that this engine or another one holds may be attached to, because an operation that needs to waits until it is released.
+/// A process that an engine of ingraft holds may be attached to: the attach waits until the process is released.
 pub fn attachable(pid: Pid) -> Result<(), Denial> {
     denial(pid, true).map_or(Ok(()), Err)
 }
@@ -118,7 +118,7 @@ pub(crate) fn explain(pid: Pid) -> Option<Denial> {
     denial(pid, false)
 }
 
-/// Reason why a process may not be attached to; with `waits`, a tracer that soon lets go of it is none.
+/// Reason why a process may not be attached to. With `waits`, an engine that holds the process for a moment is no reason.
 fn denial(pid: Pid, waits: bool) -> Option<Denial> {
     let Ok(stat) = procfs::stat(pid) else { return Some(Denial::NoSuchProcess(pid)) };
     if pid == sys::own_pid() {

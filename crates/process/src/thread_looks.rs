@@ -280,6 +280,23 @@ mod tests {
     }
 
     #[test]
+    fn a_process_that_is_held_may_be_attached_to() {
+        let (mut child, target) = shell("while :; do :; done");
+        let pid = target.pid();
+        let (attachable, held) = target
+            .trace(|tracer: &mut Tracer| {
+                let traced = tracer.seize(Tid(pid.0), false);
+                assert!(traced.expect("the shell is traced").is_some());
+                (crate::access::attachable(pid), crate::access::explain(pid))
+            })
+            .expect("a tracer");
+        assert!(attachable.is_ok(), "{attachable:?}");
+        assert!(matches!(held, Some(crate::error::Denial::Traced { .. })), "{held:?}");
+        child.kill().expect("its end");
+        child.wait().expect("its end");
+    }
+
+    #[test]
     fn a_running_process_is_held_for_a_moment() {
         let (mut child, target) = shell("while :; do :; done");
         let found = samples(&target, ThreadState::Running, 20);
