@@ -1,8 +1,8 @@
 //! The bytes of debugging information: those of a file, and those of other files that it names.
 //!
-//! Compilers put the larger part of the information into a file for each unit (`.dwo`), and packagers join those of a program
-//! (`.dwp`) or move what several programs share into one file (`dwz -m`). The sources are DWARF 5, section 7.3, and gdb's manual, "Debugging Information in Separate
-//! Files".
+//! Compilers can put the larger part of the information into a file for each unit (`.dwo`). A packager joins the files of a program
+//! (`.dwp`). Another tool moves the parts that several programs have in common into one file (`dwz -m`). The sources are DWARF 5,
+//! section 7.3, and gdb's manual, "Debugging Information in Separate Files".
 
 use std::borrow::Cow;
 use std::cell::{Cell, OnceCell};

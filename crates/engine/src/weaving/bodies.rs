@@ -17,7 +17,9 @@ use crate::recovery::journal::{PointChain, PointRecord};
 use crate::weaving::arenas::{ARENA_MAX, NewArenas, arena_for};
 use crate::weaving::attempt::RefusedPairs;
 use crate::weaving::original::OriginalText;
-use crate::weaving::plan::{PlannedChange, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect};
+use crate::weaving::plan::{
+    PlannedChange, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect, incremented,
+};
 use crate::weaving::sites::{FoundPoint, Text, host, whole};
 use crate::weaving::wanted::{NewPoint, WantedPoints};
 
@@ -188,9 +190,7 @@ impl NewPoint<'_> {
     /// The point as one that is woven together with the copy of its function; `None` for a point in the text.
     fn in_copy(&self) -> Option<BodyPoint> {
         let counter = match self.minis.as_slice() {
-            [only] if self.site.are_flags_free() => {
-                only.snippet.as_increment().and_then(|variable| only.counters.get(variable.0 as usize)).copied()
-            }
+            [only] if self.site.are_flags_free() => incremented(only.snippet, only.counters),
             _ => None,
         };
         self.in_copy.then_some(BodyPoint { point: self.point.point, counter })

@@ -822,11 +822,9 @@ impl NewMini<'_> {
     }
 }
 
-impl Mini {
-    /// Counter that the snippet increments, if it does nothing else.
-    pub(super) fn increment(&self) -> Option<u32> {
-        self.counters.get(self.snippet.as_increment()?.0 as usize).copied()
-    }
+/// Counter that a snippet with these counters increments, if it does nothing else.
+pub(super) fn incremented(snippet: &Snippet, counters: &[u32]) -> Option<u32> {
+    counters.get(snippet.as_increment()?.0 as usize).copied()
 }
 
 impl Point {

@@ -10,13 +10,13 @@ use ingraft_model::{FunctionBody, FunctionId, PatchPlan};
 use ingraft_process::Target;
 
 use crate::error::Error;
-use crate::weaving::plan::{Point, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect};
+use crate::weaving::plan::{Point, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect, incremented};
 
 impl Point {
     /// The point as one that a counting copy passes.
     fn in_copy(&self, point: ingraft_model::PointId) -> BodyPoint {
         let counter = match self.minis.as_slice() {
-            [only] if self.flags_free => only.increment(),
+            [only] if self.flags_free => incremented(&only.snippet, &only.counters),
             _ => None,
         };
         BodyPoint { point, counter }
@@ -26,7 +26,7 @@ impl Point {
 /// Finds a function as a whole; `None` if it cannot be copied any more.
 pub(super) type FindBody<'f> = dyn Fn(FunctionId) -> Option<Arc<FunctionBody>> + 'f;
 
-/// Number of bytes of functions that get new counting copies in one change. Their proofs take about a fifth of a second, for which a client waits.
+/// Number of bytes of functions that get new counting copies in one change. A client waits until they are proven.
 const RENEWED_MAX: usize = 1 << 20;
 
 impl Woven {
