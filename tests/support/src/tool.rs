@@ -103,6 +103,13 @@ impl Tool {
         session
     }
 
+    /// Starts the command exactly as a person would type it: its lines are text. Wait for them by [`Session::wait_for_word`].
+    pub fn start_plain<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Session {
+        let mut session = Session::start(self.plain_command(arguments).stdin(Stdio::null()));
+        session.state = Some(Arc::clone(&self.state));
+        session
+    }
+
     /// Starts the command with these arguments and waits for its end.
     pub fn run<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Outcome {
         self.start(arguments).finish()

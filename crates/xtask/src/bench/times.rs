@@ -1,6 +1,6 @@
 //! Measures the cost of a timed call, beside two readings of the clock by hand.
 
-use ingraft_testing::{Mutatee, open_directory};
+use ingraft_testing::{Mutatee, Session, open_directory, wait_until};
 
 use super::{BenchRow, median, short, tool};
 
@@ -78,16 +78,56 @@ pub(super) fn measured(command: &[&str]) -> TimedCalls {
 }
 
 /// Measures `woven` in so many rounds of so many calls while a command measures it.
-pub(super) fn measured_for(command: &[&str], calls: u64, rounds: usize) -> TimedCalls {
+fn measured_for(command: &[&str], calls: u64, rounds: usize) -> TimedCalls {
     let mut target = Mutatee::start("bench", &[]);
     let pid = target.pid_text();
     let mut session = tool().start(command.iter().chain(&["-p", &pid, "--max-overhead", "10000"]));
     session.wait_for("attached");
     let told = target.ask(&format!("measure {calls} {rounds} 1"));
     let _ = session.interrupt().assert_code(0).assert_removed();
+    of_lines(&told.lines)
+}
+
+/// Measures `woven` as [`measured`] does, while a command prints its lines into a file.
+pub(super) fn measured_printing(command: &[&str], calls: u64, rounds: usize) -> TimedCalls {
+    let mut target = Mutatee::start("bench", &[]);
+    let printing = Printing::start(target.pid(), command);
+    let told = target.ask(&format!("measure {calls} {rounds} 1"));
+    printing.end();
+    of_lines(&told.lines)
+}
+
+/// A command that prints calls into a file, as a person would type it.
+pub(super) struct Printing {
+    session: Session,
+    file: tempfile::NamedTempFile,
+}
+
+impl Printing {
+    /// Starts the command and waits until its first line tells that the code is inserted.
+    pub(super) fn start(pid: i32, command: &[&str]) -> Printing {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let path = file.path().display().to_string();
+        let pid = pid.to_string();
+        let more = ["-p", &pid, "--max-overhead", "10000", "--limit", "none", "--buffer", "65536", "-o", &path];
+        let session = tool().start_plain(command.iter().chain(&more));
+        let is_inserted = || std::fs::read_to_string(file.path()).is_ok_and(|text| text.contains("point"));
+        wait_until("the code is inserted", is_inserted);
+        Printing { session, file }
+    }
+
+    /// Ends the command. Returns its lines.
+    pub(super) fn end(self) -> String {
+        let _ = self.session.interrupt().assert_code(0);
+        std::fs::read_to_string(self.file.path()).expect("the lines")
+    }
+}
+
+/// What the target tells of its rounds.
+fn of_lines(lines: &[String]) -> TimedCalls {
     let of_kind = |kind: &str| {
         let begin = format!("time {kind} 1 ");
-        let values = told.lines.iter().filter_map(|line| line.strip_prefix(&begin)?.parse::<f64>().ok());
+        let values = lines.iter().filter_map(|line| line.strip_prefix(&begin)?.parse::<f64>().ok());
         values.collect::<Vec<f64>>()
     };
     let (plain, clock, woven) = (of_kind("plain"), of_kind("clock"), of_kind("woven"));
