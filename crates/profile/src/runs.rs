@@ -14,6 +14,16 @@
 //!
 //! A block at which control arrives along edges that carry no counter gets an *arrival*: a vertex in front of it, whose edge to the block
 //! carries the counter of all arrivals.
+//!
+//! Of several computed jumps to the same blocks, the arrivals do not tell which jump was taken, nor whether control came from outside. If all of
+//! them were edges, their counts could not be derived. So these jumps, and the ways in to these blocks, lead to one vertex, a *hub*, and from there
+//! edges lead to the blocks. The counts of blocks stay exact, and so do those of jumps and of targets that have one edge to the hub each:
+//!
+//! ```text
+//!   jump ───┐          ┌── block
+//!           ├── hub ───┤
+//!   ENTRY ──┘          └── block
+//! ```
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,6 +38,7 @@ use crate::placement::Placement;
 use crate::probes::{ProbeAt, Probes};
 use crate::profile::Defect;
 use crate::shape::{GraphBuilder, Inexact};
+use crate::union::Sets;
 use crate::weights::Weights;
 
 /// Position of a thread inside of a run.
@@ -68,7 +79,8 @@ pub struct RunCounts {
     /// Number of arrivals at each block.
     pub blocks: IndexVec<BlockId, u64>,
     /// Number of passages of each edge; for the return edge of a call, the number of returns. `None` if an edge cannot be told from others:
-    /// several ways out of one block, or returns of a call to an address at which control also arrives otherwise.
+    /// several ways out of one block, returns of a call to an address at which control also arrives otherwise, or one of several computed jumps
+    /// to the same blocks.
     pub edges: IndexVec<EdgeId, Option<u64>>,
     /// For each block that ends in a call or has no way out, how often control reached its end; 0 for other blocks.
     pub ends: IndexVec<BlockId, u64>,
@@ -123,6 +135,9 @@ struct CutBuilder<'a> {
     probes: &'a Probes,
     shape: GraphBuilder,
     arrivals: IndexVec<BlockId, Option<Vertex>>,
+    /// Hub of each edge that leads through one, and of each block to which ways in do.
+    hubs: BTreeMap<EdgeId, Vertex>,
+    entered: BTreeMap<BlockId, Vertex>,
     /// Counter of each edge that can carry one, and its weight.
     counted: BTreeMap<ArcId, ProbeAt>,
     weights: BTreeMap<ArcId, f64>,
@@ -293,11 +308,20 @@ impl<'a> CutBuilder<'a> {
             arrivals.set(block, Some(Vertex::at(next)));
             next += 1;
         }
+        let (mut hubs, mut entered) = (BTreeMap::new(), BTreeMap::new());
+        for (edges, ways_in) in jumps_alike(cfg, probes) {
+            let hub = Vertex::at(next);
+            hubs.extend(edges.into_iter().map(|edge| (edge, hub)));
+            entered.extend(ways_in.into_iter().map(|block| (block, hub)));
+            next += 1;
+        }
         CutBuilder {
             cfg,
             probes,
             shape: GraphBuilder::new(next),
             arrivals,
+            hubs,
+            entered,
             counted: BTreeMap::new(),
             weights: BTreeMap::new(),
             passages: IndexVec::filled(None, cfg.edges.len()),
@@ -322,7 +346,11 @@ impl<'a> CutBuilder<'a> {
 
     /// Adds the edges of the control-flow graph, cut at calls. `detour` is the cost of a count apart from the straight way, in increments.
     fn edges(&mut self, weight: &dyn Fn(EdgeId) -> f64, detour: f64) {
+        self.jumps_through_hubs(weight);
         for (id, edge) in self.cfg.edges.entries() {
+            if self.hubs.contains_key(&id) {
+                continue;
+            }
             let can_count = self.probes.has_edge(id);
             let passage = match (edge.kind, edge.to) {
                 (EdgeKind::CallReturn, to) => {
@@ -367,6 +395,38 @@ impl<'a> CutBuilder<'a> {
         }
     }
 
+    /// Adds the edges of computed jumps to hubs, and from there to blocks. [`CutBuilder::enter`] adds the ways in.
+    fn jumps_through_hubs(&mut self, weight: &dyn Fn(EdgeId) -> f64) {
+        let mut into: BTreeMap<(BlockId, Vertex), Vec<EdgeId>> = BTreeMap::new();
+        let mut out: BTreeMap<(Vertex, BlockId), Vec<EdgeId>> = BTreeMap::new();
+        for (id, hub) in &self.hubs {
+            let Some(edge) = self.cfg.edges.get(*id) else { continue };
+            let EdgeTarget::Block(to) = edge.to else { continue };
+            into.entry((edge.from, *hub)).or_default().push(*id);
+            out.entry((*hub, to)).or_default().push(*id);
+        }
+        for (block, hub) in &self.entered {
+            out.entry((*hub, *block)).or_default();
+        }
+        let into = into.into_iter().map(|((from, hub), edges)| (Vertex::from(from), hub, edges)).collect::<Vec<_>>();
+        let out = out.into_iter().map(|((hub, to), edges)| (hub, self.front(to), edges)).collect::<Vec<_>>();
+        let jumps = into.len();
+        for (from, to, edges) in into.into_iter().chain(out) {
+            let arc = self.shape.edge(from, to);
+            self.weights.insert(arc, edges.iter().map(|edge| weight(*edge)).sum());
+            let is_entered = |edge: &EdgeId| match self.cfg.edges.get(*edge).map(|edge| edge.to) {
+                Some(EdgeTarget::Block(to)) => self.entered.contains_key(&to),
+                _ => false,
+            };
+            // What leads to the block may be a jump, or come from outside.
+            if let [only] = edges.as_slice()
+                && (arc.index() < jumps || !is_entered(only))
+            {
+                self.passages.set(*only, Some(arc));
+            }
+        }
+    }
+
     /// Whether the count of an edge lies apart from the straight way: that of a taken branch to a block with other ways in.
     fn is_apart(&self, edge: &Edge) -> bool {
         let shares = |to: BlockId| self.into.get(to).is_some_and(|into| *into > 1) || self.roots.contains_key(&to);
@@ -403,7 +463,14 @@ impl<'a> CutBuilder<'a> {
     /// Adds one edge from ENTRY for all ways into a block that carry no counter. Returns the edge to `entry`.
     fn enter(&mut self, entry: Option<BlockId>) -> Option<ArcId> {
         let mut calls = None;
+        let hubs: BTreeSet<Vertex> = self.entered.values().copied().collect();
+        for hub in hubs {
+            self.shape.root(hub);
+        }
         for (block, edges) in std::mem::take(&mut self.roots) {
+            if self.entered.contains_key(&block) {
+                continue;
+            }
             let root = self.shape.root(self.front(block));
             if entry == Some(block) {
                 calls = Some(root);
@@ -415,4 +482,46 @@ impl<'a> CutBuilder<'a> {
         }
         calls
     }
+}
+
+/// The edges of computed jumps that carry no counter, and the blocks to which ways in lead that carry none, in groups that share blocks. Groups
+/// whose counts follow from those of the jumps and of the blocks are left out: those without a circle.
+fn jumps_alike(cfg: &Cfg, probes: &Probes) -> Vec<(Vec<EdgeId>, Vec<BlockId>)> {
+    let blocks = cfg.blocks.len();
+    let target = |edge: &Edge| match edge.to {
+        EdgeTarget::Block(to) if to.index() < blocks => Some(to),
+        EdgeTarget::Block(_) | EdgeTarget::Outside(_) | EdgeTarget::Dynamic => None,
+    };
+    let uncounted = |kind| {
+        let of_kind = cfg.edges.entries().filter(move |(id, edge)| edge.kind == kind && !probes.has_edge(*id));
+        of_kind.filter_map(|(id, edge)| Some((id, edge.from, target(edge)?)))
+    };
+    let jumps: Vec<(EdgeId, BlockId, BlockId)> = uncounted(EdgeKind::JumpTable).collect();
+    // The number of calls must stay known.
+    let ways_in = cfg.roots().into_iter().filter(|root| Some(*root) != cfg.entry);
+    let ways_in: BTreeSet<BlockId> = ways_in.chain(uncounted(EdgeKind::CallReturn).map(|(_, _, to)| to)).collect();
+    // Each block twice, as one that jumps and as one that is jumped to, and the outside, from which control comes.
+    let (outside, to) = (Vertex::at(2 * blocks), |block: BlockId| Vertex::at(blocks + block.index()));
+    let mut sets = Sets::new(2 * blocks + 1);
+    let mut circles = Vec::new();
+    let jumped = jumps.iter().map(|(_, from, block)| (Vertex::at(from.index()), to(*block)));
+    let entered = ways_in.iter().map(|block| (outside, to(*block)));
+    for (from, to) in jumped.chain(entered) {
+        if !sets.unite(from, to) {
+            circles.push(from);
+        }
+    }
+    let circles: BTreeSet<Vertex> = circles.into_iter().map(|jump| sets.find(jump)).collect();
+    let mut groups: BTreeMap<Vertex, (Vec<EdgeId>, Vec<BlockId>)> = BTreeMap::new();
+    for (id, _, block) in jumps {
+        groups.entry(sets.find(to(block))).or_default().0.push(id);
+    }
+    for block in ways_in {
+        // A way in without a jump to its block has a count that follows from the others.
+        if let Some(group) = groups.get_mut(&sets.find(to(block))) {
+            group.1.push(block);
+        }
+    }
+    groups.retain(|group, _| circles.contains(group));
+    groups.into_values().collect()
 }

@@ -293,6 +293,81 @@ proptest! {
     }
 }
 
+/// Computed jumps of which several lead to the same blocks, among branches and calls. Control can leave the function from everywhere.
+fn random_jumps() -> impl Strategy<Value = Cfg> {
+    (2usize..9).prop_flat_map(|blocks| {
+        let out = (0u8..6, prop::collection::vec(0..blocks, 1..5));
+        let outs = prop::collection::vec(out, blocks);
+        (outs, prop::collection::vec(0..blocks, 0..4)).prop_map(move |(outs, pads)| {
+            let mut edges = Vec::new();
+            for (from, (kind, to)) in outs.into_iter().enumerate() {
+                match kind {
+                    _ if from + 1 == blocks => {
+                        edges.push(Edge { from: BlockId::at(from), to: EdgeTarget::Dynamic, kind: Kind::Return });
+                    }
+                    0 => edges.extend([edge(from, to[0], Kind::Taken), edge(from, blocks - 1, Kind::FallThrough)]),
+                    1 => edges.push(edge(from, from + 1, Kind::CallReturn)),
+                    _ => edges.extend(to.iter().chain([&(blocks - 1)]).map(|to| edge(from, *to, Kind::JumpTable))),
+                }
+            }
+            cfg(blocks, edges, &pads)
+        })
+    })
+}
+
+proptest! {
+    #[test]
+    fn blocks_are_counted_whose_jumps_cannot_be_told_apart(
+        cfg in random_jumps(),
+        choices in prop::collection::vec(any::<u8>(), 1..200),
+        moments in (0usize..100, 0usize..200),
+    ) {
+        let mut probes = all(&cfg);
+        for (edge, probe) in cfg.edges.iter().zip(probes.edges.iter_mut()) {
+            *probe &= edge.kind != Kind::JumpTable;
+        }
+        let runs = match Runs::new(&cfg, &probes, true) {
+            Ok(runs) => runs,
+            // If jumps lead to the entry as well as to other ways in, nothing tells how many calls there were.
+            Err(why) => {
+                let to_entry = |edge: &Edge| edge.kind == Kind::JumpTable && edge.to == EdgeTarget::Block(BlockId(0));
+                prop_assert!(cfg.edges.iter().any(to_entry) && cfg.roots().len() > 1, "{}", why);
+                return Ok(());
+            }
+        };
+        let truth = walk(&cfg, &choices, (moments.0, moments.0 + moments.1));
+        let counts = runs.counts(&counters(&runs, &truth), &truth.partial).expect("counts of a walk");
+        prop_assert_eq!(counts.blocks.as_slice(), &truth.blocks);
+        prop_assert_eq!(counts.ends.as_slice(), &truth.ends);
+        prop_assert_eq!(counts.calls, Some(truth.calls));
+        for (edge, count) in counts.edges.iter().enumerate() {
+            prop_assert_eq!(count.unwrap_or(truth.edges[edge]), truth.edges[edge], "edge {}", edge);
+        }
+    }
+}
+
+/// 0 and 1 jump to 2 and 3, which jump to 1 or return; 0 also jumps to 4.
+#[test]
+fn jumps_with_one_way_to_a_hub_are_counted() {
+    let jump = |from, to| edge(from, to, Kind::JumpTable);
+    let back = |from| edge(from, 1, Kind::Taken);
+    let returns = |from: usize| Edge { from: BlockId::at(from), to: EdgeTarget::Dynamic, kind: Kind::Return };
+    let cfg =
+        cfg(5, vec![jump(0, 2), jump(0, 3), jump(0, 4), jump(1, 2), jump(1, 3), back(2), back(3), returns(4)], &[]);
+    let mut probes = all(&cfg);
+    for (edge, probe) in cfg.edges.iter().zip(probes.edges.iter_mut()) {
+        *probe &= edge.kind != Kind::JumpTable;
+    }
+    let runs = Runs::new(&cfg, &probes, false).expect("a plan");
+    let truth = walk(&cfg, &[0, 0, 0, 1, 0, 1, 0, 0, 2, 0], (0, 10));
+    let counts = runs.counts(&counters(&runs, &truth), &truth.partial).expect("counts of a walk");
+    assert_eq!(counts.blocks.as_slice(), truth.blocks);
+    let known: Vec<bool> = counts.edges.iter().map(Option::is_some).collect();
+    // Block 4 has one way in.
+    let expected = |edge: &Edge| edge.kind != Kind::JumpTable || edge.to == EdgeTarget::Block(BlockId(4));
+    assert_eq!(known, cfg.edges.iter().map(expected).collect::<Vec<_>>());
+}
+
 /// A loop of one block: 0 -> 1, 1 -> 1, 1 -> 2, 2 returns.
 fn looped() -> Cfg {
     let edges = vec![
