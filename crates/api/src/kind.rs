@@ -19,12 +19,14 @@ pub enum Kind {
     Trace(TraceOptions),
     /// One record of values for each call of `functions`: what the `print` statements of the metric in `function_metrics` name.
     Print(PrintOptions),
+    /// The tree of each call of `functions` that takes long, with the values that the `print` statement of the metric in `function_metrics` names.
+    Slow(SlowOptions),
 }
 
 impl Kind {
     /// Whether the measurement is about whole functions alone: then a request has no `pairs`, and `function_metrics` is not used.
     pub fn is_of_whole_functions(&self) -> bool {
-        !matches!(self, Kind::Metrics | Kind::Print(_))
+        !matches!(self, Kind::Metrics | Kind::Print(_) | Kind::Slow(_))
     }
 
     /// Whether the measurement is a profile: its counts are read as a whole.
@@ -36,7 +38,7 @@ impl Kind {
     pub fn trace(&self) -> Option<&TraceOptions> {
         match self {
             Kind::Trace(options) => Some(options),
-            Kind::Metrics | Kind::Counts(_) | Kind::Coverage(_) | Kind::Print(_) => None,
+            Kind::Metrics | Kind::Counts(_) | Kind::Coverage(_) | Kind::Print(_) | Kind::Slow(_) => None,
         }
     }
 }
@@ -45,6 +47,22 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrintOptions {
     /// Largest number of calls that are printed in a second; `None` for all. Further calls are counted as skipped.
+    pub limit: Option<u32>,
+    /// Capacity of the buffer of each thread.
+    pub capacity: Capacity,
+}
+
+/// Options of slow calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlowOptions {
+    /// Time in nanoseconds that a call must take at least to be told.
+    pub over_ns: u64,
+    /// Time in nanoseconds that a call inside of it must take at least to be told.
+    pub least_ns: u64,
+    /// Patterns of the functions whose calls are told inside of a slow call. Names that are not loaded are left out. Empty for all functions of
+    /// the modules of `functions`, and the functions of the C library in which threads wait.
+    pub callees: Vec<String>,
+    /// Largest number of slow calls that are told in a second; `None` for all. Further calls are counted as skipped.
     pub limit: Option<u32>,
     /// Capacity of the buffer of each thread.
     pub capacity: Capacity,

@@ -22,6 +22,8 @@ pub struct PrintedSite {
     pub function: NamedFunction,
     /// Columns of its calls.
     pub columns: Vec<PrintedColumn>,
+    /// Whether its calls inside of slow calls are not told, because it is called too often for the limit of the cost.
+    pub left_out: bool,
 }
 
 /// A column of printed calls.
@@ -44,6 +46,36 @@ pub struct PrintedCall {
     pub time_ns: u64,
     /// A value for each column.
     pub values: Vec<PrintedValue>,
+    /// Calls that the call has made, if it is told because it was slow.
+    pub tree: Option<CallTree>,
+}
+
+/// A call with the calls that it has made. Own times and times of calls inside add up to the whole.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CallTree {
+    /// Time of the call, in nanoseconds.
+    pub elapsed_ns: u64,
+    /// The same without the calls inside that are told.
+    pub self_ns: u64,
+    /// Number of calls inside that are not told because the buffer was full.
+    pub lost: u64,
+    /// The calls inside, in the order in which they began. The caller of each is the last one before it that is less deep by one.
+    pub calls: Vec<InnerCall>,
+}
+
+/// A call inside of another one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InnerCall {
+    /// Index of the function among [`PrintedCalls::sites`].
+    pub site: u32,
+    /// Number of calls that are told around it, without the outermost one.
+    pub depth: u32,
+    /// Time from the beginning of the outermost call to that of this one, in nanoseconds.
+    pub at_ns: u64,
+    /// Time of the call, in nanoseconds.
+    pub elapsed_ns: u64,
+    /// The same without the calls inside that are told.
+    pub self_ns: u64,
 }
 
 /// A value of a printed call.

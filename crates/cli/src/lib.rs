@@ -14,6 +14,7 @@ mod fake;
 mod measure;
 mod objects;
 mod output;
+mod perfetto;
 mod picture;
 mod signals;
 
@@ -108,6 +109,7 @@ async fn with_engines(
         Command::Callers(args) => command::callers::run(args, context, out).await,
         Command::Hist(args) => command::hist::run(args, context, out).await,
         Command::Print(args) => command::print::run(args, context, out).await,
+        Command::Slow(args) => command::slow::run(args, context, out).await,
         Command::Profile(args) => command::profile::run(args, context, out).await,
         Command::Trace(args) => command::trace::run(args, context, out).await,
         Command::Watch(args) => command::watch::run(args, context, out).await,
@@ -139,6 +141,7 @@ fn purpose(command: &Command) -> Use {
         | Command::Callers(_)
         | Command::Hist(_)
         | Command::Print(_)
+        | Command::Slow(_)
         | Command::Diagnose(_)
         | Command::Profile(_)
         | Command::Trace(_)

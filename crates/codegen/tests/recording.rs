@@ -24,7 +24,7 @@ fn capacity() -> Capacity {
 }
 
 fn record(fields: Vec<RecordField>) -> Recorded {
-    Recorded { number: 7, time: false, fields, limit: None }
+    Recorded { number: 7, time: false, fields, limit: None, leaves_room: false }
 }
 
 fn snippet(recorded: Recorded) -> Snippet {
@@ -89,11 +89,15 @@ impl Words for Memory {
     }
 }
 
-fn taken(out: &Outcome) -> Vec<TakenRecord> {
-    let (records, broken) =
-        RecordReader::new(capacity()).take(&Memory(RefCell::new(out.shards[2].clone())), u64::MAX, 0);
+fn taken_from(out: &Outcome, grouped: bool) -> Vec<TakenRecord> {
+    let mut reader = RecordReader::new(capacity(), grouped);
+    let (records, broken) = reader.take(&Memory(RefCell::new(out.shards[2].clone())), u64::MAX, 0);
     assert!(!broken);
     records
+}
+
+fn taken(out: &Outcome) -> Vec<TakenRecord> {
+    taken_from(out, false)
 }
 
 fn values(out: &Outcome) -> Vec<Vec<u64>> {
@@ -138,11 +142,61 @@ fn the_time_is_the_first_value() {
 #[test]
 fn records_without_room_are_lost_and_told() {
     let words = 5;
-    let fits = (room(capacity()) as usize).div_ceil(8 * words);
+    let fits = (room(capacity(), false) as usize).div_ceil(8 * words);
     let out = run(record(vec![number(Expr::Arg(0)); words - 1]), calls(0..fits as u64 + 60));
     assert_eq!(values(&out).len(), fits);
     assert_eq!(out.shards[2][LOST as usize], 60);
     assert_eq!(out.shards[2][MADE as usize], fits as i64 + 60);
+}
+
+/// The statements, if the remainder of the first argument by `by` has this value.
+fn if_remainder(by: i64, value: i64, stmts: Vec<Stmt>) -> Stmt {
+    let remainder = Expr::Binary(BinaryOp::Remainder, Box::new(Expr::Arg(0)), Box::new(Expr::Const(by)));
+    Stmt::If(Expr::Binary(BinaryOp::Equal, Box::new(remainder), Box::new(Expr::Const(value))), stmts)
+}
+
+#[test]
+fn groups_are_kept_or_forgotten() {
+    let recorded = record(vec![number(Expr::Arg(0))]);
+    let snippet = Snippet {
+        stmts: vec![
+            if_remainder(4, 0, vec![Stmt::BeginGroup(V)]),
+            Stmt::Record(V, capacity(), recorded),
+            // Of two groups, the second one is kept.
+            if_remainder(8, 7, vec![Stmt::KeepGroup(V)]),
+        ],
+    };
+    for identity in [GLIBC, ThreadIdentity::FsBase] {
+        let out = run_in(&environment(identity), &snippet, calls(0..62));
+        let words: Vec<u64> = taken_from(&out, true).into_iter().flat_map(|record| record.words).collect();
+        assert!(words.into_iter().eq((0..62).filter(|n| n % 8 >= 4 && *n < 56)));
+    }
+}
+
+#[test]
+fn the_last_record_of_a_group_has_room_and_tells_how_many_had_none() {
+    let words = 4;
+    let fits = u64::from(room(capacity(), true)).div_ceil(8 * words);
+    let (inside, lost) = (fits + 25, 25);
+    let inner = Recorded { leaves_room: true, ..record(vec![number(Expr::Arg(0)); words as usize - 1]) };
+    let last = record(vec![number(Expr::Lost(V)); 40]);
+    let count = inside as i64 + 1;
+    let end = vec![Stmt::Record(V, capacity(), last), Stmt::KeepGroup(V)];
+    let snippet = Snippet {
+        stmts: vec![
+            if_remainder(count, 0, vec![Stmt::BeginGroup(V)]),
+            if_remainder(count, count - 1, end),
+            Stmt::Record(V, capacity(), inner),
+        ],
+    };
+    // The first record of the next group is not kept.
+    let out = run_in(&environment(GLIBC), &snippet, calls(0..count as u64 + 1));
+    let records = taken_from(&out, true);
+    let (last, inner) = records.split_last().expect("records");
+    assert_eq!(inner.len() as u64, fits);
+    assert_eq!(last.words, [lost; 40]);
+    assert!(inner.iter().zip(0..).all(|(record, n)| record.words == [n; 3]));
+    assert_eq!(out.shards[2][LOST as usize], 0, "a new group has lost nothing");
 }
 
 #[test]

@@ -109,6 +109,7 @@ impl Evaluator {
                 unreachable!("not generated here")
             }
             Expr::Float(_)
+            | Expr::Lost(_)
             | Expr::Usage(_)
             | Expr::Event(_)
             | Expr::Text(_)

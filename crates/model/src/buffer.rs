@@ -44,6 +44,9 @@ impl Capacity {
     /// Largest number of bytes.
     pub const MOST: u32 = 1 << 26;
 
+    /// The capacity of [`Capacity::LEAST`] bytes.
+    pub const SMALLEST: Capacity = Capacity(Self::LEAST.trailing_zeros() as u8);
+
     /// The smallest capacity with at least this number of bytes; `None` above [`Capacity::MOST`].
     pub fn of_bytes(bytes: u32) -> Option<Self> {
         (bytes <= Self::MOST).then(|| Capacity(bytes.max(Self::LEAST).next_power_of_two().trailing_zeros() as u8))

@@ -5,6 +5,7 @@
 //! 1         number of records that were lost, because the buffer was full
 //! 2         number of records that the thread has made, lost ones too
 //! 3         number of records that were skipped, because the thread had made as many as it may
+//! 4         position up to which groups of records are kept; 0 if there are no groups
 //! 8         number of bytes that the engine has taken
 //! 9         number of records from which on the thread may make as many as the limit in its code says
 //! 16 ..     the words: the word at byte p is at p modulo the capacity. A header that is not written yet is 0
@@ -19,6 +20,10 @@
 //! zeros over the words before it stores the new number of bytes taken.
 //!
 //! A full buffer is not closed: the thread appends again as soon as there is room.
+//!
+//! A thread may make records in groups, and decide at the end of a group whether the engine takes it. To keep a group, it stores the position
+//! as word 4, up to which the engine takes records. To begin a group, it sets the position back to word 4, and word 1 to 0. So a group that
+//! is not kept takes no room, and costs nothing to forget. All records of a group that is kept are written.
 
 use crate::buffer::{Capacity, FIRST, LOST, POSITION, SLACK, TAKEN, Words};
 
@@ -28,6 +33,8 @@ pub const WORDS_MAX: u32 = 48;
 pub const MADE: u32 = 2;
 /// Index of the word with the number of records skipped.
 pub const SKIPPED: u32 = 3;
+/// Index of the word with the position up to which groups of records are kept.
+pub const KEPT: u32 = 4;
 /// Index of the word with the number of records from which on the thread may make as many as the limit in its code says.
 pub const PERMITTED: u32 = 9;
 
@@ -37,15 +44,20 @@ pub const fn header(number: u16, words: u32) -> u32 {
 }
 
 /// Number of bytes from which on a buffer is full. What is above is for handlers that run between the comparison and the reservation.
-pub fn room(capacity: Capacity) -> u32 {
+/// `leaves_room` means that one further record has room then.
+pub fn room(capacity: Capacity, leaves_room: bool) -> u32 {
     let slack = (capacity.bytes() / 4).clamp(SLACK, 8 * SLACK);
-    capacity.bytes() - slack
+    // As many again: the slack has room for several of the largest records.
+    let left = if leaves_room { slack } else { 0 };
+    capacity.bytes() - slack - left
 }
 
 /// The engine's side of a buffer of records. A new buffer is all 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordReader {
     capacity: Capacity,
+    /// Whether the thread makes records in groups.
+    grouped: bool,
     taken: u64,
 }
 
@@ -82,23 +94,23 @@ impl RecordCounts {
 }
 
 impl RecordReader {
-    /// A reader of a new buffer.
-    pub const fn new(capacity: Capacity) -> Self {
-        RecordReader { capacity, taken: 0 }
+    /// A reader of a new buffer. `grouped` says whether the thread makes records in groups.
+    pub const fn new(capacity: Capacity, grouped: bool) -> Self {
+        RecordReader { capacity, grouped, taken: 0 }
     }
 
     /// Takes the records that are written, up to the first one that is not, and at most so many bytes. Permits the thread to make more: as
     /// many as the limit in its code, less `withheld`. The second value tells that the buffer is not as threads leave it, because the program
     /// has written to it; then all that is in it is dropped.
     pub fn take(&mut self, words: &impl Words, most: u64, withheld: u32) -> (Vec<TakenRecord>, bool) {
-        let position = words.load(POSITION);
+        let position = words.load(if self.grouped { KEPT } else { POSITION });
         let (mut records, until) = (Vec::new(), self.taken.saturating_add(most));
         let mut broken =
             position.wrapping_sub(self.taken) > u64::from(self.capacity.bytes()) || !position.is_multiple_of(8);
         while !broken && self.taken < position.min(until) {
             let header = words.load(self.word(0));
             let (number, length) = ((header & 0xffff) as u16, (header >> 16) as u32);
-            if header == 0 {
+            if header == 0 && !self.grouped {
                 break;
             }
             broken = number == 0 || !(1..=WORDS_MAX).contains(&length) || u64::from(length) * 8 > position - self.taken;
@@ -114,6 +126,7 @@ impl RecordReader {
             // A record that a thread is about to write here is lost too.
             (0..self.capacity.bytes() / 8).for_each(|n| words.store(FIRST + n, 0));
             self.taken = 0;
+            words.store(KEPT, 0);
             words.store(POSITION, 0);
         }
         words.store(TAKEN, self.taken);
@@ -168,7 +181,7 @@ mod tests {
         }
         fn reserve(&self, capacity: Capacity, values: usize) -> Option<u64> {
             self.add(MADE, 1);
-            let room = self.load(POSITION) - self.load(TAKEN) < u64::from(room(capacity));
+            let room = self.load(POSITION) - self.load(TAKEN) < u64::from(room(capacity, false));
             if !room {
                 self.add(LOST, 1);
             }
@@ -190,7 +203,7 @@ mod tests {
 
     fn new() -> (Capacity, Buffer, RecordReader) {
         let capacity = Capacity::of_bytes(0).expect("small");
-        (capacity, Buffer(RefCell::new(vec![0; capacity.slots() as usize])), RecordReader::new(capacity))
+        (capacity, Buffer(RefCell::new(vec![0; capacity.slots() as usize])), RecordReader::new(capacity, false))
     }
 
     #[test]
@@ -248,6 +261,51 @@ mod tests {
         let [first, second] = reader.take(&buffer, u64::MAX, 0).0.try_into().expect("two records");
         assert_eq!((first.number, first.words), (1, vec![0, 2]));
         assert_eq!((second.number, second.words), (9, vec![9]));
+    }
+
+    #[test]
+    fn groups_are_taken_whole_or_not_at_all() {
+        let (capacity, buffer, _) = new();
+        let mut reader = RecordReader::new(capacity, true);
+        let begin = || {
+            buffer.store(POSITION, buffer.load(KEPT));
+            buffer.store(LOST, 0);
+        };
+        let keep = || buffer.store(KEPT, buffer.load(POSITION));
+        let mut taken = Vec::new();
+        for n in 0..20_000_u64 {
+            begin();
+            // a group that is forgotten was there before
+            (0..n % 5).for_each(|word| buffer.write(capacity, buffer.reserve(capacity, 1).expect("room"), 9, &[word]));
+            begin();
+            (0..n % 3)
+                .for_each(|word| buffer.write(capacity, buffer.reserve(capacity, 2).expect("room"), 1, &[n, word]));
+            buffer.write(capacity, buffer.reserve(capacity, 1).expect("room"), 2, &[n]);
+            if n % 7 == 0 {
+                keep();
+            }
+            if n % 37 == 0 {
+                let (some, broken) = reader.take(&buffer, u64::MAX, 0);
+                assert!(!broken);
+                taken.extend(some);
+            }
+        }
+        let record = |number, words: &[u64]| TakenRecord { number, words: words.to_vec() };
+        let of = |n: u64| (0..n % 3).map(move |word| record(1, &[n, word])).chain([record(2, &[n])]);
+        let mut expected: Vec<_> = (0..20_000).filter(|n| n % 7 == 0).flat_map(of).collect();
+        taken.extend(reader.take(&buffer, u64::MAX, 0).0);
+        assert_eq!(taken.len(), expected.len());
+        expected.truncate(taken.len());
+        assert_eq!(taken, expected);
+    }
+
+    #[test]
+    fn the_last_record_of_a_group_has_room() {
+        for bytes in [0, 1 << 14, 1 << 18] {
+            let capacity = Capacity::of_bytes(bytes).expect("small");
+            let left = room(capacity, false) - room(capacity, true);
+            assert!(left >= 8 * WORDS_MAX * 2 && room(capacity, true) > 8 * WORDS_MAX, "{bytes}: {left}");
+        }
     }
 
     #[test]

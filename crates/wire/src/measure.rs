@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_api::{
-    CountsOptions, CoverageOptions, EnableRequest, Inclusive, Kind, LaunchRequest, PrintOptions, TargetSpec, Terms,
-    TraceCondition, TraceOptions,
+    CountsOptions, CoverageOptions, EnableRequest, Inclusive, Kind, LaunchRequest, PrintOptions, SlowOptions,
+    TargetSpec, Terms, TraceCondition, TraceOptions,
 };
 use ingraft_model::{Capacity, EVENT_NAMES, FLAVORS_MAX, Flavor};
 
@@ -165,6 +165,10 @@ fn kind_to_wire(kind: Kind) -> Option<Wire> {
         Kind::Print(PrintOptions { limit, capacity }) => {
             Some(Wire::Print(v1::PrintKind { limit: limit.unwrap_or(0), buffer: capacity.bytes() }))
         }
+        Kind::Slow(SlowOptions { over_ns, least_ns, callees, limit, capacity }) => {
+            let (limit, buffer) = (limit.unwrap_or(0), capacity.bytes());
+            Some(Wire::Slow(v1::SlowKind { over_ns, least_ns, callees, limit, buffer }))
+        }
         Kind::Trace(TraceOptions { capacity, times, lossless, when }) => {
             let buffer = capacity.bytes();
             Some(Wire::Trace(v1::TraceKind { buffer, times, lossless, when: when.to_wire() }))
@@ -180,6 +184,7 @@ fn kind(kind: Wire) -> Result<Kind, FieldError> {
         }
         Wire::Coverage(options) => Ok(Kind::Coverage(options.try_into()?)),
         Wire::Print(options) => print(options).map(Kind::Print).map_err(|e| e.inside("print")),
+        Wire::Slow(options) => slow(options).map(Kind::Slow).map_err(|e| e.inside("slow")),
         Wire::Trace(options) => trace(options).map(Kind::Trace).map_err(|e| e.inside("trace")),
     }
 }
@@ -213,6 +218,15 @@ fn print(options: v1::PrintKind) -> Result<PrintOptions, FieldError> {
     Ok(PrintOptions { limit: Some(limit).filter(|limit| *limit != 0), capacity: capacity(buffer)? })
 }
 
+fn slow(options: v1::SlowKind) -> Result<SlowOptions, FieldError> {
+    let v1::SlowKind { over_ns, least_ns, callees, limit, buffer } = options;
+    if over_ns == 0 {
+        return Err(FieldError::missing("over_ns"));
+    }
+    let limit = Some(limit).filter(|limit| *limit != 0);
+    Ok(SlowOptions { over_ns, least_ns, callees, limit, capacity: capacity(buffer)? })
+}
+
 fn capacity(buffer: u32) -> Result<Capacity, FieldError> {
     if buffer == 0 {
         return Err(FieldError::missing("buffer"));
@@ -231,7 +245,7 @@ mod tests {
 
     impl Any for Kind {
         fn any(s: &mut Source<'_>) -> Self {
-            match s.one_of(&[0, 1, 2, 3, 4]) {
+            match s.one_of(&[0, 1, 2, 3, 4, 5]) {
                 0 => Kind::Metrics,
                 1 => {
                     let inclusive = s.next::<Option<bool>>().map(|calls| Inclusive { event: s.one_of(&[0, 4]), calls });
@@ -245,6 +259,13 @@ mod tests {
                     Kind::Counts(CountsOptions { check: s.next(), inclusive, earlier })
                 }
                 3 => Kind::Print(PrintOptions {
+                    limit: s.next::<Option<u32>>().map(|limit| limit.max(1)),
+                    capacity: Capacity::of_bytes(s.one_of(&[1, 4096, 1 << 20])).expect("a capacity"),
+                }),
+                5 => Kind::Slow(SlowOptions {
+                    over_ns: s.next::<u64>().max(1),
+                    least_ns: s.next(),
+                    callees: vec![s.next(), s.next()],
                     limit: s.next::<Option<u32>>().map(|limit| limit.max(1)),
                     capacity: Capacity::of_bytes(s.one_of(&[1, 4096, 1 << 20])).expect("a capacity"),
                 }),

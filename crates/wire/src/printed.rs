@@ -1,6 +1,8 @@
 //! Printed calls. They are split into messages, and put together again.
 
-use ingraft_api::{CallNumbers, PrintedCall, PrintedCalls, PrintedColumn, PrintedSite, PrintedValue};
+use ingraft_api::{
+    CallNumbers, CallTree, InnerCall, PrintedCall, PrintedCalls, PrintedColumn, PrintedSite, PrintedValue,
+};
 use ingraft_model::ColumnContent;
 use v1::printed_value::Value as Wire;
 
@@ -15,8 +17,10 @@ enums! {
 messages! {
     CallNumbers => CallNumbers { calls, printed, unmet, skipped, lost, left }
     PrintedColumn => PrintedColumn { name, content }
-    PrintedSite => PrintedSite { function, columns }
-    PrintedCall => PrintedCall { tid, time_ns, values, site }
+    PrintedSite => PrintedSite { function, columns, left_out }
+    PrintedCall => PrintedCall { tid, time_ns, values, site, tree }
+    CallTree => CallTree { elapsed_ns, self_ns, lost, calls }
+    InnerCall => InnerCall { site, depth, at_ns, elapsed_ns, self_ns }
 }
 
 nested! {

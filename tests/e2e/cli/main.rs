@@ -77,6 +77,7 @@ mod selfpatch;
 mod servers;
 mod shapes;
 mod sharing;
+mod slow;
 mod speech;
 mod stacks;
 mod started;

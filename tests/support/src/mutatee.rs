@@ -103,6 +103,7 @@ fn recipe(name: &str) -> Recipe {
         "adjacent" => ("g++", &["-O2", "-g", "-pthread", "-Wall"], &["adjacent.cpp", "adjacent.s"], false),
         "kernel" => ("gcc", C, &["kernel.c"], false),
         "prints" => ("gcc", C, &["prints.c"], false),
+        "slow" => ("gcc", C, &["slow.c"], false),
         "kinds" => ("gcc", C, &["kinds.c"], false),
         "kinds-clang" => ("clang-19", C, &["kinds.c"], false),
         "kinds-compressed" => ("gcc", &["-O2", "-g", "-gz", "-pthread"] as &[_], &["kinds.c"], false),

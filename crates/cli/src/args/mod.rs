@@ -6,6 +6,7 @@ mod hot;
 mod print;
 mod profile;
 mod report;
+mod slow;
 mod trace;
 mod values;
 
@@ -24,6 +25,7 @@ pub(crate) use hot::{HotArgs, HotSort};
 pub(crate) use print::PrintArgs;
 pub(crate) use profile::{ProfileArgs, ProfileMode, TimesUnit};
 pub(crate) use report::{Export, ReportArgs, names};
+pub(crate) use slow::SlowArgs;
 pub(crate) use trace::{ReplayArgs, TraceArgs};
 use values::{address, duration, flavor, focus, interval, pair, percent, phase};
 
@@ -180,6 +182,8 @@ pub(crate) enum Command {
     Hist(HistArgs),
     /// Print one line for each call: time, thread, arguments, texts, result, elapsed time, caller
     Print(PrintArgs),
+    /// Show the calls of a function that take long, with all calls that they have made
+    Slow(SlowArgs),
     /// Profile functions: exact counts of all blocks and edges, of instructions and other events
     Profile(ProfileArgs),
     /// Write all blocks that functions execute to a file, for `ingraft replay`
@@ -747,6 +751,9 @@ impl Cli {
         if let Command::Print(args) = &self.command {
             args.check()?;
         }
+        if let Command::Slow(args) = &self.command {
+            args.check()?;
+        }
         if let Command::Report(args) = &self.command {
             args.check(self.common.output.as_deref())?;
         }
@@ -776,6 +783,7 @@ impl Cli {
             Command::Callers(args) => (&args.target.running, args.target.has_others()),
             Command::Hist(args) => (&args.target.running, args.target.has_others()),
             Command::Print(args) => (&args.target.running, args.target.has_others()),
+            Command::Slow(args) => (&args.target.running, args.target.has_others()),
             Command::Count(args) => (&args.target.running, args.target.has_others()),
             Command::Latency(args) => (&args.target.running, args.target.has_others()),
             Command::Profile(args) => (&args.target.running, args.target.has_others()),
@@ -818,6 +826,7 @@ impl Command {
             Command::Callers(args) => args.show_mdl,
             Command::Hist(args) => args.show_mdl,
             Command::Print(args) => args.show_mdl,
+            Command::Slow(args) => args.show_mdl,
             _ => false,
         }
     }

@@ -90,7 +90,7 @@ impl PrintArgs {
 }
 
 /// Reads a value to print.
-fn value(text: &str) -> Result<String, String> {
+pub(super) fn value(text: &str) -> Result<String, String> {
     match text.trim() {
         "" => Err("an expression is needed, such as '$arg[0]'".to_owned()),
         text if parts(text).len() > 1 => {
@@ -105,7 +105,7 @@ fn value(text: &str) -> Result<String, String> {
 pub(crate) struct Limit(pub(crate) Option<u32>);
 
 /// Reads `100`, `100/s` or `none`.
-fn limit(text: &str) -> Result<Limit, String> {
+pub(super) fn limit(text: &str) -> Result<Limit, String> {
     let text = text.trim();
     if text == "none" {
         return Ok(Limit(None));

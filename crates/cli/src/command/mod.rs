@@ -23,6 +23,7 @@ pub(crate) mod read;
 pub(crate) mod replay;
 pub(crate) mod report;
 mod rows;
+pub(crate) mod slow;
 pub(crate) mod status;
 mod summary;
 pub(crate) mod trace;

@@ -19,9 +19,9 @@ use crate::output::number::{grouped_u64, plural, time};
 use crate::output::{self, DIM, HEADING, Output};
 
 /// Time between two readings.
-const INTERVAL: Duration = Duration::from_millis(100);
+pub(super) const INTERVAL: Duration = Duration::from_millis(100);
 /// Time after which a measurement by a daemon ends if no other is given.
-const EXPIRY: Duration = Duration::from_secs(3600);
+pub(super) const EXPIRY: Duration = Duration::from_secs(3600);
 /// Name of the result among the names of enumerators.
 const RESULT: &str = "$return";
 /// Name of the metric that the command defines.
@@ -85,12 +85,23 @@ fn definition(args: &PrintArgs) -> ExpressionMetric {
         true => "append preInsn $constraint[0].entry",
         false => "prepend preInsn $constraint[0].return",
     };
+    metric(METRIC, point, &code)
+}
+
+/// The definition of values that are told of each call when it returns: those of these expressions, the caller, the result and the time.
+pub(super) fn at_return(name: &str, exprs: &[String]) -> ExpressionMetric {
+    let values = exprs.iter().map(|expr| with_names(expr));
+    let values: Vec<String> = values.chain(["$caller", "$return", "$elapsed"].map(str::to_owned)).collect();
+    metric(name, "prepend preInsn $constraint[0].return", &format!("printed++; print({});", values.join(", ")))
+}
+
+fn metric(name: &str, point: &str, code: &str) -> ExpressionMetric {
     let text = format!(
-        "metric printed {{\n    name \"{METRIC}\";\n    units calls;\n    aggregateOperator sum;\n    style EventCounter;\n    \
+        "metric printed {{\n    name \"{name}\";\n    units calls;\n    aggregateOperator sum;\n    style EventCounter;\n    \
          constraint ofFunction /Code/* is replace counter {{\n        {point} (* {code} *)\n    }}\n    base is counter \
          {{\n    }}\n}}\n"
     );
-    ExpressionMetric { metric: METRIC.to_owned(), text }
+    ExpressionMetric { metric: name.to_owned(), text }
 }
 
 struct PrintView<'a> {
@@ -112,38 +123,30 @@ impl MeasurementView for PrintView<'_> {
         for site in sites {
             self.calls(site, sites.len() > 1, out)?;
             let Some(printed) = &site.printed else { continue };
-            let CallNumbers { calls, printed, unmet, skipped, lost, left } = printed.counts;
-            out.text(&summary(printed_numbers(site)))?;
-            out.object(&Object::Calls(CallsObject {
-                host: site.host(),
-                pid: site.pid(),
-                calls,
-                printed,
-                unmet,
-                skipped,
-                lost,
-                left,
-            }))?;
+            out.text(&summary(printed.counts, ["printed", "did not meet the condition"]))?;
+            out.object(&Object::Calls(numbers(site, printed.counts, Vec::new())))?;
         }
         Ok(())
     }
 }
 
-fn printed_numbers(site: &TargetMeasurement) -> CallNumbers {
-    site.printed.as_ref().map(|printed| printed.counts).unwrap_or_default()
+/// The record of the numbers of calls.
+pub(super) fn numbers(site: &TargetMeasurement, counts: CallNumbers, left_out: Vec<String>) -> CallsObject {
+    let CallNumbers { calls, printed, unmet, skipped, lost, left } = counts;
+    CallsObject { host: site.host(), pid: site.pid(), calls, printed, unmet, skipped, lost, left, left_out }
 }
 
-/// A line with the numbers of calls.
-fn summary(numbers: CallNumbers) -> String {
+/// A line with the numbers of calls: those that were told, and those that did not meet the condition, are called so.
+pub(super) fn summary(numbers: CallNumbers, [told, other]: [&str; 2]) -> String {
     let CallNumbers { calls, printed, unmet, skipped, lost, left } = numbers;
     let parts = [
-        (printed, "printed"),
-        (unmet, "did not meet the condition"),
+        (printed, told),
+        (unmet, other),
         (skipped, "skipped by the limit (--limit)"),
         (lost, "lost (--buffer)"),
         (left, "did not return"),
     ];
-    let parts = parts.iter().filter(|(number, what)| *number > 0 || *what == "printed");
+    let parts = parts.iter().filter(|(number, what)| *number > 0 || *what == told);
     let parts: Vec<String> = parts.map(|(number, what)| format!("{} {what}", grouped_u64(*number))).collect();
     format!("{}: {}\n", plural(calls, "call", "calls"), parts.join(", "))
 }
@@ -167,7 +170,7 @@ impl PrintView<'_> {
 }
 
 /// A call with what its values mean.
-struct NamedCall<'a> {
+pub(super) struct NamedCall<'a> {
     of: &'a PrintedSite,
     call: &'a PrintedCall,
     /// The values that were asked for, by their expressions.
@@ -178,7 +181,7 @@ struct NamedCall<'a> {
 }
 
 impl<'a> NamedCall<'a> {
-    fn new(exprs: &'a [String], of: &'a PrintedSite, call: &'a PrintedCall) -> Self {
+    pub(super) fn new(exprs: &'a [String], of: &'a PrintedSite, call: &'a PrintedCall) -> Self {
         // Values that were not asked for are behind those that were: the caller, and the result and the time.
         let is_caller = |column: &PrintedColumn| column.content == ColumnContent::Caller;
         let asked = of.columns.iter().rposition(is_caller).unwrap_or(of.columns.len());
@@ -199,7 +202,7 @@ impl<'a> NamedCall<'a> {
         NamedCall { of, call, values, caller, result, elapsed_ns }
     }
 
-    fn object(self, site: &TargetMeasurement) -> CallObject {
+    pub(super) fn object(self, site: &TargetMeasurement) -> CallObject {
         let cut = self.values.iter().filter(|(_, value)| is_cut(value)).map(|(expr, _)| (*expr).to_owned()).collect();
         let values: BTreeMap<String, CallValue> =
             self.values.iter().map(|(expr, value)| ((*expr).to_owned(), recorded_whole(value))).collect();
@@ -225,7 +228,13 @@ impl<'a> NamedCall<'a> {
     }
 
     fn line(self, pid: Option<i32>) -> String {
-        let moment = UNIX_EPOCH + Duration::from_nanos(self.call.time_ns);
+        let elapsed = self.elapsed_ns.map_or_else(String::new, |elapsed| format!(" {}", time(elapsed as f64)));
+        format!("{}{}{elapsed}{}\n", self.head(self.call.time_ns, pid), self.result_text(), self.caller_text())
+    }
+
+    /// Beginning of the call's line: a time, the thread, the function, and the values that were asked for.
+    pub(super) fn head(&self, time_ns: u64, pid: Option<i32>) -> String {
+        let moment = UNIX_EPOCH + Duration::from_nanos(time_ns);
         let moment = humantime::format_rfc3339_micros(moment).to_string();
         let moment = moment.split_once('T').map_or("", |(_, time)| time.trim_end_matches('Z'));
         let pid = pid.map_or_else(String::new, |pid| format!("{pid}/"));
@@ -234,16 +243,17 @@ impl<'a> NamedCall<'a> {
         for (expr, value) in &self.values {
             line += &format!(" {expr}={}", shown(value));
         }
-        if let Some(result) = self.result {
-            line += &format!(" = {}", shown(result));
-        }
-        if let Some(elapsed) = self.elapsed_ns {
-            line += &format!(" {}", time(elapsed as f64));
-        }
-        if let Some(caller) = &self.caller {
-            line += &format!(" {DIM}from {caller}{DIM:#}");
-        }
-        line + "\n"
+        line
+    }
+
+    /// The result of the call for its line.
+    pub(super) fn result_text(&self) -> String {
+        self.result.map_or_else(String::new, |result| format!(" = {}", shown(result)))
+    }
+
+    /// The caller for the call's line.
+    pub(super) fn caller_text(&self) -> String {
+        self.caller.as_ref().map_or_else(String::new, |caller| format!(" {DIM}from {caller}{DIM:#}"))
     }
 }
 
@@ -382,7 +392,8 @@ mod tests {
             function: name.to_owned(),
             offset: Svma(offset),
         };
-        let of = PrintedSite { function: function("price", 0x10), columns: contents.map(column).to_vec() };
+        let of =
+            PrintedSite { function: function("price", 0x10), columns: contents.map(column).to_vec(), left_out: false };
         let place = ModulePlace { function: Some(function("serve", 0x100)), at: Svma(0x11f), ..ModulePlace::default() };
         let values = vec![
             PrintedValue::Number(-3),
@@ -392,7 +403,7 @@ mod tests {
             PrintedValue::Number(1 << 40),
             PrintedValue::Number(81_234),
         ];
-        let call = PrintedCall { site: 0, tid: 7, time_ns: 1_700_000_000_123_456_789, values };
+        let call = PrintedCall { site: 0, tid: 7, time_ns: 1_700_000_000_123_456_789, values, tree: None };
         let line = NamedCall::new(&exprs, &of, &call).line(None);
         expect![[r#"
             22:13:20.123456 7 price $arg[0]=-3 str($arg[1])="a\n�"… str($arg[2])=unreadable = 0x10000000000 81.2 µs from serve+0x1f
@@ -446,11 +457,12 @@ mod tests {
 
     #[test]
     fn the_summary_adds_up() {
+        const WORDS: [&str; 2] = ["printed", "did not meet the condition"];
         let numbers = CallNumbers { calls: 1234, printed: 1000, unmet: 200, skipped: 30, lost: 3, left: 1 };
         expect![[r#"
             1,234 calls: 1,000 printed, 200 did not meet the condition, 30 skipped by the limit (--limit), 3 lost (--buffer), 1 did not return
         "#]]
-        .assert_eq(&summary(numbers));
-        assert_eq!(summary(CallNumbers::default()), "0 calls: 0 printed\n");
+        .assert_eq(&summary(numbers, WORDS));
+        assert_eq!(summary(CallNumbers::default(), WORDS), "0 calls: 0 printed\n");
     }
 }

@@ -11,6 +11,7 @@ pub(crate) mod keyed;
 pub(crate) mod lowered;
 pub(crate) mod printed;
 pub(crate) mod refused;
+pub(crate) mod slow;
 pub(crate) mod stacks;
 pub(crate) mod times;
 pub(crate) mod totals;
@@ -38,6 +39,7 @@ use ingraft_model::{Activations, Bin, MetricInfo, ObjectState, Pid};
 use keyed::{CallerObject, HistObject, KeyText, KeyedObject};
 use printed::{CallObject, CallsObject};
 use serde::Serialize;
+use slow::SlowObject;
 use stacks::StackObject;
 use times::{CauseObject, CounterPlacesObject, TimeCostsObject, TimeObject};
 use totals::{EventTotalsObject, ProfileObject};
@@ -77,6 +79,7 @@ pub(crate) enum Object {
     Hist(HistObject),
     Call(CallObject),
     Calls(CallsObject),
+    Slow(SlowObject),
     Edge(EdgeObject),
     Events(EventsObject),
     CallSite(CallSiteObject),

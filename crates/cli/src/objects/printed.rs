@@ -88,4 +88,8 @@ pub(crate) struct CallsObject {
     pub(crate) lost: u64,
     /// Calls that did not return, or had not returned at the end.
     pub(crate) left: u64,
+    /// Functions that were called too often for `--max-overhead`, so that their calls inside of slow calls are missing, as `MODULE:FUNCTION`.
+    /// Left out if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) left_out: Vec<String>,
 }

@@ -161,6 +161,8 @@ impl Generator<'_> {
         for (n, kept) in (0..).zip(r.kept.iter().take(CallRecord::KEPT_MAX)).collect::<Vec<_>>().into_iter().rev() {
             let from = match kept {
                 KeptValue::Spent(_) if self.frame.stack.moving => continue,
+                // It is kept together with the time.
+                KeptValue::Began(_) => continue,
                 KeptValue::Spent(clock) => self.a.mov(rax, self.spent(*clock)).map(|()| rax)?,
                 KeptValue::Time(clock) => self.clock(*clock).map(|()| rax)?,
                 KeptValue::Float(float) => self.float(*float).map(|()| rax)?,
@@ -170,6 +172,10 @@ impl Generator<'_> {
                 },
             };
             self.a.mov(qword_ptr(rcx + new(kept_at(n))).gs(), from)?;
+            let KeptValue::Time(clock) = *kept else { continue };
+            if let Some((also, _)) = (0..).zip(&r.kept).find(|(_, kept)| **kept == KeptValue::Began(clock)) {
+                self.a.mov(qword_ptr(rcx + new(kept_at(also))).gs(), from)?;
+            }
         }
         if !r.is_optional() {
             self.stmts(body)?;

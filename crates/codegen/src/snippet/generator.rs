@@ -11,8 +11,8 @@ use iced_x86::code_asm::{
 use ingraft_model::layout::record;
 use ingraft_model::snippet::Appended;
 use ingraft_model::{
-    BinaryOp, Called, Expr, Float, Fold, KeptValue, KeyField, KeyParts, ProgramCall, Recorded, Restore, Shape, Snippet,
-    Stmt, TableShape, TimeUnit, UnaryOp, VariableId,
+    BinaryOp, Called, Capacity, Expr, Float, Fold, KeptValue, KeyField, KeyParts, ProgramCall, Recorded, Restore,
+    Shape, Snippet, Stmt, TableShape, TimeUnit, UnaryOp, VariableId,
 };
 
 use crate::code::cost::Cost;
@@ -103,6 +103,7 @@ fn check_stmts(stmts: &[Stmt], bound: &BindingCheck<'_>, depth: u32) -> Result<(
             let depth = (0..recorded.words()).try_fold(depth, |depth, _| deeper(depth))?;
             recorded.fields.iter().try_for_each(|field| check_expr(field.operand(), bound, depth))
         }
+        Stmt::BeginGroup(v) | Stmt::KeepGroup(v) => bound(*v, Shape::Records(Capacity::SMALLEST, false)),
         Stmt::Mark(v, key, _) => {
             bound(*v, Shape::Table(TableShape::OBJECTS)).and_then(|()| check_expr(key, bound, depth))
         }
@@ -118,6 +119,7 @@ fn check_expr(e: &Expr, bound: &BindingCheck<'_>, depth: u32) -> Result<(), Code
     match e {
         Expr::Const(_) | Expr::Arg(_) | Expr::Return | Expr::ReturnAddress => Ok(()),
         Expr::Saved(_) | Expr::Elapsed(..) | Expr::Restored => Ok(()),
+        Expr::Lost(v) => bound(*v, Shape::Records(Capacity::SMALLEST, false)),
         // The environment decides whether these can be read, see [`crate::snippet::reading`].
         Expr::Load(..) | Expr::Usage(_) | Expr::ThreadPointer => Ok(()),
         Expr::Event(v) => bound(*v, Shape::Event),
@@ -431,6 +433,7 @@ impl Generator<'_> {
             | Expr::Saved(_)
             | Expr::Elapsed(..)
             | Expr::Restored
+            | Expr::Lost(_)
             | Expr::Load(..)
             | Expr::Read(..)
             | Expr::ThreadPointer
@@ -505,6 +508,8 @@ impl Generator<'_> {
                 folded.fields.iter_mut().for_each(|field| *field.operand_mut() = fold(field.operand()));
                 self.record(*v, *capacity, &folded)?;
             }
+            Stmt::BeginGroup(v) => self.begin_group(*v)?,
+            Stmt::KeepGroup(v) => self.keep_group(*v)?,
             Stmt::Mark(v, key, state) => self.mark(*v, &fold(key), *state)?,
             Stmt::Call(call) => self.call_function(&fold_call(call))?,
             Stmt::Store(at, width, e) => self.store(*at, *width, &fold(e))?,
@@ -579,6 +584,7 @@ impl Generator<'_> {
             Expr::Text(_) | Expr::Address(_) => {}
             Expr::Call(call) => self.call_function(call)?,
             Expr::Restored => self.field(record::SAVED)?,
+            Expr::Lost(v) => self.lost(*v)?,
             Expr::Saved(kept) => {
                 self.kept(*kept)?;
                 if let KeptValue::Float(float) = kept {
@@ -877,6 +883,7 @@ fn fold(e: &Expr) -> Expr {
         | Expr::Address(_)
         | Expr::Saved(_)
         | Expr::Elapsed(..)
+        | Expr::Lost(_)
         | Expr::Restored => e.clone(),
         Expr::Call(call) => Expr::Call(Box::new(fold_call(call))),
         Expr::Read(address, scalar) => Expr::Read(Box::new(fold(address)), *scalar),

@@ -8,7 +8,7 @@ use iced_x86::code_asm::{
 use ingraft_model::buffer::{Capacity, FIRST, LOST, POSITION, TAKEN};
 use ingraft_model::layout::header;
 use ingraft_model::machine::PAGE;
-use ingraft_model::records::{self, MADE, PERMITTED, SKIPPED};
+use ingraft_model::records::{self, KEPT, MADE, PERMITTED, SKIPPED};
 use ingraft_model::{Expr, RecordField, Recorded, ThreadIdentity, VariableId};
 
 use crate::code::environment::Assembly;
@@ -51,10 +51,10 @@ impl Generator<'_> {
             self.a.jge(skip)?;
         }
         self.a.inc(self.word_of(v, MADE)?)?;
-        self.room(v, capacity)?;
+        self.room(v, capacity, recorded.leaves_room)?;
         self.a.jae(lost)?;
         let values = self.push_values(recorded)?;
-        self.room(v, capacity)?;
+        self.room(v, capacity, recorded.leaves_room)?;
         self.a.jae(full)?;
         self.a.mov(eax, 8 * recorded.words())?;
         self.a.xadd(self.word_of(v, POSITION)?, rax)?;
@@ -86,11 +86,37 @@ impl Generator<'_> {
         self.place(&mut end)
     }
 
+    /// Begins a group of records, see [`ingraft_model::records`]. A thread without a shard of its own makes none.
+    pub(crate) fn begin_group(&mut self, v: VariableId) -> Result<(), Assembly> {
+        if self.access == ShardAccess::Shared {
+            return Ok(());
+        }
+        self.used[0] = true;
+        self.a.mov(rax, self.word_of(v, KEPT)?)?;
+        self.a.mov(self.word_of(v, POSITION)?, rax)?;
+        Ok(self.a.mov(self.word_of(v, LOST)?, 0)?)
+    }
+
+    /// Keeps a group of records.
+    pub(crate) fn keep_group(&mut self, v: VariableId) -> Result<(), Assembly> {
+        if self.access == ShardAccess::Shared {
+            return Ok(());
+        }
+        self.used[0] = true;
+        self.a.mov(rax, self.word_of(v, POSITION)?)?;
+        Ok(self.a.mov(self.word_of(v, KEPT)?, rax)?)
+    }
+
+    /// Loads the number of records that were lost into rax.
+    pub(crate) fn lost(&mut self, v: VariableId) -> Result<(), Assembly> {
+        Ok(self.a.mov(rax, self.word_of(v, LOST)?)?)
+    }
+
     /// Compares the bytes in the buffer with those that it may have.
-    fn room(&mut self, v: VariableId, capacity: Capacity) -> Result<(), Assembly> {
+    fn room(&mut self, v: VariableId, capacity: Capacity, leaves_room: bool) -> Result<(), Assembly> {
         self.a.mov(rax, self.word_of(v, POSITION)?)?;
         self.a.sub(rax, self.word_of(v, TAKEN)?)?;
-        Ok(self.a.cmp(rax, records::room(capacity) as i32)?)
+        Ok(self.a.cmp(rax, records::room(capacity, leaves_room) as i32)?)
     }
 
     /// Pushes the values of a record, the last one first. Returns the number of words.

@@ -3,9 +3,15 @@
 use std::sync::Arc;
 
 use ingraft_model::{
-    Aggregate, FunctionId, Insertion, Instrumentation, MetricInfo, Order, Parts, PointKind, Refusal, Role, Shape,
-    Snippet, Style, UnitsType, ValueUnit, Variable, VariableId, VariableKind,
+    Aggregate, Focus, FunctionId, Insertion, Instrumentation, MetricInfo, Order, Parts, PointKind, Refusal, Role,
+    Shape, Snippet, Style, UnitsType, ValueUnit, Variable, VariableId, VariableKind,
 };
+
+use crate::api::{MeasurementId, MetricFocus};
+use crate::measure::request::{Owner, WantedPair};
+
+/// Name of the metric of the pairs that count calls before costly code comes.
+pub const LOOK: &str = "calls_looked_at";
 
 /// Code of a metric of the engine's own that is refused in a function for this reason.
 pub fn refused(function: FunctionId, metric: &str, why: Refusal) -> Instrumentation {
@@ -24,16 +30,29 @@ pub fn increment(function: FunctionId, point: PointKind, parts: Parts, variable:
 
 /// Code of a metric of the engine's own at points of a function.
 pub fn insertion(function: FunctionId, point: PointKind, parts: Parts, snippet: Snippet) -> Insertion {
+    Insertion { parts, ..insertion_of(function, point, Arc::new(snippet)) }
+}
+
+/// Code of a metric of the engine's own at all points of a kind, which functions may share.
+pub fn insertion_of(function: FunctionId, point: PointKind, snippet: Arc<Snippet>) -> Insertion {
     Insertion {
         function,
         point,
-        parts,
+        parts: Parts::All,
         order: Order::Append,
         role: Role::Metric,
-        snippet: Arc::new(snippet),
+        snippet,
         group: 0,
         except: [].into(),
     }
+}
+
+/// A pair that counts the calls of a function before costly code comes into it, so that it is known what that code will cost.
+pub fn look(function: FunctionId, focus: Focus, measurement: MeasurementId) -> WantedPair {
+    let count = increment(function, PointKind::Entry, Parts::All, VariableId(0));
+    let code = Instrumentation { variables: [variable(0)].into(), ..empty(vec![count], metric_named(LOOK)) };
+    let pair = Arc::new(MetricFocus { metric: LOOK.to_owned(), focus });
+    WantedPair { function: Some(function), ..WantedPair::owned(Owner { measurement, hidden: true }, pair, code) }
 }
 
 /// An instrumentation of a developer's metric, without variables.

@@ -6,8 +6,9 @@ mod counts;
 mod coverage;
 mod graph;
 mod metrics;
-pub mod prints;
+mod prints;
 mod profile;
+mod slow;
 pub mod trace;
 mod whole;
 
@@ -15,8 +16,8 @@ use std::any::Any;
 
 use ingraft_report::{SavedProfile, TracedCode, TracedProgram};
 
-use crate::api::{Kind, MeasurementId, TotalsReading};
-use crate::error::Error;
+use crate::api::{Kind, MeasurementId, PrintedCalls, TotalsReading};
+use crate::error::{Error, Reason};
 use crate::session::{Running, Session};
 
 use self::counts::CountsKind;
@@ -24,6 +25,7 @@ use self::coverage::CoverageKind;
 use self::metrics::MetricsKind;
 use self::prints::PrintKind;
 use self::profile::functions::no_profile;
+use self::slow::SlowKind;
 use self::trace::TraceKind;
 
 /// A measurement of this kind that has not begun.
@@ -34,6 +36,7 @@ pub fn new(kind: &Kind) -> Box<dyn Running> {
         Kind::Coverage(options) => Box::new(CoverageKind::new(*options)),
         Kind::Trace(options) => Box::new(TraceKind::new(options)),
         Kind::Print(options) => Box::new(PrintKind::new(*options)),
+        Kind::Slow(options) => Box::new(SlowKind::new(options.clone())),
     }
 }
 
@@ -46,6 +49,17 @@ pub fn read_profile(session: &Session, id: MeasurementId) -> Result<SavedProfile
             (None, None) => Err(no_profile(id)),
         }
     })
+}
+
+/// The calls that were printed, or were slow, since the last time. Does not stop the target.
+pub fn take_printed(session: &Session, id: MeasurementId) -> Result<PrintedCalls, Error> {
+    prints::take(session, id).or_else(|| slow::take(session, id)).unwrap_or_else(|| Err(no_print(id)))
+}
+
+/// The error for a measurement that prints no calls.
+fn no_print(id: MeasurementId) -> Error {
+    let what = format!("measurement {} prints no calls", id.0);
+    Error::new(Reason::NoPrint, what, "read its values instead")
 }
 
 /// Event totals of each thread in the functions of counts, at one moment at which all threads are held.

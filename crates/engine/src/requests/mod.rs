@@ -604,7 +604,7 @@ impl Engine {
 
     /// The calls that a measurement has printed since the last call. Does not stop the target.
     pub fn take_printed(&self, id: MeasurementId, caller: Caller) -> Result<PrintedCalls, Error> {
-        kinds::prints::take(&*self.of_measurement(id, caller)?, id)
+        kinds::take_printed(&*self.of_measurement(id, caller)?, id)
     }
 
     /// The tokens that the threads of a trace have written since the last call. Does not stop the target.

@@ -50,6 +50,8 @@ pub(crate) struct NewBuffers {
     pub waits: bool,
     /// Whether threads append records of values ([`ingraft_model::records`]).
     pub values: bool,
+    /// Whether the records of values come in groups, which are taken once they are kept.
+    pub grouped: bool,
     /// Largest number of records of values that the code of a thread makes between two times at which they are drained; `None` for no limit.
     pub burst: Option<u32>,
 }
@@ -347,7 +349,7 @@ impl Drain {
         if !known {
             let number = self.next;
             let reader = match self.new.values {
-                true => StreamReader::Values(RecordReader::new(capacity)),
+                true => StreamReader::Values(RecordReader::new(capacity, self.new.grouped)),
                 false => StreamReader::Bytes(BufferReader::new(capacity)),
             };
             self.next += 1;
@@ -468,8 +470,10 @@ mod tests {
         let [waiting, other] = [MeasurementId(1), MeasurementId(2)];
         for (id, waits) in [(waiting, true), (other, false)] {
             let capacity = Capacity::of_bytes(0).expect("a capacity");
-            buffers
-                .begin::<Bytes>(id, NewBuffers { first: 0, capacity, times: false, waits, values: false, burst: None });
+            buffers.begin::<Bytes>(
+                id,
+                NewBuffers { first: 0, capacity, times: false, waits, values: false, grouped: false, burst: None },
+            );
         }
         assert!(buffers.wait(Some(waiting)) && !buffers.wait(Some(other)) && buffers.wait(None));
         assert!(!buffers.is_check_due(waiting, begin), "the measurement has just begun");

@@ -11,6 +11,7 @@ use rustc_hash::FxHashSet;
 
 use crate::api::{MeasurementId, ModulePlace, RefusedFunction};
 use crate::error::Error;
+use crate::measure::sizes::stride_for;
 use crate::pairs::counters::too_many;
 use crate::pairs::{Pair, PairKey};
 use crate::program::modules::{ModuleFile, Modules};
@@ -128,10 +129,16 @@ impl<'s> Locked<'s> {
         self.session.observe(self.control, read)
     }
 
-    /// Takes a counter for which there is no code. A pair without code holds it until the measurement ends.
+    /// Takes the counters of a variable for which there is no code; returns the first one. A pair without code holds them until the measurement ends.
     pub fn hold_counter(&mut self, key: PairKey, metric: Arc<MetricInfo>, variable: Variable) -> Result<u32, Error> {
+        let slots = variable.shape.slots();
+        if self.control.attached.is_none() {
+            // The insertion makes more room once it knows all counters.
+            let counters = u64::from(self.control.counters.used()) + u64::from(slots);
+            self.control.counters.set_stride(stride_for(counters));
+        }
         let limit = self.control.counters_max();
-        let counter = self.control.counters.take(1, limit);
+        let counter = self.control.counters.take(slots, limit);
         let counter = counter.ok_or_else(|| too_many(limit).about(self.session.pid()))?;
         self.control.pairs.insert(key, Pair::holding(metric, [variable].into(), vec![counter]));
         Ok(counter)
@@ -139,8 +146,9 @@ impl<'s> Locked<'s> {
 
     /// Gives a counter back of which no code was inserted.
     pub fn release_counter(&mut self, key: &PairKey) {
-        if let Some(counter) = self.control.pairs.remove(key).and_then(|pair| pair.counters.first().copied()) {
-            self.control.counters.give_back(counter, 1);
+        let Some(pair) = self.control.pairs.remove(key) else { return };
+        for (variable, first) in pair.variables.iter().zip(&pair.counters) {
+            self.control.counters.give_back(*first, variable.shape.slots());
         }
     }
 

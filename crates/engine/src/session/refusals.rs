@@ -88,7 +88,9 @@ impl Session {
     /// pair can be measured.
     pub(super) fn all_refused(&self, modules: &Modules, bound: &[BoundPair], reasons: &RefusedPieces) -> Option<Error> {
         let is_asked = |(_, (key, i, _)): &(usize, &BoundPair)| !i.insertions.is_empty() && !key.is_hidden();
-        let mut with_code = bound.iter().enumerate().filter(is_asked);
+        let mut with_code = bound.iter().enumerate().filter(is_asked).peekable();
+        // Pairs that only help others come without them.
+        with_code.peek()?;
         if with_code.any(|(pair, (_, instrumentation, _))| !is_unmeasured(instrumentation, pair, reasons)) {
             return None;
         }

@@ -58,8 +58,10 @@ impl Session {
             wanted.into_iter().partition(|w| is_costly(&w.instrumentation.variables));
         self.refuse_hopeless_pairs(control, &costly)?;
         // If it is known already that nothing would be timed, the target is not touched.
+        let helps: Vec<bool> = costly.iter().map(|w| PairKey::of(w).is_hidden()).collect();
+        let helps = |at: usize| helps.get(at) == Some(&true);
         let known = self.predicted(control, &costly, &self.known_rates(control));
-        if too_dear(&known, limit).len() == costly.len() {
+        if too_dear(&known, &helps, limit).len() == costly.len() {
             self.refuse_costly(control, &costly, limit)?;
         }
         let counting = self.insert_fitted(control, counting, whole, &mut InsertionStop::default())?;
@@ -68,7 +70,7 @@ impl Session {
         let find = || interruptible(|| find_exits(&control.modules, &costly));
         let rates = self.rates_of_calls(control, &counted, || drop(find()));
         let predicted = self.predicted(control, &costly, &rates);
-        let dear = too_dear(&predicted, limit);
+        let dear = too_dear(&predicted, &helps, limit);
         let mut out = Vec::new();
         for at in dear {
             let (Some(w), Some(cost)) = (costly.get_mut(at), predicted.get(at)) else { continue };

@@ -125,8 +125,7 @@ impl Metered {
     fn with(&mut self, plain: &Arc<Snippet>, counter: VariableId) -> Arc<Snippet> {
         let (_, metered) = self.snippets.entry((Arc::as_ptr(plain), counter)).or_insert_with(|| {
             let count = Stmt::Add(counter, Expr::Const(1));
-            let stmts = std::iter::once(count).chain(plain.stmts.iter().cloned()).collect();
-            (Arc::clone(plain), Arc::new(Snippet { stmts }))
+            (Arc::clone(plain), Arc::new(Snippet { stmts: counted(&plain.stmts, count) }))
         });
         Arc::clone(metered)
     }
@@ -194,9 +193,23 @@ fn counts_itself(snippet: &Snippet, variables: &[Variable]) -> bool {
     matches!(additions.split_first(), Some(((_, 1), others)) if others.iter().all(|(variable, _)| is_alias(*variable)))
 }
 
-/// The variable that counts the runs of a snippet, to which the snippet's first statement adds 1; `None` if there is none.
+/// The statements with a count in front of them. If all of them depend on a condition, so does the count: where the condition does not hold, the
+/// code costs hardly anything.
+fn counted(stmts: &[Stmt], count: Stmt) -> Vec<Stmt> {
+    let with = |stmts: &[Stmt]| std::iter::once(count.clone()).chain(stmts.iter().cloned()).collect();
+    match stmts {
+        [Stmt::If(condition, body)] => vec![Stmt::If(condition.clone(), with(body))],
+        _ => with(stmts),
+    }
+}
+
+/// The variable that counts the runs of a snippet, as [`counted`] has them counted; `None` if there is none.
 pub fn meter(snippet: &Snippet) -> Option<VariableId> {
-    match snippet.stmts.first() {
+    let counted = match snippet.stmts.as_slice() {
+        [Stmt::If(_, body)] => body,
+        all => all,
+    };
+    match counted.first() {
         Some(Stmt::Add(variable, Expr::Const(1))) => Some(*variable),
         _ => None,
     }
@@ -205,6 +218,19 @@ pub fn meter(snippet: &Snippet) -> Option<VariableId> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn code_behind_a_condition_is_counted_where_it_runs() {
+        let add = |n| Stmt::Add(VariableId(n), Expr::Const(1));
+        let of = |stmts: Vec<Stmt>| {
+            let snippet = Snippet { stmts: counted(&stmts, add(9)) };
+            (snippet.to_string(), meter(&snippet))
+        };
+        let flagged = || Stmt::If(Expr::Variable(VariableId(1)), vec![add(0)]);
+        let meter = Some(VariableId(9));
+        assert_eq!(of(vec![flagged()]), ("if (v1) { v9++; v0++; }".to_owned(), meter));
+        assert_eq!(of(vec![flagged(), add(2)]), ("v9++; if (v1) { v0++; } v2++;".to_owned(), meter));
+    }
 
     #[test]
     fn prices_are_those_of_a_processor() {

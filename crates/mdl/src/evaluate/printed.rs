@@ -92,7 +92,8 @@ impl<'a> Evaluation<'a> {
             let name = self.library.sources[self.source].slice(arg.span).trim().to_owned();
             columns.push(RecordColumn { name, content });
         }
-        let recorded = Recorded { number: self.record_number(statement, columns), time: true, fields, limit: None };
+        let number = self.record_number(statement, columns);
+        let recorded = Recorded { number, time: true, fields, limit: None, leaves_room: false };
         if recorded.words() > Recorded::WORDS_MAX {
             let message = format!("a record of {} words is too long", recorded.words());
             let help = format!("a number takes 1 word, a text 9, and there is room for {}", Recorded::WORDS_MAX - 2);

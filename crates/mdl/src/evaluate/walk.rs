@@ -48,6 +48,8 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
             | Stmt::Await
             | Stmt::Fork
             | Stmt::Forked
+            | Stmt::BeginGroup(_)
+            | Stmt::KeepGroup(_)
             | Stmt::Append(..) => {}
         }
     }

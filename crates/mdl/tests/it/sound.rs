@@ -99,6 +99,7 @@ impl Check<'_> {
                     recorded.fields.iter().for_each(|field| self.expr(field.operand(), at, closed));
                 }
                 Stmt::Append(..) => panic!("the engine alone makes code that appends to buffers"),
+                Stmt::BeginGroup(_) | Stmt::KeepGroup(_) => panic!("the engine alone makes groups of records"),
                 Stmt::Mark(v, key, _) => {
                     assert_eq!(self.shape(*v), Shape::Table(TableShape::OBJECTS));
                     self.expr(key, at, closed);
@@ -163,6 +164,7 @@ impl Check<'_> {
             Expr::Elapsed(clock, _) => assert!(closed.is_some_and(|r| r.kept.contains(&KeptValue::Time(*clock)))),
             Expr::Restored => assert!(closed.is_some_and(|r| matches!(r.restore, Some(Restore::Value(_))))),
             Expr::Variable(v) => assert_eq!(self.shape(*v), Shape::Counter),
+            Expr::Lost(_) => panic!("the engine alone makes groups of records"),
             Expr::Number(v) => assert!((v.0 as usize) < self.done.variables.len()),
             Expr::Load(..) | Expr::ThreadPointer | Expr::Usage(_) | Expr::Event(_) | Expr::Text(_) => {}
             Expr::Address(v) => assert_eq!(self.shape(*v), Shape::Counter),

@@ -130,6 +130,9 @@ pub enum KeptValue {
     /// end of the call turns it into the call's own time: its time without that of such calls inside of it. The record must keep the time of
     /// the clock too. Nothing is kept for calls that move between threads.
     Spent(Clock),
+    /// The time of a clock, unchanged and in ticks, for [`Expr::Saved`]. The record must keep [`KeptValue::Time`] of the clock too: both are of
+    /// one reading.
+    Began(Clock),
     /// The n-th integer argument, for [`Expr::Saved`].
     Argument(u8),
     /// The unchanged content of a floating-point argument's register, for [`Expr::Saved`].
@@ -356,7 +359,7 @@ pub enum Expr {
     Text(Arc<str>),
     /// Address of this thread's slot of a variable. Allowed only as an argument of a [`ProgramCall`].
     Address(VariableId),
-    /// Argument that the record of the enclosing [`Stmt::Close`] has kept; a floating-point argument is truncated.
+    /// Argument, or time of the beginning, that the record of the enclosing [`Stmt::Close`] has kept; a floating-point argument is truncated.
     Saved(KeptValue),
     /// Time since the record of the enclosing [`Stmt::Close`] was opened. The record must have kept the time of this clock.
     Elapsed(Clock, TimeUnit),
@@ -372,6 +375,8 @@ pub enum Expr {
     ValueIn(VariableId, Ranges, Box<Expr>),
     /// The thread pointer, as the libc has stored it at the place to which it points (fs:0). The thread's own data is found relative to it.
     ThreadPointer,
+    /// Number of records that were lost since this thread's last [`Stmt::BeginGroup`]. The variable has [`Shape::Records`].
+    Lost(VariableId),
     /// Number of the variable's first counter. It tells a pair from all others that are measured at the same time.
     Number(VariableId),
     /// An integer of the program at an address that is mapped and readable as long as the process lives.
@@ -410,6 +415,7 @@ impl Expr {
             | Expr::Elapsed(..)
             | Expr::Restored
             | Expr::Variable(_)
+            | Expr::Lost(_)
             | Expr::Number(_)
             | Expr::ThreadPointer
             | Expr::Load(..) => {}
@@ -477,6 +483,10 @@ pub enum Stmt {
     /// Append values to this thread's buffer of this capacity, as one record (see [`crate::records`]). If there is no room, or if the thread
     /// has no shard, count the record as lost.
     Record(VariableId, Capacity, Recorded),
+    /// Begin a group of records: forget those that this thread has made since its last [`Stmt::KeepGroup`], and how many were lost.
+    BeginGroup(VariableId),
+    /// Let the engine take the records that this thread has made since its last [`Stmt::BeginGroup`].
+    KeepGroup(VariableId),
     /// Call a function of the program and ignore its result.
     Call(ProgramCall),
     /// Set an integer of the program at an address that is mapped and writable as long as the process lives. Fork children do not do this.
@@ -524,6 +534,8 @@ pub struct Recorded {
     /// Largest number of records that a thread makes until the engine permits more. Others are counted as skipped, and their values are not
     /// computed. `None` if there is no limit.
     pub limit: Option<u32>,
+    /// Whether the record leaves room for one that does not, however large that one is.
+    pub leaves_room: bool,
 }
 
 impl Recorded {
@@ -610,6 +622,8 @@ impl Snippet {
                 | Stmt::Call(_)
                 | Stmt::Store(..)
                 | Stmt::Write(..)
+                | Stmt::BeginGroup(_)
+                | Stmt::KeepGroup(_)
                 | Stmt::Await
                 | Stmt::Fork => false,
                 Stmt::Forked => clock == Clock::Wall,
@@ -692,6 +706,8 @@ impl Snippet {
                     Stmt::Call(call) => call.args.iter().for_each(|e| e.each(visit)),
                     Stmt::Record(_, _, recorded) => recorded.fields.iter().for_each(|f| f.operand().each(visit)),
                     Stmt::Prune
+                    | Stmt::BeginGroup(_)
+                    | Stmt::KeepGroup(_)
                     | Stmt::Await
                     | Stmt::Fork
                     | Stmt::Forked
@@ -753,6 +769,8 @@ fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a ProgramCall>) {
             }
             Stmt::Record(_, _, recorded) => recorded.fields.iter().for_each(|f| f.operand().calls_in(calls)),
             Stmt::Prune
+            | Stmt::BeginGroup(_)
+            | Stmt::KeepGroup(_)
             | Stmt::Await
             | Stmt::Fork
             | Stmt::Forked
@@ -793,6 +811,8 @@ fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Call
                 recorded.fields.iter_mut().try_for_each(|f| f.operand_mut().place_callees(place))?;
             }
             Stmt::Prune
+            | Stmt::BeginGroup(_)
+            | Stmt::KeepGroup(_)
             | Stmt::Await
             | Stmt::Fork
             | Stmt::Forked

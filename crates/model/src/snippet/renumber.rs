@@ -58,7 +58,9 @@ fn stmts(all: &mut [Stmt], by: u32) {
                 record(of, by);
                 stmts(body, by);
             }
-            Stmt::Start(v, _) | Stmt::Stop(v, _) | Stmt::Append(v, ..) => moved(v, by),
+            Stmt::Start(v, _) | Stmt::Stop(v, _) | Stmt::Append(v, ..) | Stmt::BeginGroup(v) | Stmt::KeepGroup(v) => {
+                moved(v, by)
+            }
             Stmt::Record(v, _, recorded) => {
                 moved(v, by);
                 recorded.fields.iter_mut().for_each(|field| expr(field.operand_mut(), by));
@@ -71,7 +73,7 @@ fn stmts(all: &mut [Stmt], by: u32) {
 
 fn expr(e: &mut Expr, by: u32) {
     match e {
-        Expr::Event(v) | Expr::Address(v) | Expr::Variable(v) | Expr::Number(v) => moved(v, by),
+        Expr::Event(v) | Expr::Address(v) | Expr::Variable(v) | Expr::Lost(v) | Expr::Number(v) => moved(v, by),
         Expr::ValueAt(v, _, key) | Expr::ValueIn(v, _, key) => {
             moved(v, by);
             expr(key, by);
@@ -119,8 +121,16 @@ mod tests {
                 Stmt::Record(
                     v(by + 5),
                     Capacity::of_bytes(0).expect("small"),
-                    Recorded { number: 1, time: true, fields: vec![RecordField::Number(sum(by + 6))], limit: None },
+                    Recorded {
+                        number: 1,
+                        time: true,
+                        fields: vec![RecordField::Number(sum(by + 6)), RecordField::Number(Expr::Lost(v(by + 5)))],
+                        limit: None,
+                        leaves_room: true,
+                    },
                 ),
+                Stmt::BeginGroup(v(by + 5)),
+                Stmt::KeepGroup(v(by + 5)),
             ],
         };
         assert_eq!(code(0).renumbered(7), code(7));

@@ -41,6 +41,8 @@ pub(super) fn set(stmts: &mut [Stmt], resolution: Resolution, places: Places) {
             | Stmt::Forked
             | Stmt::Start(..)
             | Stmt::Stop(..)
+            | Stmt::BeginGroup(_)
+            | Stmt::KeepGroup(_)
             | Stmt::Append(..) => {}
         }
     }
@@ -71,6 +73,7 @@ fn expr(e: &mut Expr, places: Places) {
         | Expr::Elapsed(..)
         | Expr::Restored
         | Expr::Variable(_)
+        | Expr::Lost(_)
         | Expr::Number(_)
         | Expr::ThreadPointer
         | Expr::Load(..) => {}

@@ -24,6 +24,7 @@ impl fmt::Display for Expr {
             Expr::ValueAt(v, _, key) => write!(f, "v{}[{key}]", v.0),
             Expr::ValueIn(v, ranges, n) => write!(f, "v{}[{}]", v.0, granule(ranges, n)),
             Expr::ReturnAddress => f.write_str("$caller"),
+            Expr::Lost(v) => write!(f, "lost of v{}", v.0),
             Expr::ThreadPointer => f.write_str("thread pointer"),
             Expr::Number(v) => write!(f, "number of v{}", v.0),
             Expr::Load(at, scalar) => write!(f, "{scalar} at {:#x}", at.0),
@@ -57,6 +58,7 @@ impl fmt::Display for KeptValue {
         match self {
             KeptValue::Time(clock) => write!(f, "{clock}time"),
             KeptValue::Spent(clock) => write!(f, "{clock}spent"),
+            KeptValue::Began(clock) => write!(f, "{clock}began"),
             KeptValue::Argument(n) => Expr::Arg(*n).fmt(f),
             KeptValue::Float(float) => float.fmt(f),
         }
@@ -180,7 +182,7 @@ impl fmt::Display for Stmt {
                 bytes.iter().try_for_each(|byte| write!(f, " {byte:02x}"))?;
                 f.write_str(";")
             }
-            Stmt::Record(v, _, Recorded { number, time, fields, limit }) => {
+            Stmt::Record(v, _, Recorded { number, time, fields, limit, leaves_room }) => {
                 write!(f, "record v{} {number}", v.0)?;
                 f.write_str(if *time { " time" } else { "" })?;
                 for field in fields {
@@ -190,8 +192,11 @@ impl fmt::Display for Stmt {
                     }
                 }
                 limit.map_or(Ok(()), |limit| write!(f, " limit {limit}"))?;
+                f.write_str(if *leaves_room { " leaves room" } else { "" })?;
                 f.write_str(";")
             }
+            Stmt::BeginGroup(v) => write!(f, "begin group v{};", v.0),
+            Stmt::KeepGroup(v) => write!(f, "keep group v{};", v.0),
             Stmt::Call(call) => write!(f, "{call};"),
             Stmt::Store(at, width, e) => write!(f, "u{} at {:#x} = {e};", 8 * width.bytes(), at.0),
             Stmt::Write(address, width, e) => write!(f, "write({address}, u{}, {e});", 8 * width.bytes()),

@@ -15,6 +15,7 @@ mod pairs;
 mod predictions;
 mod prints;
 mod programs;
+mod slow;
 mod start;
 mod times;
 mod whole;
@@ -117,6 +118,7 @@ const GROUPS: &[BenchGroup] = &[
     ("times", times::rows),
     ("keys", keys::rows),
     ("prints", prints::rows),
+    ("slow", slow::rows),
     ("hold", hold::rows),
     ("start", start::rows),
     ("code", code::rows),

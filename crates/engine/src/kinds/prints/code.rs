@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ingraft_model::{
-    Expr, FunctionId, Insertion, Instrumentation, MetricInfo, Order, Parts, PointKind, RecordColumn, Shape, Snippet,
-    Stmt, ValueUnit, Variable, VariableId, VariableKind,
+    Expr, FunctionId, Insertion, Instrumentation, MetricInfo, Order, PointKind, RecordColumn, Shape, Snippet, Stmt,
+    ValueUnit, Variable, VariableId, VariableKind,
 };
 
 use crate::api::PrintOptions;
@@ -14,9 +14,6 @@ use crate::measure::request::WantedPair;
 
 /// Name of the metric that the pair of printed calls has.
 pub const METRIC: &str = "printed_calls";
-
-/// Name of the metric of the pairs that count calls before the code that prints comes.
-pub const LOOK: &str = "calls_looked_at";
 
 /// Number of calls that began, the value of the pair.
 pub const CALLS: VariableId = VariableId(0);
@@ -70,12 +67,6 @@ impl PrintCode {
 /// Largest number of records that a thread makes between two readings; `None` if there is no limit.
 pub fn burst(options: PrintOptions) -> Option<u32> {
     options.limit.map(|limit| limit.div_ceil(ROUNDS).max(1))
-}
-
-/// Code that only counts the calls of a function.
-pub fn look(function: FunctionId) -> Instrumentation {
-    let count = code::increment(function, PointKind::Entry, Parts::All, VariableId(0));
-    Instrumentation { variables: [code::variable(0)].into(), ..code::empty(vec![count], code::metric_named(LOOK)) }
 }
 
 /// The metric of the pair.
@@ -175,7 +166,7 @@ fn records(stmt: &Stmt) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use ingraft_model::{Capacity, Clock, Focus, ModuleId, Recorded};
+    use ingraft_model::{Capacity, Clock, Focus, ModuleId, Parts, Recorded};
 
     use super::*;
 
@@ -213,7 +204,8 @@ mod tests {
     }
 
     fn record() -> Stmt {
-        Stmt::Record(VariableId(1), capacity(), Recorded { number: 0, time: true, fields: Vec::new(), limit: None })
+        let recorded = Recorded { number: 0, time: true, fields: Vec::new(), limit: None, leaves_room: false };
+        Stmt::Record(VariableId(1), capacity(), recorded)
     }
 
     fn options() -> PrintOptions {

@@ -3,7 +3,7 @@
 //! The `print` statement of a metric says what is printed. `code.rs` joins the code of the metric in all functions; `answer.rs` makes
 //! calls of the records that threads have made, and applies the limit.
 
-mod answer;
+pub(super) mod answer;
 mod code;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,6 +23,8 @@ use crate::session::{Drained, InsertedPairs, KindRequest, Locked, NewBuffers, Re
 
 use self::answer::{Counted, Limiter};
 use self::code::{BUFFER, CALLS, METRIC, PASSED, PrintCode};
+use super::code::look;
+use super::no_print;
 
 /// Calls of functions that are printed.
 pub struct PrintKind {
@@ -35,7 +37,7 @@ pub struct PrintKind {
 }
 
 /// Offset of the counter of calls without a record among those of activations ([`ingraft_model::Shape::Activations`]).
-const UNRECORDED: u32 = 2;
+pub(super) const UNRECORDED: u32 = 2;
 
 struct PrintStart {
     calls: u32,
@@ -87,7 +89,7 @@ impl PrintKind {
             }
             let Some((ticks, values)) = answer::call(&record, columns) else { continue };
             let time_ns = unix.saturating_sub(ns(now.saturating_sub(ticks)));
-            calls.push(PrintedCall { site: record.number.into(), tid, time_ns, values });
+            calls.push(PrintedCall { site: record.number.into(), tid, time_ns, values, tree: None });
         }
         state.printed += calls.len() as u64;
         drop(state);
@@ -119,13 +121,28 @@ impl PrintKind {
     }
 }
 
+/// The pairs of a request for calls that are printed or slow.
+pub(super) fn printing(asked: &KindRequest<'_>) -> Result<Vec<WantedPair>, Error> {
+    if asked.request.keep || asked.request.family {
+        let what = "printed calls end with their command, and are not those of fork children";
+        return Err(Error::new(Reason::ProfileKept, what, "leave out --no-remove and --follow fork"));
+    }
+    let wanted = request::of_metrics(asked.library, asked.modules, asked.request, asked.missing)?;
+    if wanted.is_empty() {
+        let what = "calls are printed of functions that are loaded when it begins, and none of these is";
+        let hint = "print those of the running program (-p) once it has loaded the library";
+        return Err(Error::new(Reason::NotLoadedYet, what, hint));
+    }
+    Ok(wanted)
+}
+
 /// A column as clients see it.
-fn printed_column(column: &RecordColumn) -> PrintedColumn {
+pub(super) fn printed_column(column: &RecordColumn) -> PrintedColumn {
     PrintedColumn { name: column.name.clone(), content: column.content.kind() }
 }
 
 /// Adds the places of callers.
-fn place_callers(calls: &mut [PrintedCall], at: &Locked<'_>) {
+pub(super) fn place_callers(calls: &mut [PrintedCall], at: &Locked<'_>) {
     let callers = calls.iter_mut().flat_map(|call| &mut call.values).filter_map(|value| match value {
         PrintedValue::Caller(address, place) => Some((*address, place)),
         _ => None,
@@ -136,24 +153,11 @@ fn place_callers(calls: &mut [PrintedCall], at: &Locked<'_>) {
 impl Running for PrintKind {
     /// One pair with the code in all functions.
     fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<WantedPair>, Error> {
-        if asked.request.keep || asked.request.family {
-            let what = "printed calls end with their command, and are not those of fork children";
-            return Err(Error::new(Reason::ProfileKept, what, "leave out --no-remove and --follow fork"));
-        }
-        let wanted = request::of_metrics(asked.library, asked.modules, asked.request, asked.missing)?;
-        if wanted.is_empty() {
-            let what = "calls are printed of functions that are loaded when it begins, and none of these is";
-            let hint = "print those of the running program (-p) once it has loaded the library";
-            return Err(Error::new(Reason::NotLoadedYet, what, hint));
-        }
+        let wanted = printing(asked)?;
         let foci: Vec<Focus> = wanted.iter().map(|wanted| wanted.pair.focus.clone()).collect();
         let PrintCode { instrumentation, sites } = PrintCode::new(wanted, self.options)?;
-        let look = |((function, _), focus): (&(FunctionId, Vec<RecordColumn>), Focus)| {
-            let pair = Arc::new(MetricFocus { metric: code::LOOK.to_owned(), focus });
-            let owner = Owner { measurement: asked.id, hidden: true };
-            WantedPair { function: Some(*function), ..WantedPair::owned(owner, pair, code::look(*function)) }
-        };
-        let mut all: Vec<WantedPair> = sites.iter().zip(foci).map(look).collect();
+        let looks = sites.iter().zip(foci);
+        let mut all: Vec<WantedPair> = looks.map(|((function, _), focus)| look(*function, focus, asked.id)).collect();
         self.sites = sites;
         let only = if let [(function, _)] = self.sites.as_slice() { Some(*function) } else { None };
         let print = WantedPair { function: only, ..WantedPair::owned(owner(asked.id), pair(), instrumentation) };
@@ -178,10 +182,19 @@ impl Running for PrintKind {
         let sites = self.sites.iter().map(|(function, columns)| PrintedSite {
             function: named(*function) as NamedFunction,
             columns: columns.iter().map(printed_column).collect(),
+            left_out: false,
         });
         let sites = sites.collect();
         let (capacity, burst) = (self.options.capacity, code::burst(self.options));
-        at.begin_buffers::<PrintKind>(NewBuffers { first, capacity, times: false, waits: false, values: true, burst });
+        at.begin_buffers::<PrintKind>(NewBuffers {
+            first,
+            capacity,
+            times: false,
+            waits: false,
+            values: true,
+            grouped: false,
+            burst,
+        });
         let variables = pair.variables().iter().zip(pair.counters());
         let activations = variables.filter(|(variable, _)| variable.kind == VariableKind::Activations);
         let activations = activations.map(|(_, first)| *first).collect();
@@ -201,21 +214,15 @@ impl Running for PrintKind {
     }
 }
 
-/// The calls that were printed since the last time. Does not stop the target.
-pub fn take(session: &Session, id: MeasurementId) -> Result<PrintedCalls, Error> {
-    let drained = session.drain::<PrintKind>(id).ok_or_else(|| no_print(id))?;
-    session.with_kind(id, |kind, at| {
+/// The calls that were printed since the last time, if the measurement prints calls. Does not stop the target.
+pub(super) fn take(session: &Session, id: MeasurementId) -> Option<Result<PrintedCalls, Error>> {
+    let drained = session.drain::<PrintKind>(id)?;
+    Some(session.with_kind(id, |kind, at| {
         let kind = kind.downcast_ref::<PrintKind>().ok_or_else(|| no_print(id))?;
         let mut printed = kind.answer(drained, at);
         printed.counts = kind.counts(at, None);
         Ok(printed)
-    })
-}
-
-/// The error for a measurement that prints no calls.
-fn no_print(id: MeasurementId) -> Error {
-    let what = format!("measurement {} prints no calls", id.0);
-    Error::new(Reason::NoPrint, what, "read its values instead")
+    }))
 }
 
 fn owner(measurement: MeasurementId) -> Owner {

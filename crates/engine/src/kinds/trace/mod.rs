@@ -157,6 +157,7 @@ impl Running for TraceKind {
             times,
             waits: lossless,
             values: false,
+            grouped: false,
             burst: None,
         });
         self.begun = Some((program, code));

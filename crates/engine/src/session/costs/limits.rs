@@ -91,8 +91,18 @@ impl PairRate {
 }
 
 /// Indices of the pairs that get no code, the most expensive first, so that the others together cost at most `limit` percent of a processor.
-pub fn too_dear(predicted: &[PairRate], limit: f64) -> Vec<usize> {
-    beyond(&predicted.iter().map(|rate| rate.ns_per_s).collect::<Vec<_>>(), limit * PERCENT)
+/// Pairs that only help others, as `helps` says, come after those that were asked for.
+pub fn too_dear(predicted: &[PairRate], helps: &dyn Fn(usize) -> bool, limit: f64) -> Vec<usize> {
+    let (helpers, asked): (Vec<usize>, Vec<usize>) = (0..predicted.len()).partition(|at| helps(*at));
+    let mut left = limit * PERCENT;
+    let mut dear = Vec::new();
+    for group in [asked, helpers] {
+        let costs: Vec<f64> = group.iter().filter_map(|at| Some(predicted.get(*at)?.ns_per_s)).collect();
+        let out = beyond(&costs, left);
+        left -= costs.iter().sum::<f64>() - out.iter().filter_map(|n| costs.get(*n)).sum::<f64>();
+        dear.extend(out.iter().filter_map(|n| group.get(*n)));
+    }
+    dear
 }
 
 /// The costs of pairs that are not inserted yet, if their functions are called so often per second. `pairs` has the code of each pair; `None`
@@ -197,8 +207,20 @@ mod tests {
             (&[], 0.0, &[]),
         ] {
             let predicted: Vec<PairRate> = costs.iter().map(|cost| percent(*cost)).collect();
-            assert_eq!(too_dear(&predicted, limit), dear, "{costs:?} {limit}");
+            assert_eq!(too_dear(&predicted, &|_| false, limit), dear, "{costs:?} {limit}");
         }
+    }
+
+    #[test]
+    fn pairs_that_help_others_come_last() {
+        let predicted: Vec<PairRate> = [1.0, 4.0, 2.0, 3.0].iter().map(|cost| percent(*cost)).collect();
+        // The second one and the fourth one were asked for.
+        let dear = |limit| too_dear(&predicted, &|at| at % 2 == 0, limit);
+        assert_eq!(dear(10.0), []);
+        assert_eq!(dear(9.0), [2]);
+        assert_eq!(dear(7.5), [2, 0]);
+        assert_eq!(dear(6.0), [1, 2], "the first one helps still");
+        assert_eq!(dear(2.0), [1, 3]);
     }
 
     #[test]

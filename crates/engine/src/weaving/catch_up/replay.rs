@@ -80,6 +80,8 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
             | Stmt::Mark(..)
             | Stmt::Append(..)
             | Stmt::Record(..)
+            | Stmt::BeginGroup(_)
+            | Stmt::KeepGroup(_)
             | Stmt::Call(_)
             | Stmt::Store(..)
             | Stmt::Write(..) => {}
@@ -99,7 +101,7 @@ fn known(e: &Expr) -> Result<(), Uncaught> {
         Expr::Float(_) | Expr::Text(_) | Expr::Address(_) => Err(Uncaught::Arguments),
         Expr::Load(..) | Expr::Read(..) | Expr::ValueAt(..) | Expr::ValueIn(..) => Err(Uncaught::Memory),
         Expr::ThreadPointer => Err(Uncaught::Memory),
-        Expr::Elapsed(..) | Expr::Usage(_) | Expr::Event(_) => Err(Uncaught::Begin),
+        Expr::Elapsed(..) | Expr::Lost(_) | Expr::Usage(_) | Expr::Event(_) => Err(Uncaught::Begin),
     }
 }
 
@@ -205,6 +207,8 @@ impl<'a> Shard<'a> {
                 | Stmt::Mark(..)
                 | Stmt::Append(..)
                 | Stmt::Record(..)
+                | Stmt::BeginGroup(_)
+                | Stmt::KeepGroup(_)
                 | Stmt::Call(_)
                 | Stmt::Store(..)
                 | Stmt::Write(..) => {}
@@ -247,6 +251,7 @@ impl<'a> Shard<'a> {
             Expr::Load(..) | Expr::Read(..) | Expr::Float(_) | Expr::Usage(_) | Expr::Text(_) | Expr::Address(_) => 0,
             Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored | Expr::Elapsed(..) | Expr::Call(_) => 0,
             Expr::Event(_) | Expr::ValueAt(..) | Expr::ValueIn(..) | Expr::ThreadPointer | Expr::ReturnAddress => 0,
+            Expr::Lost(_) => 0,
         }
     }
 

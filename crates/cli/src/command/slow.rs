@@ -1,0 +1,356 @@
+//! `ingraft slow`: each slow call of a function, with the calls that it has made.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use ingraft_api::{CallTree, EnableRequest, Kind, PrintedCall, PrintedSite, SlowOptions};
+use ingraft_model::Capacity;
+
+use super::expression::ExpressionMetric;
+use super::print::{EXPIRY, INTERVAL, NamedCall, at_return, numbers, summary};
+use crate::args::{Format, SlowArgs};
+use crate::conn::RequestTarget;
+use crate::exit::{Failure, Stop};
+use crate::measure::{self, CommandContext, MeasurementPlan, MeasurementView, Query, TargetMeasurement};
+use crate::objects::Object;
+use crate::objects::slow::{InnerCallObject, SlowObject};
+use crate::output::number::{plural, time};
+use crate::output::{self, DIM, Destination, HEADING, Output};
+use crate::perfetto::{CallEvent, CallEvents};
+
+/// Name of the metric that the command defines.
+const METRIC: &str = "slow calls";
+
+/// Number of functions that are named in a line.
+const NAMED: usize = 5;
+
+/// Largest number of spaces before the name of a function.
+const INDENT_MAX: usize = 60;
+
+/// Runs the command.
+pub(crate) async fn run(mut args: SlowArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
+    let definition = definition(&args);
+    if args.show_mdl {
+        return ExpressionMetric::show(&[definition], out);
+    }
+    ExpressionMetric::accept(std::slice::from_ref(&definition), context.common.format)?;
+    let too_large = || Failure::usage("the buffers are too large", "give --buffer fewer KiB");
+    let capacity = Capacity::of_bytes(args.buffer << 10).ok_or_else(too_large)?;
+    let ns = |duration: std::time::Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+    let perfetto = args.perfetto.as_deref().map(Destination::prepare).transpose()?;
+    let options = SlowOptions {
+        over_ns: ns(args.over),
+        least_ns: ns(args.least()),
+        callees: args.callees.clone(),
+        limit: args.limit.0,
+        capacity,
+    };
+    let own = EnableRequest {
+        functions: vec![args.function.clone()],
+        function_metrics: vec![definition.metric.clone()],
+        definitions: ExpressionMetric::sources(&[definition]),
+        allow_calls: args.measure.allow_calls,
+        kind: Kind::Slow(options),
+        ..EnableRequest::default()
+    };
+    let expiry = args.expire.or_else(|| (!context.engines.is_embedded()).then_some(EXPIRY));
+    let ends_early = expiry.filter(|expiry| args.measure.duration.is_none_or(|duration| duration > *expiry));
+    args.measure.duration = ends_early.or(args.measure.duration);
+    let request = |target: RequestTarget| {
+        let mut request = measure::request(target, &args.measure, own.clone());
+        (request.measure.keep, request.measure.family) = (false, false);
+        request
+    };
+    let plan = MeasurementPlan::new(&args.measure, &args.target, request, out);
+    let plan = plan.queried(Some(Query::Printed)).each(INTERVAL);
+    let (started, format) = (Instant::now(), context.common.format);
+    let events = perfetto.is_some().then(CallEvents::default);
+    let mut view = SlowView { exprs: &args.exprs, events, told: BTreeSet::new(), format };
+    measure::run(plan, context, &mut view, out).await?;
+    if let (Some(file), Some(events)) = (perfetto, view.events) {
+        file.write_whole(&events.json())?;
+    }
+    if let Some(expiry) = ends_early.filter(|expiry| started.elapsed() >= *expiry) {
+        let after = humantime::format_duration(expiry);
+        output::warn(&format!("the search ended after {after}; --expire gives it another time"), format);
+    }
+    Ok(())
+}
+
+/// The definition of the values.
+fn definition(args: &SlowArgs) -> ExpressionMetric {
+    at_return(METRIC, &args.exprs)
+}
+
+struct SlowView<'a> {
+    /// The expressions that were asked for.
+    exprs: &'a [String],
+    /// The calls for `--perfetto`; `None` without it.
+    events: Option<CallEvents>,
+    /// The functions of which people were told that they are left out, by process and name.
+    told: BTreeSet<(i32, String)>,
+    format: Format,
+}
+
+impl MeasurementView for SlowView<'_> {
+    fn reading(&mut self, _: &[TargetMeasurement], _: usize, _: &mut Output) -> Result<(), Stop> {
+        Ok(())
+    }
+
+    fn queried(&mut self, sites: &[TargetMeasurement], at: usize, out: &mut Output) -> Result<(), Stop> {
+        let Some(site) = sites.get(at) else { return Ok(()) };
+        self.left_out(site);
+        self.calls(site, sites.len() > 1, out)
+    }
+
+    fn last(&mut self, sites: &[TargetMeasurement], out: &mut Output) -> Result<(), Stop> {
+        for site in sites {
+            self.left_out(site);
+            self.calls(site, sites.len() > 1, out)?;
+            let Some(printed) = &site.printed else { continue };
+            let words = ["slow", "were faster"];
+            out.text(&summary(printed.counts, words))?;
+            let left_out = printed.sites.iter().filter(|of| of.left_out).map(name).collect();
+            out.object(&Object::Calls(numbers(site, printed.counts, left_out)))?;
+        }
+        Ok(())
+    }
+}
+
+/// The module and the name of a function.
+fn name(of: &PrintedSite) -> String {
+    format!("{}:{}", of.function.module, of.function.function)
+}
+
+impl SlowView<'_> {
+    /// Tells which functions are left out, each once.
+    fn left_out(&mut self, site: &TargetMeasurement) {
+        let Some(printed) = &site.printed else { return };
+        let pid = site.pid();
+        let new: Vec<&PrintedSite> =
+            printed.sites.iter().filter(|of| of.left_out && self.told.insert((pid, name(of)))).collect();
+        if new.is_empty() {
+            return;
+        }
+        let mut names: Vec<&str> = new.iter().take(NAMED).map(|of| of.function.function.as_str()).collect();
+        names.extend((new.len() > NAMED).then_some("…"));
+        let functions = plural(new.len() as u64, "function is", "functions are");
+        let text = format!(
+            "process {pid}: {functions} called too often to be followed within --max-overhead ({}); their time is told as that of \
+             their callers",
+            names.join(", ")
+        );
+        output::warn(&text, self.format);
+    }
+
+    /// Shows what has come of a target.
+    fn calls(&mut self, site: &TargetMeasurement, several: bool, out: &mut Output) -> Result<(), Stop> {
+        let Some(printed) = site.printed.as_ref().filter(|printed| !printed.calls.is_empty()) else { return Ok(()) };
+        out.begin_batch();
+        for call in &printed.calls {
+            let (Some(of), Some(tree)) = (printed.sites.get(call.site as usize), &call.tree) else { continue };
+            let slow = SlowCall { sites: &printed.sites, of, call, tree };
+            if let Some(events) = &mut self.events {
+                slow.add_to(events, site.pid());
+            }
+            let named = NamedCall::new(self.exprs, of, call);
+            if out.json() {
+                out.object(&Object::Slow(slow.object(named, site)))?;
+            } else {
+                out.text(&slow.text(&named, several.then_some(site.pid())))?;
+            }
+        }
+        out.end_batch()
+    }
+}
+
+/// A slow call.
+struct SlowCall<'a> {
+    /// All functions.
+    sites: &'a [PrintedSite],
+    of: &'a PrintedSite,
+    call: &'a PrintedCall,
+    tree: &'a CallTree,
+}
+
+impl SlowCall<'_> {
+    /// Unix time in nanoseconds at which the call began.
+    fn began_ns(&self) -> u64 {
+        self.call.time_ns.saturating_sub(self.tree.elapsed_ns)
+    }
+
+    fn site(&self, site: u32) -> Option<&PrintedSite> {
+        self.sites.get(site as usize)
+    }
+
+    /// Lines for people.
+    fn text(&self, named: &NamedCall<'_>, pid: Option<i32>) -> String {
+        let CallTree { elapsed_ns, self_ns, lost, calls } = self.tree;
+        let head = named.head(self.began_ns(), pid);
+        let (whole, own) = (time(*elapsed_ns as f64), time(*self_ns as f64));
+        let mut text =
+            format!("{head} {HEADING}{whole}{HEADING:#}, self {own}{}{}\n", named.result_text(), named.caller_text());
+        for call in calls {
+            let Some(of) = self.site(call.site) else { continue };
+            let indent = " ".repeat(2 * (call.depth as usize + 1).min(INDENT_MAX / 2));
+            let [at, elapsed, own] = [call.at_ns, call.elapsed_ns, call.self_ns].map(|ns| time(ns as f64));
+            let module = match of.function.module == self.of.function.module {
+                true => String::new(),
+                false => format!("{}:", of.function.module),
+            };
+            let function = &of.function.function;
+            text +=
+                &format!("{DIM}{at:>12}{DIM:#} {elapsed:>10} {DIM}self {own:>10}{DIM:#}{indent}{module}{function}\n");
+        }
+        if *lost > 0 {
+            text += &format!("  {} inside were lost (--buffer)\n", plural(*lost, "call", "calls"));
+        }
+        text
+    }
+
+    fn object(&self, named: NamedCall<'_>, site: &TargetMeasurement) -> SlowObject {
+        let CallTree { elapsed_ns, self_ns, lost, calls } = self.tree;
+        let call = named.object(site);
+        let inner = calls.iter().filter_map(|call| {
+            let of = self.site(call.site)?;
+            let object = InnerCallObject {
+                module: of.function.module.clone(),
+                function: of.function.function.clone(),
+                at_ns: call.at_ns,
+                elapsed_ns: call.elapsed_ns,
+                self_ns: call.self_ns,
+                calls: Vec::new(),
+                deeper: 0,
+            };
+            Some((call.depth as usize, object))
+        });
+        SlowObject {
+            host: call.host,
+            pid: call.pid,
+            tid: call.tid,
+            time_ns: self.began_ns(),
+            module: call.module,
+            function: call.function,
+            elapsed_ns: *elapsed_ns,
+            self_ns: *self_ns,
+            values: call.values,
+            names: call.names,
+            result: call.result,
+            caller: call.caller,
+            cut: call.cut,
+            lost: *lost,
+            calls: InnerCallObject::nested(inner),
+        }
+    }
+
+    /// Adds the call and those inside to events.
+    fn add_to(&self, events: &mut CallEvents, pid: i32) {
+        let began_ns = self.began_ns();
+        let event = |of: &PrintedSite, at_ns: u64, elapsed_ns: u64| CallEvent {
+            name: of.function.function.clone(),
+            category: of.function.module.clone(),
+            began_ns: began_ns.saturating_add(at_ns),
+            elapsed_ns,
+            pid,
+            tid: self.call.tid,
+        };
+        events.add(event(self.of, 0, self.tree.elapsed_ns));
+        for call in &self.tree.calls {
+            if let Some(of) = self.site(call.site) {
+                events.add(event(of, call.at_ns, call.elapsed_ns));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+    use ingraft_api::{InnerCall, NamedFunction, PrintedColumn, PrintedValue};
+    use ingraft_model::{ColumnContent, Svma};
+
+    use super::*;
+
+    fn sites() -> Vec<PrintedSite> {
+        let site = |module: &str, function: &str, columns| PrintedSite {
+            function: NamedFunction { module: module.to_owned(), function: function.to_owned(), offset: Svma(0x10) },
+            columns,
+            left_out: false,
+        };
+        let column = |content| PrintedColumn { name: String::new(), content };
+        let of_serve = [ColumnContent::Number, ColumnContent::Caller, ColumnContent::Return, ColumnContent::Elapsed];
+        vec![
+            site("shop", "serve", of_serve.map(column).to_vec()),
+            site("shop", "load", Vec::new()),
+            site("libc.so.6", "read", Vec::new()),
+        ]
+    }
+
+    fn call() -> PrintedCall {
+        let inner = |(site, depth, at_ns, elapsed_ns, self_ns)| InnerCall { site, depth, at_ns, elapsed_ns, self_ns };
+        let calls =
+            [(1, 0, 1_000, 40_000_000, 1_000_000), (2, 1, 2_000, 39_000_000, 39_000_000), (1, 0, 41_000_000, 500, 500)];
+        PrintedCall {
+            site: 0,
+            tid: 7,
+            time_ns: 1_700_000_000_123_456_789,
+            values: vec![
+                PrintedValue::Number(12),
+                PrintedValue::Caller(0x7f00, None),
+                PrintedValue::Number(-1),
+                PrintedValue::Number(50_000_000),
+            ],
+            tree: Some(CallTree {
+                elapsed_ns: 50_000_000,
+                self_ns: 9_999_500,
+                lost: 2,
+                calls: calls.map(inner).to_vec(),
+            }),
+        }
+    }
+
+    #[test]
+    fn a_tree_has_a_line_for_each_call() {
+        let (sites, call, exprs) = (sites(), call(), ["n".to_owned()]);
+        let slow = SlowCall { sites: &sites, of: &sites[0], call: &call, tree: call.tree.as_ref().expect("a tree") };
+        let text = slow.text(&NamedCall::new(&exprs, &sites[0], &call), Some(4711));
+        expect![[r#"
+            22:13:20.073456 4711/7 serve n=12 50.0 ms, self 10.0 ms = -1 from 0x7f00
+                 1.00 µs    40.0 ms self    1.00 ms  load
+                 2.00 µs    39.0 ms self    39.0 ms    libc.so.6:read
+                 41.0 ms     500 ns self     500 ns  load
+              2 calls inside were lost (--buffer)
+        "#]]
+        .assert_eq(&anstream::adapter::strip_str(&text).to_string());
+    }
+
+    #[test]
+    fn events_have_the_times_of_all_calls() {
+        let (sites, call) = (sites(), call());
+        let slow = SlowCall { sites: &sites, of: &sites[0], call: &call, tree: call.tree.as_ref().expect("a tree") };
+        let mut events = CallEvents::default();
+        slow.add_to(&mut events, 4711);
+        expect![[r#"
+            {"displayTimeUnit":"ns","otherData":{"began_unix_ns":1700000000073456789},"traceEvents":[
+            {"ph":"X","name":"serve","cat":"shop","ts":0.000,"dur":50000.000,"pid":4711,"tid":7},
+            {"ph":"X","name":"load","cat":"shop","ts":1.000,"dur":40000.000,"pid":4711,"tid":7},
+            {"ph":"X","name":"read","cat":"libc.so.6","ts":2.000,"dur":39000.000,"pid":4711,"tid":7},
+            {"ph":"X","name":"load","cat":"shop","ts":41000.000,"dur":0.500,"pid":4711,"tid":7}
+            ]}
+        "#]]
+        .assert_eq(&String::from_utf8(events.json()).expect("text"));
+    }
+
+    #[test]
+    fn the_definition_has_no_errors() {
+        use ingraft_mdl::{ParseOptions, shipped};
+        for exprs in [&[] as &[&str], &["$arg[0]", "str($arg[1])", "request->size"]] {
+            let exprs: Vec<String> = exprs.iter().map(ToString::to_string).collect();
+            let ExpressionMetric { metric, text } = at_return(METRIC, &exprs);
+            let mut library = shipped::library(ParseOptions::default());
+            let found: Vec<_> = library.load("x", &text).into_iter().filter(|d| d.is_error()).collect();
+            assert!(found.is_empty(), "{found:?}\n{text}");
+            assert!(library.metrics().iter().any(|known| known.name == metric), "{text}");
+        }
+    }
+}

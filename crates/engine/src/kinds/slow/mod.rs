@@ -1,0 +1,455 @@
+//! Slow calls, each with the calls that it has made.
+//!
+//! The `print` statement of a metric says which values of a slow call are told. `code.rs` makes code of it, and that of the functions inside;
+//! `tree.rs` puts the records of a slow call together.
+
+mod code;
+mod tree;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ingraft_model::records::TakenRecord;
+use ingraft_model::{
+    Focus, FunctionId, Instrumentation, RecordColumn, ResourcePath, Variable, VariableId, VariableKind,
+};
+use ingraft_process::TickClock;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::api::{
+    CallNumbers, EnableRequest, MeasurementId, MetricFocus, PrintedCall, PrintedCalls, PrintedSite, Removed,
+    SlowOptions,
+};
+use crate::error::{Error, Reason};
+use crate::measure::request::{self, Missing, Owner, WantedPair};
+use crate::pairs::PairKey;
+use crate::program::modules::Modules;
+use crate::session::{Drained, InsertedPairs, KindRequest, Locked, NewBuffers, Records, Running, Session, values_in};
+use crate::weaving::positions::Observer;
+
+use self::code::{BEGAN, ENDED, HEAD, INSIDE, InsideCode, MET, OPEN, RECORDS, SLOW, SharedCounters};
+use self::tree::{CallSpan, tree};
+use super::code::{LOOK, look, metric_named};
+use super::no_print;
+use super::prints::answer::{Counted, Limiter, call};
+use super::prints::{UNRECORDED, place_callers, printed_column, printing};
+
+/// Largest number of functions: each has a number in its records.
+const FUNCTIONS_MAX: usize = u16::MAX as usize;
+
+/// Functions of the C library in which threads wait.
+const WAITS: &[&str] = &[
+    "accept",
+    "accept4",
+    "access",
+    "clock_nanosleep",
+    "close",
+    "connect",
+    "epoll_pwait",
+    "epoll_wait",
+    "fdatasync",
+    "flock",
+    "fopen",
+    "fopen64",
+    "fsync",
+    "getaddrinfo",
+    "madvise",
+    "mmap",
+    "mmap64",
+    "msync",
+    "munmap",
+    "nanosleep",
+    "open",
+    "open64",
+    "openat",
+    "openat64",
+    "opendir",
+    "poll",
+    "ppoll",
+    "pread",
+    "pread64",
+    "preadv",
+    "pselect",
+    "pthread_barrier_wait",
+    "pthread_cond_clockwait",
+    "pthread_cond_timedwait",
+    "pthread_cond_wait",
+    "pthread_join",
+    "pthread_mutex_lock",
+    "pthread_mutex_timedlock",
+    "pthread_rwlock_rdlock",
+    "pthread_rwlock_wrlock",
+    "pwrite",
+    "pwrite64",
+    "pwritev",
+    "read",
+    "readv",
+    "recv",
+    "recvfrom",
+    "recvmsg",
+    "rename",
+    "select",
+    "sem_timedwait",
+    "sem_wait",
+    "send",
+    "sendfile",
+    "sendfile64",
+    "sendmsg",
+    "sendto",
+    "sigtimedwait",
+    "sigwait",
+    "sleep",
+    "stat",
+    "sync_file_range",
+    "syncfs",
+    "unlink",
+    "usleep",
+    "wait4",
+    "waitid",
+    "waitpid",
+    "write",
+    "writev",
+];
+
+/// Calls of functions that are told if they take long.
+pub struct SlowKind {
+    options: SlowOptions,
+    /// Patterns of the functions of the C library in which threads wait.
+    waits: Vec<String>,
+    /// The functions, in the order of their numbers: those whose calls are looked at, these again as calls inside of others, and the functions
+    /// inside.
+    sites: Vec<SlowSite>,
+    /// Number of functions whose calls are looked at.
+    outer: usize,
+    /// The pairs that have counted calls before the code came, as long as they have code.
+    looks: Vec<PairKey>,
+    /// What the code of all functions shares; `None` before it is prepared.
+    shared: Option<SharedCounters>,
+    begun: Option<SlowStart>,
+    /// The functions inside whose code was not there, or not any more, when the measurement ended.
+    left_out: FxHashSet<FunctionId>,
+    state: Mutex<SlowState>,
+}
+
+/// A function.
+struct SlowSite {
+    function: FunctionId,
+    /// The pair of the function.
+    key: PairKey,
+    columns: Vec<RecordColumn>,
+}
+
+/// The counters of the functions whose calls are looked at, and all functions as they were when the code was inserted.
+struct SlowStart {
+    counters: Vec<[u32; 3]>,
+    /// First counters of the activations of the calls.
+    activations: Vec<u32>,
+    sites: Vec<PrintedSite>,
+}
+
+struct SlowState {
+    limiter: Limiter,
+    /// Calls inside of slow calls that have not come yet, by the streams of their threads.
+    inside: FxHashMap<u32, Vec<(u32, CallSpan)>>,
+    told: u64,
+    limited: u64,
+}
+
+impl Records for SlowKind {
+    fn complete(bytes: &[u8]) -> Result<usize, usize> {
+        Ok(bytes.len())
+    }
+}
+
+fn key(measurement: MeasurementId, metric: &str) -> PairKey {
+    let pair = Arc::new(MetricFocus { metric: metric.to_owned(), focus: Focus::default() });
+    PairKey::owned(Owner { measurement, hidden: true }, pair)
+}
+
+/// A pair of a function.
+fn pair(
+    owner: Owner,
+    metric: &str,
+    (function, focus): (FunctionId, Focus),
+    instrumentation: Instrumentation,
+) -> WantedPair {
+    let pair = Arc::new(MetricFocus { metric: metric.to_owned(), focus });
+    WantedPair { function: Some(function), ..WantedPair::owned(owner, pair, instrumentation) }
+}
+
+/// The whole of a function as a focus; `None` if it has no name that a focus can have.
+fn focus(modules: &Modules, function: FunctionId) -> Option<Focus> {
+    let (module, name) = modules.focus_name(function)?;
+    Focus::new([ResourcePath::new("Code", [module, name])]).ok()
+}
+
+fn number(site: usize) -> u16 {
+    u16::try_from(site).unwrap_or(u16::MAX)
+}
+
+impl SlowKind {
+    /// A measurement that has not begun.
+    pub fn new(options: SlowOptions) -> Self {
+        let limiter = Limiter::new(options.limit);
+        let inside = FxHashMap::default();
+        SlowKind {
+            waits: WAITS.iter().map(|name| format!("libc:{name}")).collect(),
+            options,
+            sites: Vec::new(),
+            outer: 0,
+            looks: Vec::new(),
+            shared: None,
+            begun: None,
+            left_out: FxHashSet::default(),
+            state: Mutex::new(SlowState { limiter, inside, told: 0, limited: 0 }),
+        }
+    }
+
+    /// The functions inside, without those whose calls are looked at.
+    fn inside(&self, modules: &Modules, outer: &[FunctionId]) -> Result<Vec<FunctionId>, Error> {
+        let patterns = match self.options.callees.as_slice() {
+            [] => {
+                let mut seen = FxHashSet::default();
+                let own = outer.iter().filter(|function| seen.insert(function.module));
+                let own = own.filter_map(|function| Some(format!("{}:*", modules.module(function.module)?.0.name)));
+                own.chain(self.waits.iter().cloned()).collect()
+            }
+            asked => asked.to_vec(),
+        };
+        let outer: FxHashSet<FunctionId> = outer.iter().copied().collect();
+        let mut found = request::resolve_patterns(modules, &patterns, Missing::MayCome)?;
+        found.retain(|function| !outer.contains(function));
+        Ok(found)
+    }
+
+    /// The pairs with the counters that all share.
+    fn held(&self, id: MeasurementId) -> impl Iterator<Item = (PairKey, &'static str, Variable)> {
+        [OPEN, RECORDS].map(|name| (key(id, name), name, code::held(name, &self.options))).into_iter()
+    }
+
+    /// The functions as clients see them.
+    fn named(&self, at: &Locked<'_>) -> Vec<PrintedSite> {
+        let named = |site: &SlowSite| PrintedSite {
+            function: crate::pairs::function_ref(at.modules(), site.function).unwrap_or_default(),
+            columns: site.columns.iter().map(printed_column).collect(),
+            left_out: self.is_left_out(at, site),
+        };
+        self.sites.iter().map(named).collect()
+    }
+
+    /// Whether the code of a function is not there because it would cost too much.
+    fn is_left_out(&self, at: &Locked<'_>, site: &SlowSite) -> bool {
+        self.left_out.contains(&site.function)
+            || at.pair(&site.key).is_none_or(|pair| !pair.is_woven() && pair.unwoven.is_empty())
+    }
+
+    /// The slow calls in what threads have appended since the last time.
+    fn answer(&self, drained: Vec<Drained>, at: &Locked<'_>) -> PrintedCalls {
+        let Some(begun) = &self.begun else { return PrintedCalls::default() };
+        let (now, unix) = at.wall_clock().map(TickClock::with_unix_time).unwrap_or_default();
+        let scale = at.wall_clock().map(TickClock::scale);
+        let ns = |ticks: u64| scale.map_or(0, |scale| scale.apply(ticks));
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found: Vec<(u32, CallSpan, TakenRecord, Vec<(u32, CallSpan)>)> = Vec::new();
+        for Drained { tid, stream, bytes, .. } in drained {
+            let inside = state.inside.entry(stream).or_default();
+            for record in values_in(&bytes) {
+                let [began, ticks, ..] = *record.words else { continue };
+                let span = CallSpan { began, ended: began.saturating_add(ticks) };
+                if record.words.len() < HEAD {
+                    inside.push((record.number.into(), span));
+                } else {
+                    found.push((tid, span, record, std::mem::take(inside)));
+                }
+            }
+        }
+        found.sort_by_key(|(_, span, ..)| span.ended);
+        let mut calls = Vec::new();
+        for (tid, span, record, inside) in found {
+            let Some(SlowSite { columns, .. }) = self.sites.get(usize::from(record.number)) else { continue };
+            if !state.limiter.permits(ns(span.ended)) {
+                state.limited += 1;
+                continue;
+            }
+            let lost = record.words.get(HEAD - 1).copied().unwrap_or(0);
+            let values = std::iter::once(span.ended).chain(record.words.into_iter().skip(HEAD)).collect();
+            let values = TakenRecord { number: record.number, words: values };
+            let Some((ended, values)) = call(&values, columns) else { continue };
+            let time_ns = unix.saturating_sub(ns(now.saturating_sub(ended)));
+            let tree = Some(tree(span, &inside, lost, &ns));
+            calls.push(PrintedCall { site: record.number.into(), tid, time_ns, values, tree });
+        }
+        state.told += calls.len() as u64;
+        drop(state);
+        place_callers(&mut calls, at);
+        PrintedCalls { sites: begun.sites.clone(), calls, counts: CallNumbers::default() }
+    }
+
+    /// Numbers of calls.
+    fn counts(&self, at: &Locked<'_>, at_end: bool) -> CallNumbers {
+        let Some(begun) = &self.begun else { return CallNumbers::default() };
+        let sum =
+            |n: usize| begun.counters.iter().filter_map(|of| of.get(n)).map(|counter| at.sum(*counter)).sum::<u64>();
+        // In this order: a call that goes on meanwhile is told as one that has not come so far yet.
+        let met = sum(2);
+        let passed = sum(1).max(met);
+        let calls = sum(0).max(passed);
+        let common =
+            |n: usize| begun.counters.iter().filter_map(|of| of.get(n)).map(|counter| at.common(*counter)).sum::<u64>();
+        let unrecorded: u64 = begun.activations.iter().map(|first| at.sum(first + UNRECORDED)).sum();
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        Counted {
+            calls,
+            passed,
+            made: met,
+            skipped: 0,
+            lost: 0,
+            unfollowed: unrecorded.saturating_add(common(0).saturating_sub(common(1))),
+            printed: state.told,
+            limited: state.limited,
+        }
+        .counts(at_end)
+    }
+}
+
+impl Running for SlowKind {
+    fn patterns(&self) -> Vec<&str> {
+        let patterns = if self.options.callees.is_empty() { &self.waits } else { &self.options.callees };
+        patterns.iter().map(String::as_str).collect()
+    }
+
+    /// A pair for each function, and one that only counts its calls.
+    fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<WantedPair>, Error> {
+        let printed = printing(asked)?;
+        let outer: Vec<FunctionId> = printed.iter().filter_map(|printed| printed.function).collect();
+        let inside = self.inside(asked.modules, &outer)?;
+        let count = 2 * outer.len() + inside.len();
+        if count >= FUNCTIONS_MAX {
+            let what = format!("calls of {count} functions cannot be followed at once");
+            return Err(Error::new(Reason::TooManyFunctions, what, "name fewer functions by --callees"));
+        }
+        let owner = |hidden| Owner { measurement: asked.id, hidden };
+        let (mut sites, mut again, mut all) = (Vec::new(), Vec::new(), Vec::new());
+        for (n, printed) in printed.iter().enumerate() {
+            let Some(function) = printed.function else { continue };
+            let numbers = (number(n), number(outer.len() + n));
+            let (instrumentation, columns) = code::of_function(&printed.instrumentation, numbers, &self.options)?;
+            let focus = printed.pair.focus.clone();
+            let wanted = pair(owner(false), SLOW, (function, focus.clone()), instrumentation);
+            let key = PairKey::of(&wanted);
+            again.push(SlowSite { function, key: key.clone(), columns: Vec::new() });
+            sites.push(SlowSite { function, key, columns });
+            all.extend([look(function, focus, asked.id), wanted]);
+        }
+        sites.append(&mut again);
+        let (of_inside, variables) = (InsideCode::new(), InsideCode::variables(SharedCounters::default()));
+        for function in inside {
+            let Some(focus) = focus(asked.modules, function) else { continue };
+            let instrumentation = of_inside.of((function, number(sites.len())), &self.options, &variables);
+            let wanted = pair(owner(true), INSIDE, (function, focus.clone()), instrumentation);
+            sites.push(SlowSite { function, key: PairKey::of(&wanted), columns: Vec::new() });
+            all.extend([look(function, focus, asked.id), wanted]);
+        }
+        (self.sites, self.outer) = (sites, outer.len());
+        self.looks = all.iter().map(PairKey::of).filter(|key| key.pair().metric == LOOK).collect();
+        Ok(all)
+    }
+
+    fn looks_first(&self, _: &EnableRequest) -> bool {
+        true
+    }
+
+    /// Takes the counters that all share, and tells the code of all functions.
+    fn prepare(&mut self, at: &mut Locked<'_>, wanted: &mut Vec<WantedPair>) -> Result<Observer, Error> {
+        let mut first = [0; 2];
+        for ((key, name, variable), first) in self.held(at.id()).zip(&mut first) {
+            *first = at.hold_counter(key, metric_named(name), variable)?;
+        }
+        let [open, records] = first;
+        let shared = SharedCounters { open, records };
+        self.shared = Some(shared);
+        let inside = InsideCode::variables(shared);
+        for w in wanted.iter_mut() {
+            match w.pair.metric.as_str() {
+                INSIDE => w.instrumentation.variables = Arc::clone(&inside),
+                SLOW => w.instrumentation.variables = code::bound(&w.instrumentation.variables, shared),
+                _ => {}
+            }
+        }
+        Ok(Observer::default())
+    }
+
+    fn failed(&mut self, at: &mut Locked<'_>) {
+        if self.shared.take().is_some() {
+            self.held(at.id()).for_each(|(key, ..)| at.release_counter(&key));
+        }
+    }
+
+    fn inserted(&mut self, at: &mut Locked<'_>, begun: &mut InsertedPairs<'_>) {
+        let Some(SharedCounters { records: first, .. }) = self.shared else { return };
+        begun.keys.extend(self.held(at.id()).map(|(key, ..)| (key, None)));
+        let capacity = self.options.capacity;
+        let values =
+            NewBuffers { first, capacity, times: false, waits: false, values: true, grouped: true, burst: None };
+        at.begin_buffers::<SlowKind>(values);
+        let (mut counters, mut activations) = (Vec::new(), Vec::new());
+        for site in self.sites.iter().take(self.outer) {
+            let Some(pair) = at.pair(&site.key) else { continue };
+            let counter = |variable: VariableId| pair.counters().get(variable.0 as usize).copied();
+            if let (Some(began), Some(ended), Some(met)) = (counter(BEGAN), counter(ENDED), counter(MET)) {
+                counters.push([began, ended, met]);
+            }
+            let variables = pair.variables().iter().zip(pair.counters());
+            let own = variables.filter(|(variable, _)| variable.kind == VariableKind::Activations);
+            activations.extend(own.map(|(_, first)| *first));
+        }
+        self.begun = Some(SlowStart { counters, activations, sites: self.named(at) });
+    }
+
+    /// Libraries that were loaded since have no part.
+    fn grown(&mut self, _: &mut Locked<'_>) -> Result<bool, Error> {
+        Ok(true)
+    }
+
+    /// Takes out the code that has counted calls: it costs something at each call, also of functions that are left out.
+    fn tick(&mut self, at: &mut Locked<'_>) {
+        let ids = |key: PairKey| {
+            let ids: FxHashSet<u64> = at.pair(&key)?.minis.iter().map(|(_, id)| *id).collect();
+            (!ids.is_empty()).then_some((key, ids))
+        };
+        let going: Vec<_> = std::mem::take(&mut self.looks).into_iter().filter_map(ids).collect();
+        if going.is_empty() {
+            return;
+        }
+        if let Err(error) = at.withdraw(&going) {
+            tracing::warn!(%error, "code that counts calls stays in");
+        }
+    }
+
+    /// Notes whose code was taken out because it cost too much.
+    fn last(&mut self, at: &mut Locked<'_>) {
+        let out = self.sites.iter().filter(|site| self.is_left_out(at, site)).map(|site| site.function);
+        self.left_out = out.collect();
+        let sites = self.named(at);
+        if let Some(begun) = &mut self.begun {
+            begun.sites = sites;
+        }
+    }
+
+    fn ended(&mut self, at: &mut Locked<'_>, removed: &mut Removed) {
+        let Some(last) = at.end_buffers::<SlowKind>() else { return };
+        let mut told = self.answer(last.drained, at);
+        told.counts = self.counts(at, true);
+        removed.printed = Some(told);
+    }
+}
+
+/// The slow calls since the last time, if the measurement tells slow calls. Does not stop the target.
+pub(super) fn take(session: &Session, id: MeasurementId) -> Option<Result<PrintedCalls, Error>> {
+    let drained = session.drain::<SlowKind>(id)?;
+    Some(session.with_kind(id, |kind, at| {
+        let kind = kind.downcast_ref::<SlowKind>().ok_or_else(|| no_print(id))?;
+        let mut told = kind.answer(drained, at);
+        told.counts = kind.counts(at, false);
+        Ok(told)
+    }))
+}
