@@ -19,6 +19,7 @@ const SOURCES: &[&str] = &[
     "crates/cli/src/objects/lowered.rs",
     "crates/cli/src/objects/printed.rs",
     "crates/cli/src/objects/refused.rs",
+    "crates/cli/src/objects/slow.rs",
     "crates/cli/src/objects/stacks.rs",
     "crates/cli/src/objects/times.rs",
     "crates/cli/src/objects/totals.rs",
@@ -116,6 +117,8 @@ fn collect(all: &Structures, name: &str, prefix: &str, left_out: bool, keys: &mu
         let element = element.map(|element| inner(&element, "Option<").unwrap_or(element));
         let path = format!("{prefix}{field}");
         match (&element, all.contains_key(&of)) {
+            // A list of the same objects has the keys that are described already.
+            (Some(element), _) if element == name => {}
             (Some(element), _) if all.contains_key(element) => {
                 collect(all, element, &format!("{path}[]."), false, keys)
             }

@@ -14,7 +14,7 @@ pub(crate) struct CallEvent {
     pub(crate) category: String,
     /// Unix time in nanoseconds at which it began.
     pub(crate) began_ns: u64,
-    /// Its length in nanoseconds.
+    /// Length in nanoseconds.
     pub(crate) elapsed_ns: u64,
     pub(crate) pid: i32,
     pub(crate) tid: u32,

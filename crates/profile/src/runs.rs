@@ -418,7 +418,7 @@ impl<'a> CutBuilder<'a> {
                 Some(EdgeTarget::Block(to)) => self.entered.contains_key(&to),
                 _ => false,
             };
-            // What leads to the block may be a jump, or come from outside.
+            // Control may also come to such a block from outside.
             if let [only] = edges.as_slice()
                 && (arc.index() < jumps || !is_entered(only))
             {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ingraft_testing::server::Postgres;
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Outcome, Reply, Tool, open_directory, scaled, skip};
+use ingraft_testing::{Mutatee, Outcome, Reply, Tool, open_directory, scaled, skip, wait_until};
 use serde_json::Value;
 
 use crate::tool;
@@ -222,6 +222,37 @@ fn trees_are_written_for_other_tools() {
 }
 
 #[test]
+fn a_slow_call_starts_a_trace_or_a_profile() {
+    for (kind, shown) in [("trace", "replay"), ("profile", "report")] {
+        let (directory, tool) = (open_directory(), tool());
+        let path = directory.path().join("then");
+        let file = path.to_str().expect("a path");
+        let mut target = Mutatee::start("slow", &[]);
+        let before = Text::of(target.pid());
+        let pid = target.pid_text();
+        let arguments = ["slow", "-p", &pid, "serve", "--over", "10ms", "--callees", "store", "--then", kind, file];
+        let mut session = tool.start(arguments);
+        session.wait_for("attached");
+        let own = code_bytes(&tool, &target);
+        target.ask("run 501 1");
+        session.wait_for("slow");
+        // The code of the other measurement comes beside that of the first one.
+        wait_until("the other measurement has begun", || code_bytes(&tool, &target) > own);
+        target.ask("run 501 1");
+        let _ = session.interrupt().assert_code(0).assert_removed();
+        target::assert_clean(target.pid(), &before);
+        let shown = tool.run([shown, file]).assert_code(0);
+        let text = format!("{:?}", shown.objects);
+        assert!(text.contains("serve"), "{kind}: {text}");
+    }
+}
+
+/// Number of bytes of code that are inserted.
+fn code_bytes(tool: &Tool, target: &Mutatee) -> u64 {
+    tool.inserted(target.pid()).iter().filter_map(|inserted| inserted["bytes"].as_u64()).sum()
+}
+
+#[test]
 fn what_cannot_be_told_is_refused_in_plain_words() {
     let target = Mutatee::start("slow", &[]);
     let pid = target.pid_text();
@@ -229,6 +260,7 @@ fn what_cannot_be_told_is_refused_in_plain_words() {
         let _ = tool().run(["slow", "-p", &pid].iter().chain(arguments)).assert_error(code, words);
     };
     refused(&["serve", "--over", "0s"], 2, &["--over"]);
+    refused(&["serve", "--over", "1ms", "--then", "sleep", "file"], 2, &["--then"]);
     refused(&["no_such_function", "--over", "1ms"], 3, &["no function matches"]);
     refused(&["serve", "$arg[0", "--over", "1ms"], 2, &["expression"]);
     refused(&["serve", "$arg[0]", "$arg[1]", "$arg[2]", "$arg[3]", "--over", "1ms"], 2, &["arguments"]);

@@ -25,12 +25,15 @@ const PART: u32 = 100;
   ingraft slow -n postgres exec_simple_query 'str($arg[0])' --over 100ms --for 1m
   ingraft slow -p 4711 handle_request --over 50ms --callees 'libssl:*' --callees 'libpq:PQ*' --least 1ms
   ingraft slow -n redis-server call --over 1ms --perfetto slow.json --for 1m
+  ingraft slow -p 4711 handle_request --over 1s --then trace handle.trace
 
 Each call of FUNCTION that took longer than --over is shown with the calls that it has made: when each began, how
 long it took, and how long without the calls inside that are shown. Own times add up to the time of the call.
 Calls inside are those of --callees; without that, all functions of the module of FUNCTION, and the functions of
 the C library in which threads wait. A function that is called too often for --max-overhead is left out, and told:
 its time is that of its caller. Nothing is written for calls that were faster.
+With --then, the first slow call starts `ingraft trace` or `ingraft profile edges` of FUNCTION and the --callees, which
+ends with this command.
 EXPR is an MDL expression: $arg[0] to $arg[255], with debugging information also arguments by name and members, such
 as request->size. str(EXPR) is the text at an address, at most 64 bytes of it. At most three arguments are kept;
 memory, so texts and members too, is read when the call returns."
@@ -55,6 +58,10 @@ pub(crate) struct SlowArgs {
     /// Write the calls to this file as well, for ui.perfetto.dev or chrome://tracing
     #[arg(long, value_name = "FILE")]
     pub(crate) perfetto: Option<PathBuf>,
+
+    /// Start a measurement of another kind at the first slow call, and save it in a file: `trace FILE` or `profile FILE`
+    #[arg(long, value_names = ["KIND", "FILE"], num_args = 2)]
+    pub(crate) then: Vec<String>,
 
     /// End after this time, whatever else is asked for [default: 1h if a daemon measures]
     #[arg(long, value_name = "DURATION", value_parser = super::duration)]
@@ -95,6 +102,12 @@ impl SlowArgs {
         if self.measure.no_remove || !self.measure.follow.is_empty() {
             let hint = "leave out --no-remove and --follow";
             return Err(Failure::usage("slow calls are looked for as long as the command runs, in one program", hint));
+        }
+        if let Some(kind) = self.then.first().filter(|kind| !["trace", "profile"].contains(&kind.as_str())) {
+            return Err(Failure::usage(
+                format!("--then {kind} is no measurement"),
+                "write --then trace FILE or --then profile FILE",
+            ));
         }
         if self.over.is_zero() {
             return Err(Failure::usage("every call is longer than --over 0", "use `ingraft print` for all calls"));

@@ -123,7 +123,7 @@ impl Printing {
     }
 }
 
-/// What the target tells of its rounds.
+/// Times that the target tells of its rounds.
 fn of_lines(lines: &[String]) -> TimedCalls {
     let of_kind = |kind: &str| {
         let begin = format!("time {kind} 1 ");

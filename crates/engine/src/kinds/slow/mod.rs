@@ -122,7 +122,7 @@ pub struct SlowKind {
     outer: usize,
     /// The pairs that have counted calls before the code came, as long as they have code.
     looks: Vec<PairKey>,
-    /// What the code of all functions shares; `None` before it is prepared.
+    /// Counters that the code of all functions shares; `None` before they are taken.
     shared: Option<SharedCounters>,
     begun: Option<SlowStart>,
     /// The functions inside whose code was not there, or not any more, when the measurement ended.

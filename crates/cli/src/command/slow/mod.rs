@@ -1,5 +1,7 @@
 //! `ingraft slow`: each slow call of a function, with the calls that it has made.
 
+mod follower;
+
 use std::collections::BTreeSet;
 use std::time::Instant;
 
@@ -17,6 +19,8 @@ use crate::objects::slow::{InnerCallObject, SlowObject};
 use crate::output::number::{plural, time};
 use crate::output::{self, DIM, Destination, HEADING, Output};
 use crate::perfetto::{CallEvent, CallEvents};
+
+use follower::Follower;
 
 /// Name of the metric that the command defines.
 const METRIC: &str = "slow calls";
@@ -65,8 +69,11 @@ pub(crate) async fn run(mut args: SlowArgs, context: CommandContext<'_>, out: &m
     let plan = plan.queried(Some(Query::Printed)).each(INTERVAL);
     let (started, format) = (Instant::now(), context.common.format);
     let events = perfetto.is_some().then(CallEvents::default);
-    let mut view = SlowView { exprs: &args.exprs, events, told: BTreeSet::new(), format };
-    measure::run(plan, context, &mut view, out).await?;
+    let follower = Follower::new(&args, context.common);
+    let mut view = SlowView { exprs: &args.exprs, events, told: BTreeSet::new(), format, follower };
+    let result = measure::run(plan, context, &mut view, out).await;
+    view.follower.end(format);
+    result?;
     if let (Some(file), Some(events)) = (perfetto, view.events) {
         file.write_whole(&events.json())?;
     }
@@ -90,6 +97,7 @@ struct SlowView<'a> {
     /// The functions of which people were told that they are left out, by process and name.
     told: BTreeSet<(i32, String)>,
     format: Format,
+    follower: Follower,
 }
 
 impl MeasurementView for SlowView<'_> {
@@ -146,6 +154,7 @@ impl SlowView<'_> {
     /// Shows what has come of a target.
     fn calls(&mut self, site: &TargetMeasurement, several: bool, out: &mut Output) -> Result<(), Stop> {
         let Some(printed) = site.printed.as_ref().filter(|printed| !printed.calls.is_empty()) else { return Ok(()) };
+        self.follower.start(site.pid(), self.format);
         out.begin_batch();
         for call in &printed.calls {
             let (Some(of), Some(tree)) = (printed.sites.get(call.site as usize), &call.tree) else { continue };
@@ -315,10 +324,10 @@ mod tests {
         let slow = SlowCall { sites: &sites, of: &sites[0], call: &call, tree: call.tree.as_ref().expect("a tree") };
         let text = slow.text(&NamedCall::new(&exprs, &sites[0], &call), Some(4711));
         expect![[r#"
-            22:13:20.073456 4711/7 serve n=12 50.0 ms, self 10.0 ms = -1 from 0x7f00
-                 1.00 µs    40.0 ms self    1.00 ms  load
-                 2.00 µs    39.0 ms self    39.0 ms    libc.so.6:read
-                 41.0 ms     500 ns self     500 ns  load
+            22:13:20.073456 4711/7 serve n=12 50 ms, self 10 ms = -1 from 0x7f00
+                    1 µs      40 ms self       1 ms  load
+                    2 µs      39 ms self      39 ms    libc.so.6:read
+                   41 ms     500 ns self     500 ns  load
               2 calls inside were lost (--buffer)
         "#]]
         .assert_eq(&anstream::adapter::strip_str(&text).to_string());
