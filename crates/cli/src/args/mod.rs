@@ -776,9 +776,11 @@ impl Cli {
             let what = format!("{flavors} flavors are more than a program can be said to have");
             return Err(Failure::usage(what, format!("name at most {FLAVORS_MAX}")));
         }
-        if self.command.shows_definitions() {
-            return Ok(());
-        }
+        if self.command.shows_definitions() { Ok(()) } else { self.check_target() }
+    }
+
+    /// Refuses a command that lacks a target.
+    fn check_target(&self) -> Result<(), Failure> {
         let (target, command) = match &self.command {
             Command::Callers(args) => (&args.target.running, args.target.has_others()),
             Command::Hist(args) => (&args.target.running, args.target.has_others()),

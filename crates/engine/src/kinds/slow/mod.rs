@@ -149,9 +149,20 @@ struct SlowStart {
 struct SlowState {
     limiter: Limiter,
     /// Calls inside of slow calls that have not come yet, by the streams of their threads.
-    inside: FxHashMap<u32, Vec<(u32, CallSpan)>>,
+    inside: FxHashMap<u32, InsideCalls>,
     told: u64,
     limited: u64,
+}
+
+/// Calls inside of a slow call in the order of their ends, each with the index of its function.
+type InsideCalls = Vec<(u32, CallSpan)>;
+
+/// A slow call as its thread has recorded it.
+struct SlowRecord {
+    tid: u32,
+    span: CallSpan,
+    record: TakenRecord,
+    inside: InsideCalls,
 }
 
 impl Records for SlowKind {
@@ -249,7 +260,7 @@ impl SlowKind {
         let scale = at.wall_clock().map(TickClock::scale);
         let ns = |ticks: u64| scale.map_or(0, |scale| scale.apply(ticks));
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut found: Vec<(u32, CallSpan, TakenRecord, Vec<(u32, CallSpan)>)> = Vec::new();
+        let mut found: Vec<SlowRecord> = Vec::new();
         for Drained { tid, stream, bytes, .. } in drained {
             let inside = state.inside.entry(stream).or_default();
             for record in values_in(&bytes) {
@@ -258,13 +269,13 @@ impl SlowKind {
                 if record.words.len() < HEAD {
                     inside.push((record.number.into(), span));
                 } else {
-                    found.push((tid, span, record, std::mem::take(inside)));
+                    found.push(SlowRecord { tid, span, record, inside: std::mem::take(inside) });
                 }
             }
         }
-        found.sort_by_key(|(_, span, ..)| span.ended);
+        found.sort_by_key(|slow| slow.span.ended);
         let mut calls = Vec::new();
-        for (tid, span, record, inside) in found {
+        for SlowRecord { tid, span, record, inside } in found {
             let Some(SlowSite { columns, .. }) = self.sites.get(usize::from(record.number)) else { continue };
             if !state.limiter.permits(ns(span.ended)) {
                 state.limited += 1;
