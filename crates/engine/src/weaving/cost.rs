@@ -193,20 +193,29 @@ fn counts_itself(snippet: &Snippet, variables: &[Variable]) -> bool {
     matches!(additions.split_first(), Some(((_, 1), others)) if others.iter().all(|(variable, _)| is_alias(*variable)))
 }
 
-/// The statements with a count in front of them. If all of them depend on a condition, so does the count: where the condition does not hold, the
-/// code costs hardly anything.
+/// The statements with a count in front of them. If all of them depend on a flag, so does the count: where the flag is not set, the code costs
+/// hardly anything. Other conditions may cost more than what depends on them.
 fn counted(stmts: &[Stmt], count: Stmt) -> Vec<Stmt> {
     let with = |stmts: &[Stmt]| std::iter::once(count.clone()).chain(stmts.iter().cloned()).collect();
     match stmts {
-        [Stmt::If(condition, body)] => vec![Stmt::If(condition.clone(), with(body))],
+        [Stmt::If(condition, body)] if is_flag(condition) => vec![Stmt::If(condition.clone(), with(body))],
         _ => with(stmts),
     }
+}
+
+/// Whether a condition only looks at variables of the thread.
+fn is_flag(condition: &Expr) -> bool {
+    let mut flag = true;
+    condition.each(&mut |e| {
+        flag &= matches!(e, Expr::Const(_) | Expr::Variable(_) | Expr::Unary(..) | Expr::Binary(..));
+    });
+    flag
 }
 
 /// The variable that counts the runs of a snippet, as [`counted`] has them counted; `None` if there is none.
 pub fn meter(snippet: &Snippet) -> Option<VariableId> {
     let counted = match snippet.stmts.as_slice() {
-        [Stmt::If(_, body)] => body,
+        [Stmt::If(condition, body)] if is_flag(condition) => body,
         all => all,
     };
     match counted.first() {
@@ -220,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn code_behind_a_condition_is_counted_where_it_runs() {
+    fn code_behind_a_flag_is_counted_where_it_runs() {
         let add = |n| Stmt::Add(VariableId(n), Expr::Const(1));
         let of = |stmts: Vec<Stmt>| {
             let snippet = Snippet { stmts: counted(&stmts, add(9)) };
@@ -230,6 +239,9 @@ mod tests {
         let meter = Some(VariableId(9));
         assert_eq!(of(vec![flagged()]), ("if (v1) { v9++; v0++; }".to_owned(), meter));
         assert_eq!(of(vec![flagged(), add(2)]), ("v9++; if (v1) { v0++; } v2++;".to_owned(), meter));
+        // The condition itself may be what costs.
+        let read = Stmt::If(Expr::Read(Box::new(Expr::Arg(0)), ingraft_model::Scalar::INT), vec![add(0)]);
+        assert_eq!(of(vec![read]), ("v9++; if (read($arg[0], i32)) { v0++; }".to_owned(), meter));
     }
 
     #[test]

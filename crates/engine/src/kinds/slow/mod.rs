@@ -373,7 +373,8 @@ impl Running for SlowKind {
     fn prepare(&mut self, at: &mut Locked<'_>, wanted: &mut Vec<WantedPair>) -> Result<Observer, Error> {
         let mut first = [0; 2];
         for ((key, name, variable), first) in self.held(at.id()).zip(&mut first) {
-            *first = at.hold_counter(key, metric_named(name), variable)?;
+            let held = at.hold_counter(key, metric_named(name), variable);
+            *first = held.inspect_err(|_| self.held(at.id()).for_each(|(key, ..)| at.release_counter(&key)))?;
         }
         let [open, records] = first;
         let shared = SharedCounters { open, records };

@@ -219,8 +219,8 @@ mod tests {
         assert_eq!(dear(10.0), []);
         assert_eq!(dear(9.0), [2]);
         assert_eq!(dear(7.5), [2, 0]);
-        assert_eq!(dear(6.0), [1, 2], "the first one helps still");
-        assert_eq!(dear(2.0), [1, 3]);
+        assert_eq!(dear(6.0), [1], "the other one leaves room for both helpers");
+        assert_eq!(dear(2.0), [1, 3, 2]);
     }
 
     #[test]
