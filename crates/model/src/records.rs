@@ -188,12 +188,19 @@ mod tests {
             room.then(|| self.add(POSITION, 8 * (1 + values as u64)))
         }
         fn write(&self, capacity: Capacity, at: u64, number: u16, values: &[u64]) {
-            let word = |n: usize| FIRST + ((at / 8 + n as u64) % u64::from(capacity.bytes() / 8)) as u32;
+            let word = |n: usize| self.load(Self::word(capacity, at, n));
+            assert!((0..=values.len()).all(|n| word(n) == 0), "a word is overwritten");
+            self.write_over(capacity, at, number, values);
+        }
+        /// Writes a record where one of a group may be that was forgotten.
+        fn write_over(&self, capacity: Capacity, at: u64, number: u16, values: &[u64]) {
             for (n, value) in (1..).zip(values) {
-                assert_eq!(self.load(word(n)), 0, "a word is overwritten");
-                self.store(word(n), *value);
+                self.store(Self::word(capacity, at, n), *value);
             }
-            self.store(word(0), header(number, 1 + values.len() as u32).into());
+            self.store(Self::word(capacity, at, 0), header(number, 1 + values.len() as u32).into());
+        }
+        fn word(capacity: Capacity, at: u64, n: usize) -> u32 {
+            FIRST + ((at / 8 + n as u64) % u64::from(capacity.bytes() / 8)) as u32
         }
         fn append(&self, capacity: Capacity, number: u16, values: &[u64]) -> bool {
             let at = self.reserve(capacity, values.len());
@@ -276,11 +283,13 @@ mod tests {
         for n in 0..20_000_u64 {
             begin();
             // a group that is forgotten was there before
-            (0..n % 5).for_each(|word| buffer.write(capacity, buffer.reserve(capacity, 1).expect("room"), 9, &[word]));
+            (0..n % 5)
+                .for_each(|word| buffer.write_over(capacity, buffer.reserve(capacity, 1).expect("room"), 9, &[word]));
             begin();
-            (0..n % 3)
-                .for_each(|word| buffer.write(capacity, buffer.reserve(capacity, 2).expect("room"), 1, &[n, word]));
-            buffer.write(capacity, buffer.reserve(capacity, 1).expect("room"), 2, &[n]);
+            (0..n % 3).for_each(|word| {
+                buffer.write_over(capacity, buffer.reserve(capacity, 2).expect("room"), 1, &[n, word])
+            });
+            buffer.write_over(capacity, buffer.reserve(capacity, 1).expect("room"), 2, &[n]);
             if n % 7 == 0 {
                 keep();
             }

@@ -9,19 +9,19 @@ use ingraft_api::{
 use ingraft_model::{Capacity, ColumnContent, Offset};
 
 use super::expression::{ExpressionMetric, with_names};
-use crate::args::PrintArgs;
+use crate::args::{Measure, PrintArgs, TargetArgs};
 use crate::conn::RequestTarget;
 use crate::exit::{Failure, Stop};
 use crate::measure::{self, CommandContext, MeasurementPlan, MeasurementView, Query, TargetMeasurement};
 use crate::objects::Object;
-use crate::objects::printed::{CallObject, CallValue, CallsObject};
+use crate::objects::printed::{CallObject, CallValue, CallValues, CallsObject};
 use crate::output::number::{grouped_u64, plural, time};
 use crate::output::{self, DIM, HEADING, Output};
 
 /// Time between two readings.
-pub(super) const INTERVAL: Duration = Duration::from_millis(100);
+const INTERVAL: Duration = Duration::from_millis(100);
 /// Time after which a measurement by a daemon ends if no other is given.
-pub(super) const EXPIRY: Duration = Duration::from_secs(3600);
+const EXPIRY: Duration = Duration::from_secs(3600);
 /// Name of the result among the names of enumerators.
 const RESULT: &str = "$return";
 /// Name of the metric that the command defines.
@@ -44,21 +44,35 @@ pub(crate) async fn run(mut args: PrintArgs, context: CommandContext<'_>, out: &
         kind: Kind::Print(PrintOptions { limit: args.limit.0, capacity }),
         ..EnableRequest::default()
     };
-    let expiry = args.expire.or_else(|| (!context.engines.is_embedded()).then_some(EXPIRY));
-    let ends_early = expiry.filter(|expiry| args.measure.duration.is_none_or(|duration| duration > *expiry));
-    args.measure.duration = ends_early.or(args.measure.duration);
+    let mut view = PrintView { exprs: &args.exprs };
+    let until = (&mut args.measure, args.expire);
+    measured_until("printing", until, (&args.target, own), context, (&mut view, out)).await
+}
+
+/// Measures calls that are printed, or are slow, and presents them as they come. The measurement ends after `expire`, or by a daemon after an
+/// hour, whatever else is asked for; `what` tells people so.
+pub(super) async fn measured_until(
+    what: &str,
+    (measure, expire): (&mut Measure, Option<Duration>),
+    (target, own): (&TargetArgs, EnableRequest),
+    context: CommandContext<'_>,
+    (view, out): (&mut dyn MeasurementView, &mut Output),
+) -> Result<(), Stop> {
+    let expiry = expire.or_else(|| (!context.engines.is_embedded()).then_some(EXPIRY));
+    let ends_early = expiry.filter(|expiry| measure.duration.is_none_or(|duration| duration > *expiry));
+    measure.duration = ends_early.or(measure.duration);
     let request = |target: RequestTarget| {
-        let mut request = measure::request(target, &args.measure, own.clone());
+        let mut request = measure::request(target, measure, own.clone());
         (request.measure.keep, request.measure.family) = (false, false);
         request
     };
-    let plan = MeasurementPlan::new(&args.measure, &args.target, request, out);
+    let plan = MeasurementPlan::new(measure, target, request, out);
     let plan = plan.queried(Some(Query::Printed)).each(INTERVAL);
     let (started, format) = (Instant::now(), context.common.format);
-    measure::run(plan, context, &mut PrintView { exprs: &args.exprs }, out).await?;
+    measure::run(plan, context, view, out).await?;
     if let Some(expiry) = ends_early.filter(|expiry| started.elapsed() >= *expiry) {
         let after = humantime::format_duration(expiry);
-        output::warn(&format!("printing ended after {after}; --expire gives it another time"), format);
+        output::warn(&format!("{what} ended after {after}; --expire gives it another time"), format);
     }
     Ok(())
 }
@@ -202,7 +216,21 @@ impl<'a> NamedCall<'a> {
         NamedCall { of, call, values, caller, result, elapsed_ns }
     }
 
-    pub(super) fn object(self, site: &TargetMeasurement) -> CallObject {
+    fn object(self, site: &TargetMeasurement) -> CallObject {
+        CallObject {
+            host: site.host(),
+            pid: site.pid(),
+            tid: self.call.tid,
+            time_ns: self.call.time_ns,
+            module: self.of.function.module.clone(),
+            function: self.of.function.function.clone(),
+            elapsed_ns: self.elapsed_ns,
+            of_call: self.recorded(),
+        }
+    }
+
+    /// The values for scripts.
+    pub(super) fn recorded(self) -> CallValues {
         let cut = self.values.iter().filter(|(_, value)| is_cut(value)).map(|(expr, _)| (*expr).to_owned()).collect();
         let values: BTreeMap<String, CallValue> =
             self.values.iter().map(|(expr, value)| ((*expr).to_owned(), recorded_whole(value))).collect();
@@ -211,20 +239,7 @@ impl<'a> NamedCall<'a> {
             PrintedValue::Enumerator(_, name) => Some((expr.to_owned(), name.clone())),
             _ => None,
         });
-        CallObject {
-            host: site.host(),
-            pid: site.pid(),
-            tid: self.call.tid,
-            time_ns: self.call.time_ns,
-            module: self.of.function.module.clone(),
-            function: self.of.function.function.clone(),
-            names: names.collect(),
-            values,
-            result: self.result.and_then(as_number),
-            elapsed_ns: self.elapsed_ns,
-            caller: self.caller,
-            cut,
-        }
+        CallValues { names: names.collect(), values, result: self.result.and_then(as_number), caller: self.caller, cut }
     }
 
     fn line(self, pid: Option<i32>) -> String {

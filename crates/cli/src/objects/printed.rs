@@ -41,6 +41,24 @@ pub(crate) enum CallValue {
     Unreadable,
 }
 
+/// Values of a call that was printed, or was slow.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct CallValues {
+    /// The values by their expressions.
+    pub(crate) values: BTreeMap<String, CallValue>,
+    /// The names of values that are enumerators, by their expressions; that of the result is `$return`. Left out if there are none.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) names: BTreeMap<String, String>,
+    /// Result of the call; null with `--entry`.
+    #[serde(rename = "return")]
+    pub(crate) result: Option<i64>,
+    /// Place of the call as `FUNCTION+0xOFFSET`, or the return address if the place is not known.
+    pub(crate) caller: Option<String>,
+    /// Expressions whose texts go on behind what was read; left out if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) cut: Vec<String>,
+}
+
 /// A printed call.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct CallObject {
@@ -53,21 +71,10 @@ pub(crate) struct CallObject {
     pub(crate) time_ns: u64,
     pub(crate) module: String,
     pub(crate) function: String,
-    /// The values by their expressions.
-    pub(crate) values: BTreeMap<String, CallValue>,
-    /// The names of values that are enumerators, by their expressions; that of the result is `$return`. Left out if there are none.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) names: BTreeMap<String, String>,
-    /// Result of the call; null with `--entry`.
-    #[serde(rename = "return")]
-    pub(crate) result: Option<i64>,
     /// Time of the call; null with `--entry`.
     pub(crate) elapsed_ns: Option<i64>,
-    /// Place of the call as `FUNCTION+0xOFFSET`, or the return address if the place is not known.
-    pub(crate) caller: Option<String>,
-    /// Expressions whose texts go on behind what was read; left out if there are none.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) cut: Vec<String>,
+    #[serde(flatten)]
+    pub(crate) of_call: CallValues,
 }
 
 /// Numbers of calls of a measurement that prints calls.

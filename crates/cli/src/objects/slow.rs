@@ -1,11 +1,9 @@
 //! Records of slow calls.
 
-use std::collections::BTreeMap;
-
 use serde::Serialize;
 
 use super::Host;
-use super::printed::CallValue;
+use super::printed::CallValues;
 
 /// Largest number of calls within each other in a record: some readers of JSON refuse more.
 const DEPTH_MAX: usize = 60;
@@ -26,19 +24,8 @@ pub(crate) struct SlowObject {
     pub(crate) elapsed_ns: u64,
     /// The same without `calls`. Own times and those of the calls inside add up to `elapsed_ns`.
     pub(crate) self_ns: u64,
-    /// The values by their expressions, as in `call`.
-    pub(crate) values: BTreeMap<String, CallValue>,
-    /// The names of values that are enumerators, by their expressions; that of the result is `$return`. Left out if there are none.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) names: BTreeMap<String, String>,
-    /// Result of the call.
-    #[serde(rename = "return")]
-    pub(crate) result: Option<i64>,
-    /// Place of the call as `FUNCTION+0xOFFSET`, or the return address if the place is not known.
-    pub(crate) caller: Option<String>,
-    /// Expressions whose texts go on behind what was read; left out if there are none.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) cut: Vec<String>,
+    #[serde(flatten)]
+    pub(crate) of_call: CallValues,
     /// Number of calls inside that are missing because the buffer was full.
     pub(crate) lost: u64,
     /// The calls that it has made, in the order in which they began.

@@ -3,17 +3,15 @@
 mod follower;
 
 use std::collections::BTreeSet;
-use std::time::Instant;
 
 use ingraft_api::{CallTree, EnableRequest, Kind, PrintedCall, PrintedSite, SlowOptions};
 use ingraft_model::Capacity;
 
 use super::expression::ExpressionMetric;
-use super::print::{EXPIRY, INTERVAL, NamedCall, at_return, numbers, summary};
+use super::print::{NamedCall, at_return, measured_until, numbers, summary};
 use crate::args::{Format, SlowArgs};
-use crate::conn::RequestTarget;
 use crate::exit::{Failure, Stop};
-use crate::measure::{self, CommandContext, MeasurementPlan, MeasurementView, Query, TargetMeasurement};
+use crate::measure::{CommandContext, MeasurementView, TargetMeasurement};
 use crate::objects::Object;
 use crate::objects::slow::{InnerCallObject, SlowObject};
 use crate::output::number::{plural, time};
@@ -57,29 +55,16 @@ pub(crate) async fn run(mut args: SlowArgs, context: CommandContext<'_>, out: &m
         kind: Kind::Slow(options),
         ..EnableRequest::default()
     };
-    let expiry = args.expire.or_else(|| (!context.engines.is_embedded()).then_some(EXPIRY));
-    let ends_early = expiry.filter(|expiry| args.measure.duration.is_none_or(|duration| duration > *expiry));
-    args.measure.duration = ends_early.or(args.measure.duration);
-    let request = |target: RequestTarget| {
-        let mut request = measure::request(target, &args.measure, own.clone());
-        (request.measure.keep, request.measure.family) = (false, false);
-        request
-    };
-    let plan = MeasurementPlan::new(&args.measure, &args.target, request, out);
-    let plan = plan.queried(Some(Query::Printed)).each(INTERVAL);
-    let (started, format) = (Instant::now(), context.common.format);
-    let events = perfetto.is_some().then(CallEvents::default);
+    let format = context.common.format;
     let follower = Follower::new(&args, context.common);
+    let events = perfetto.is_some().then(CallEvents::default);
     let mut view = SlowView { exprs: &args.exprs, events, told: BTreeSet::new(), format, follower };
-    let result = measure::run(plan, context, &mut view, out).await;
+    let until = (&mut args.measure, args.expire);
+    let result = measured_until("the search", until, (&args.target, own), context, (&mut view, out)).await;
     view.follower.end(format);
     result?;
     if let (Some(file), Some(events)) = (perfetto, view.events) {
         file.write_whole(&events.json())?;
-    }
-    if let Some(expiry) = ends_early.filter(|expiry| started.elapsed() >= *expiry) {
-        let after = humantime::format_duration(expiry);
-        output::warn(&format!("the search ended after {after}; --expire gives it another time"), format);
     }
     Ok(())
 }
@@ -219,7 +204,6 @@ impl SlowCall<'_> {
 
     fn object(&self, named: NamedCall<'_>, site: &TargetMeasurement) -> SlowObject {
         let CallTree { elapsed_ns, self_ns, lost, calls } = self.tree;
-        let call = named.object(site);
         let inner = calls.iter().filter_map(|call| {
             let of = self.site(call.site)?;
             let object = InnerCallObject {
@@ -234,19 +218,15 @@ impl SlowCall<'_> {
             Some((call.depth as usize, object))
         });
         SlowObject {
-            host: call.host,
-            pid: call.pid,
-            tid: call.tid,
+            host: site.host(),
+            pid: site.pid(),
+            tid: self.call.tid,
             time_ns: self.began_ns(),
-            module: call.module,
-            function: call.function,
+            module: self.of.function.module.clone(),
+            function: self.of.function.function.clone(),
             elapsed_ns: *elapsed_ns,
             self_ns: *self_ns,
-            values: call.values,
-            names: call.names,
-            result: call.result,
-            caller: call.caller,
-            cut: call.cut,
+            of_call: named.recorded(),
             lost: *lost,
             calls: InnerCallObject::nested(inner),
         }

@@ -30,7 +30,7 @@ use crate::session::replaced::Before;
 use crate::weaving::catch_up::Walker;
 
 /// Largest number of samplings of an engine at a time.
-const SAMPLINGS_MAX: usize = 8;
+const SAMPLINGS_MAX: usize = 16;
 /// Shortest time between two samples of a thread.
 const PERIOD_MIN: Duration = Duration::from_millis(1);
 /// Time between two samples of a thread if the request names none. A period that divides no second evenly does not fall into step with
