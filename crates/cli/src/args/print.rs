@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use ingraft_model::Capacity;
 
 use super::calls::parts;
 use super::{Measure, TargetArgs};
@@ -50,13 +51,8 @@ pub(crate) struct PrintArgs {
     #[arg(long, value_name = "N/s", default_value = "1000", value_parser = limit)]
     pub(crate) limit: Limit,
 
-    /// End after this time, whatever else is asked for [default: 1h if a daemon measures]
-    #[arg(long, value_name = "DURATION", value_parser = super::duration)]
-    pub(crate) expire: Option<Duration>,
-
-    /// Size of the buffer of each thread in KiB, from 4 to 65536; rounded up to a power of two
-    #[arg(long, value_name = "KIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(4..=65536))]
-    pub(crate) buffer: u32,
+    #[command(flatten)]
+    pub(crate) records: RecordArgs,
 
     /// Print the metric definition (MDL) of which this command is a short form, and measure nothing
     #[arg(long)]
@@ -76,6 +72,26 @@ pub(crate) struct PrintArgs {
     // The field follows the positional arguments, because COMMAND is the last of them.
     #[command(flatten)]
     pub(crate) target: TargetArgs,
+}
+
+/// Options of commands that take records of calls.
+#[derive(Debug, Args)]
+pub(crate) struct RecordArgs {
+    /// End after this time, whatever else is asked for [default: 1h if a daemon measures]
+    #[arg(long, value_name = "DURATION", value_parser = super::duration)]
+    pub(crate) expire: Option<Duration>,
+
+    /// Size of the buffer of each thread in KiB, from 4 to 65536; rounded up to a power of two
+    #[arg(long, value_name = "KIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(4..=65536))]
+    pub(crate) buffer: u32,
+}
+
+impl RecordArgs {
+    /// Room of the buffer of each thread.
+    pub(crate) fn capacity(&self) -> Result<Capacity, Failure> {
+        let too_large = || Failure::usage("the buffers are too large", "give --buffer fewer KiB");
+        Capacity::of_bytes(self.buffer << 10).ok_or_else(too_large)
+    }
 }
 
 impl PrintArgs {

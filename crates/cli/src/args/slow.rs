@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::print::{Limit, limit, value};
+use super::print::{Limit, RecordArgs, limit, value};
 use super::{Measure, TargetArgs};
 use crate::exit::Failure;
 
@@ -63,13 +63,8 @@ pub(crate) struct SlowArgs {
     #[arg(long, value_names = ["KIND", "FILE"], num_args = 2)]
     pub(crate) then: Vec<String>,
 
-    /// End after this time, whatever else is asked for [default: 1h if a daemon measures]
-    #[arg(long, value_name = "DURATION", value_parser = super::duration)]
-    pub(crate) expire: Option<Duration>,
-
-    /// Size of the buffer of each thread in KiB, from 4 to 65536; rounded up to a power of two
-    #[arg(long, value_name = "KIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(4..=65536))]
-    pub(crate) buffer: u32,
+    #[command(flatten)]
+    pub(crate) records: RecordArgs,
 
     /// Print the metric definition (MDL) of the values, and measure nothing
     #[arg(long)]

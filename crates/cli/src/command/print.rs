@@ -6,12 +6,12 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use ingraft_api::{
     CallNumbers, EnableRequest, Kind, ModulePlace, PrintOptions, PrintedCall, PrintedColumn, PrintedSite, PrintedValue,
 };
-use ingraft_model::{Capacity, ColumnContent, Offset};
+use ingraft_model::{ColumnContent, Offset};
 
 use super::expression::{ExpressionMetric, with_names};
 use crate::args::{Measure, PrintArgs, TargetArgs};
 use crate::conn::RequestTarget;
-use crate::exit::{Failure, Stop};
+use crate::exit::Stop;
 use crate::measure::{self, CommandContext, MeasurementPlan, MeasurementView, Query, TargetMeasurement};
 use crate::objects::Object;
 use crate::objects::printed::{CallObject, CallValue, CallValues, CallsObject};
@@ -34,8 +34,7 @@ pub(crate) async fn run(mut args: PrintArgs, context: CommandContext<'_>, out: &
         return ExpressionMetric::show(&[definition], out);
     }
     ExpressionMetric::accept(std::slice::from_ref(&definition), context.common.format)?;
-    let too_large = || Failure::usage("the buffers are too large", "give --buffer fewer KiB");
-    let capacity = Capacity::of_bytes(args.buffer << 10).ok_or_else(too_large)?;
+    let capacity = args.records.capacity()?;
     let own = EnableRequest {
         functions: vec![args.function.clone()],
         function_metrics: vec![definition.metric.clone()],
@@ -45,7 +44,7 @@ pub(crate) async fn run(mut args: PrintArgs, context: CommandContext<'_>, out: &
         ..EnableRequest::default()
     };
     let mut view = PrintView { exprs: &args.exprs };
-    let until = (&mut args.measure, args.expire);
+    let until = (&mut args.measure, args.records.expire);
     measured_until("printing", until, (&args.target, own), context, (&mut view, out)).await
 }
 

@@ -5,12 +5,11 @@ mod follower;
 use std::collections::BTreeSet;
 
 use ingraft_api::{CallTree, EnableRequest, Kind, PrintedCall, PrintedSite, SlowOptions};
-use ingraft_model::Capacity;
 
 use super::expression::ExpressionMetric;
 use super::print::{NamedCall, at_return, measured_until, numbers, summary};
 use crate::args::{Format, SlowArgs};
-use crate::exit::{Failure, Stop};
+use crate::exit::Stop;
 use crate::measure::{CommandContext, MeasurementView, TargetMeasurement};
 use crate::objects::Object;
 use crate::objects::slow::{InnerCallObject, SlowObject};
@@ -36,8 +35,7 @@ pub(crate) async fn run(mut args: SlowArgs, context: CommandContext<'_>, out: &m
         return ExpressionMetric::show(&[definition], out);
     }
     ExpressionMetric::accept(std::slice::from_ref(&definition), context.common.format)?;
-    let too_large = || Failure::usage("the buffers are too large", "give --buffer fewer KiB");
-    let capacity = Capacity::of_bytes(args.buffer << 10).ok_or_else(too_large)?;
+    let capacity = args.records.capacity()?;
     let ns = |duration: std::time::Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
     let perfetto = args.perfetto.as_deref().map(Destination::prepare).transpose()?;
     let options = SlowOptions {
@@ -59,7 +57,7 @@ pub(crate) async fn run(mut args: SlowArgs, context: CommandContext<'_>, out: &m
     let follower = Follower::new(&args, context.common);
     let events = perfetto.is_some().then(CallEvents::default);
     let mut view = SlowView { exprs: &args.exprs, events, told: BTreeSet::new(), format, follower };
-    let until = (&mut args.measure, args.expire);
+    let until = (&mut args.measure, args.records.expire);
     let result = measured_until("the search", until, (&args.target, own), context, (&mut view, out)).await;
     view.follower.end(format);
     result?;
