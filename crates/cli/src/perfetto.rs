@@ -35,6 +35,11 @@ impl CallEvents {
         self.0.push(event);
     }
 
+    /// Whether there is no call.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The contents of the file.
     pub(crate) fn json(&self) -> Vec<u8> {
         let first = self.0.iter().map(|event| event.began_ns).min().unwrap_or(0);

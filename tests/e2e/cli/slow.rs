@@ -1,6 +1,8 @@
 //! Tests of `ingraft slow`: the program knows which of its calls were slow and what they did.
 
 use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader};
+use std::process::Stdio;
 
 use ingraft_testing::server::Postgres;
 use ingraft_testing::target::{self, Text};
@@ -219,6 +221,33 @@ fn trees_are_written_for_other_tools() {
         assert_eq!((&own["tid"], own["ph"].as_str()), (&slow["tid"], Some("X")));
     }
     assert!(events.iter().any(|event| event["name"] == "wait_for_part" && event["cat"] == "slow"));
+}
+
+#[test]
+fn calls_are_saved_when_the_reader_of_the_output_is_gone() {
+    let (directory, tool) = (open_directory(), tool());
+    let path = directory.path().join("slow.json");
+    let mut target = Mutatee::start("slow", &[]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let file = path.to_str().expect("a path");
+    let mut child = tool
+        .command(["slow", "-p", &pid, "serve", "--over", "10ms", "--max-overhead", "10000", "--perfetto", file])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("run ingraft");
+    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines().map(|line| line.expect("a line"));
+    assert!(lines.any(|line| line.contains("attached")));
+    target.ask("run 501 1");
+    assert!(lines.any(|line| line.contains("serve")));
+    drop(lines);
+    child.wait().expect("wait for ingraft");
+    let text = std::fs::read_to_string(&path).expect("the file");
+    let events: Value = serde_json::from_str(&text).expect("JSON");
+    assert!(events["traceEvents"].as_array().is_some_and(|all| all.iter().any(|event| event["name"] == "serve")));
+    wait_until("the target is clean", || target::arenas(target.pid()) == 0 && target::tracer(target.pid()) == 0);
+    target::assert_clean(target.pid(), &before);
 }
 
 #[test]

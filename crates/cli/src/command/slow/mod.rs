@@ -60,11 +60,13 @@ pub(crate) async fn run(mut args: SlowArgs, context: CommandContext<'_>, out: &m
     let until = (&mut args.measure, args.records.expire);
     let result = measured_until("the search", until, (&args.target, own), context, (&mut view, out)).await;
     view.follower.end(format);
+    // The calls that were shown are saved also if the command fails, or nobody reads what it writes any more.
+    let saved = match (perfetto, view.events) {
+        (Some(file), Some(events)) if result.is_ok() || !events.is_empty() => file.write_whole(&events.json()),
+        _ => Ok(()),
+    };
     result?;
-    if let (Some(file), Some(events)) = (perfetto, view.events) {
-        file.write_whole(&events.json())?;
-    }
-    Ok(())
+    Ok(saved?)
 }
 
 /// The definition of the values.
