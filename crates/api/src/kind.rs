@@ -21,6 +21,8 @@ pub enum Kind {
     Print(PrintOptions),
     /// The tree of each call of `functions` that takes long, with the values that the `print` statement of the metric in `function_metrics` names.
     Slow(SlowOptions),
+    /// The calls of `functions` by calling context, and what they take.
+    Contexts(ContextsOptions),
 }
 
 impl Kind {
@@ -31,14 +33,15 @@ impl Kind {
 
     /// Whether the measurement is a profile: its counts are read as a whole.
     pub fn is_profile(&self) -> bool {
-        matches!(self, Kind::Counts(_) | Kind::Coverage(_))
+        matches!(self, Kind::Counts(_) | Kind::Coverage(_) | Kind::Contexts(_))
     }
 
     /// The options of a trace; `None` for other kinds.
     pub fn trace(&self) -> Option<&TraceOptions> {
         match self {
             Kind::Trace(options) => Some(options),
-            Kind::Metrics | Kind::Counts(_) | Kind::Coverage(_) | Kind::Print(_) | Kind::Slow(_) => None,
+            Kind::Metrics | Kind::Counts(_) | Kind::Coverage(_) => None,
+            Kind::Print(_) | Kind::Slow(_) | Kind::Contexts(_) => None,
         }
     }
 }
@@ -66,6 +69,58 @@ pub struct SlowOptions {
     pub limit: Option<u32>,
     /// Capacity of the buffer of each thread.
     pub capacity: Capacity,
+}
+
+/// Options of calling contexts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContextsOptions {
+    /// What is added up in contexts besides calls, at most [`ContextsOptions::METRICS_MAX`], each once.
+    pub metrics: Vec<ContextMetric>,
+    /// Whether each recursive call has a context of its own, as long as there is room. Otherwise it leads back to the context of the first call of
+    /// its function, so that a deep recursion has few contexts.
+    pub full: bool,
+}
+
+impl ContextsOptions {
+    /// Largest number of metrics.
+    pub const METRICS_MAX: usize = 4;
+}
+
+/// What is added up in calling contexts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ContextMetric {
+    /// Time in the functions, without that in the measured functions that they call.
+    WallTime,
+    /// Processor time in the functions, without that in the measured functions that they call.
+    CpuTime,
+    /// Number of bytes that are asked of the allocation functions of the C library, which are measured too.
+    AllocatedBytes,
+    /// Time in the functions of the C library in which threads wait, which are measured too.
+    WaitTime,
+    /// Time in the functions of the C library that wait for locks, which are measured too.
+    LockTime,
+}
+
+impl ContextMetric {
+    /// All metrics.
+    pub const ALL: [ContextMetric; 5] = [
+        ContextMetric::WallTime,
+        ContextMetric::CpuTime,
+        ContextMetric::AllocatedBytes,
+        ContextMetric::WaitTime,
+        ContextMetric::LockTime,
+    ];
+
+    /// The name in a profile. It ends with the unit.
+    pub fn name(self) -> &'static str {
+        match self {
+            ContextMetric::WallTime => "wall_ns",
+            ContextMetric::CpuTime => "cpu_ns",
+            ContextMetric::AllocatedBytes => "allocated_bytes",
+            ContextMetric::WaitTime => "wait_ns",
+            ContextMetric::LockTime => "lock_wait_ns",
+        }
+    }
 }
 
 /// Options of exact counts.

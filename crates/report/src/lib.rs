@@ -5,6 +5,7 @@
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::panic, clippy::expect_used, clippy::unwrap_used))]
 
 mod code;
+mod contexts;
 mod diff;
 mod export;
 mod file;
@@ -16,6 +17,7 @@ mod times;
 mod trace;
 
 pub use code::{CodeStep, ModuleCode, SourceFrame, Symbol};
+pub use contexts::{CallSite, Context, ContextFunction, ContextKind, ContextProfile, ContextValue};
 pub use diff::{BlockChange, CountChange, FunctionChange, diff};
 pub use export::{EXPORTERS, Exporter, Sources, ran_lines};
 pub use file::FileError;

@@ -3,6 +3,8 @@
 use ingraft_model::{BlockEvents, EdgeKind, Svma};
 use ingraft_profile::{Earlier, EarlierProfile};
 
+use crate::contexts::ContextProfile;
+
 /// Meaning of the counts of a profile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProfileKind {
@@ -11,6 +13,8 @@ pub enum ProfileKind {
     Counts,
     /// 1 for what has run, else 0.
     Coverage,
+    /// Calls by calling context. There are no counts of blocks and edges.
+    Contexts,
 }
 
 /// Counts of the blocks and edges of functions of one process.
@@ -40,6 +44,8 @@ pub struct SavedProfile {
     pub held_ns: u64,
     /// Event of the inclusive totals; empty if there are none.
     pub inclusive: String,
+    /// The calling contexts; `None` if this is no profile of contexts.
+    pub contexts: Option<ContextProfile>,
 }
 
 impl SavedProfile {
