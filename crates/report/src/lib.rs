@@ -17,7 +17,10 @@ mod times;
 mod trace;
 
 pub use code::{CodeStep, ModuleCode, SourceFrame, Symbol};
-pub use contexts::{CallSite, Context, ContextFunction, ContextKind, ContextProfile, ContextValue};
+pub use contexts::{
+    CallSite, CallerNode, Context, ContextChildren, ContextFunction, ContextKind, ContextProfile, ContextStatistics,
+    ContextValue,
+};
 pub use diff::{BlockChange, CountChange, FunctionChange, diff};
 pub use export::{EXPORTERS, Exporter, Sources, ran_lines};
 pub use file::FileError;

@@ -128,17 +128,17 @@ impl FunctionProfile {
             return Err(MergeError::OtherBlocks { function: self.name.clone() });
         }
         let unknown: Vec<usize> = match kind {
-            ProfileKind::Counts => self.not_both_know(other),
+            ProfileKind::Counts | ProfileKind::Contexts => self.not_both_know(other),
             ProfileKind::Coverage => self.neither_knows(other),
         };
         let too_large = || MergeError::TooLarge { function: other.name.clone() };
         let sum = |a: u64, b: u64| match kind {
-            ProfileKind::Counts => a.checked_add(b).ok_or_else(too_large),
+            ProfileKind::Counts | ProfileKind::Contexts => a.checked_add(b).ok_or_else(too_large),
             ProfileKind::Coverage => Ok(a.max(b)),
         };
         let calls = self.known_calls().zip(other.known_calls());
         self.calls = match kind {
-            ProfileKind::Counts => calls.map_or(Ok(0), |(own, other)| sum(own, other))?,
+            ProfileKind::Counts | ProfileKind::Contexts => calls.map_or(Ok(0), |(own, other)| sum(own, other))?,
             ProfileKind::Coverage => sum(self.calls, other.calls)?,
         };
         for (block, other) in self.blocks.iter_mut().zip(&other.blocks) {
@@ -148,7 +148,7 @@ impl FunctionProfile {
             edge.count = match (kind, edge.count, other.count) {
                 // A place that has run in one of two executions has run, whatever is known of the other one.
                 (ProfileKind::Coverage, Some(1..), _) | (ProfileKind::Coverage, _, Some(1..)) => Some(1),
-                (ProfileKind::Counts | ProfileKind::Coverage, a, b) => a.zip(b).map(|(a, b)| sum(a, b)).transpose()?,
+                (_, a, b) => a.zip(b).map(|(a, b)| sum(a, b)).transpose()?,
             };
         }
         self.unknown = unknown;

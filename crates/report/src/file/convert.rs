@@ -99,6 +99,7 @@ impl TryFrom<Profile> for SavedProfile {
             kind: if message.coverage { ProfileKind::Coverage } else { ProfileKind::Counts },
             held_ns: message.held_ns,
             inclusive: message.inclusive,
+            contexts: None,
         })
     }
 }

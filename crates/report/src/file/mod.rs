@@ -9,7 +9,8 @@
 //! | 12 | 4 | CRC-32 (IEEE) of the body |
 //! | 16 | 8 | length of the body in bytes |
 //!
-//! A profile of counts has version 1. A coverage has version 2, because programs that know version 1 only would take it for counts.
+//! A profile of counts has version 1, a coverage has version 2, and a profile of calling contexts has version 3, because programs that know an
+//! earlier version only would take it for counts.
 //!
 //! The body is the message `Profile` of `proto/ingraft/v1/counts.proto`, which daemons send too. A later version can add fields, which this
 //! one skips. Addresses of blocks are distances, in packed lists, because most of them fit into one byte.
@@ -26,7 +27,7 @@ use crate::{ProfileKind, SavedProfile};
 /// First bytes of a file.
 const MAGIC: [u8; 8] = *b"INGPROF\0";
 /// Latest version of the format.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Length of the header in bytes.
 const HEADER: usize = 24;
 
@@ -116,7 +117,8 @@ impl SavedProfile {
 fn version_of(kind: ProfileKind) -> u32 {
     match kind {
         ProfileKind::Counts => 1,
-        ProfileKind::Coverage => VERSION,
+        ProfileKind::Coverage => 2,
+        ProfileKind::Contexts => VERSION,
     }
 }
 

@@ -162,8 +162,8 @@ fn errors_name_the_reason() {
     let longer = [&bytes[..], &[0]].concat();
     assert_eq!(SavedProfile::from_bytes(&longer), Err(FileError::Length { stated: 0, found: 1 }));
     let mut later = bytes.clone();
-    later[8] = 3;
-    assert_eq!(SavedProfile::from_bytes(&later), Err(FileError::Version { found: 3 }));
+    later[8] = 4;
+    assert_eq!(SavedProfile::from_bytes(&later), Err(FileError::Version { found: 4 }));
 }
 
 #[test]

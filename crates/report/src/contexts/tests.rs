@@ -1,0 +1,208 @@
+use std::collections::BTreeMap;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+use super::*;
+
+fn context(parent: Option<usize>, function: usize, site: u64, calls: u64, value: i64) -> Context {
+    let site = CallSite { module: Some(0), at: Svma(site) };
+    Context { parent, function, site, kind: ContextKind::Call, calls, metrics: vec![value] }
+}
+
+/// Functions with these names, all in the first module.
+fn functions(names: &[&str]) -> Vec<ContextFunction> {
+    let function = |(n, name): (usize, &&str)| {
+        let start = Svma(0x1000 * (n as u64 + 1));
+        ContextFunction { name: (*name).to_owned(), start, size: 0x100, ..ContextFunction::default() }
+    };
+    names.iter().enumerate().map(function).collect()
+}
+
+/// `main` calls `parse` from two places. `parse` calls `read` and itself.
+pub(crate) fn small() -> ContextProfile {
+    let recursion = Context { kind: ContextKind::Recursion(1), ..context(Some(1), 1, 0x2020, 6, 0) };
+    let contexts = vec![
+        context(None, 0, 0, 1, 10),
+        context(Some(0), 1, 0x1010, 2, 30),
+        context(Some(1), 2, 0x2010, 8, 400),
+        recursion,
+        context(Some(0), 1, 0x1020, 3, 5),
+        context(Some(4), 2, 0x2010, 3, 100),
+    ];
+    let functions = functions(&["main", "parse", "read", "idle"]);
+    ContextProfile { functions, contexts, metrics: vec!["wall_ns".to_owned()], outside: vec![7], full: 9 }
+}
+
+/// Whether an ancestor of a context is another one.
+pub(crate) fn is_ancestor(profile: &ContextProfile, ancestor: usize, of: usize) -> bool {
+    let above = |at: &usize| profile.contexts[*at].parent;
+    std::iter::successors(above(&of), above).any(|at| at == ancestor)
+}
+
+/// Trees with functions in these modules. No two contexts have the same parent, function, call site and kind.
+pub(crate) fn tree(modules: usize) -> impl Strategy<Value = ContextProfile> {
+    let context = (any::<Index>(), 0..5_usize, 0..4_u64, 0..3_u8, 0..100_u64, vec(-9..1000_i64, 2));
+    let function = (0..modules, ".{0,8}", any::<[u64; 4]>());
+    (vec(context, 0..60), vec(function, 5), 0..3_usize, any::<(i64, i64, u64)>()).prop_map(
+        move |(drawn, functions, metrics, (one, two, full))| {
+            let mut contexts: Vec<Context> = Vec::new();
+            for (parent, function, site, kind, calls, mut values) in drawn {
+                // A quarter of the contexts, and the first one, are roots.
+                let parent = parent.index(4 * contexts.len().max(1));
+                let parent = contexts.get(parent).map(|context| match context.kind {
+                    ContextKind::Recursion(target) => target,
+                    _ => parent,
+                });
+                let above = std::iter::successors(parent, |at| contexts[*at].parent);
+                let target = above.into_iter().find(|at| contexts[*at].function == function);
+                let kind = match (target, kind) {
+                    (Some(target), _) => ContextKind::Recursion(target),
+                    (None, 0) => ContextKind::Tail,
+                    (None, 1) if parent.is_some() => ContextKind::Signal,
+                    (None, _) => ContextKind::Call,
+                };
+                let site = CallSite { module: (site > 0).then(|| site as usize % modules), at: Svma(site) };
+                values.truncate(metrics);
+                let key = |c: &Context| (c.parent, c.function, c.site, c.kind);
+                let context = Context { parent, function, site, kind, calls, metrics: values };
+                if contexts.iter().all(|other| key(other) != key(&context)) {
+                    contexts.push(context);
+                }
+            }
+            let function = |(module, name, [size, left, unseen, unrecorded]): (usize, String, [u64; 4])| {
+                ContextFunction { module, name, start: Svma(size ^ left), size, left, unseen, unrecorded }
+            };
+            let functions = functions.into_iter().map(function).collect();
+            let (names, mut outside) = (["wall_ns", "bytes"], vec![one, two]);
+            outside.truncate(metrics);
+            let metrics = names[..metrics].iter().map(|name| (*name).to_owned()).collect();
+            ContextProfile { functions, contexts, metrics, outside, full }
+        },
+    )
+}
+
+#[test]
+fn statistics_are_those_of_the_paper() {
+    let statistics = small().statistics();
+    let expected = ContextStatistics {
+        nodes: 5,
+        back_edges: 1,
+        height: 3,
+        // `main` has two children, and both contexts of `parse` have one.
+        degree: 4.0 / 3.0,
+        leaf_depth: 3.0,
+        replication: 2,
+        call_sites: 4,
+        single_sites: 3,
+    };
+    assert_eq!(statistics, expected);
+    assert_eq!(ContextProfile::default().statistics(), ContextStatistics::default());
+}
+
+#[test]
+fn contexts_that_differ_in_their_call_sites_become_one() {
+    let merged = small().by_function();
+    let recursion = Context { kind: ContextKind::Recursion(1), ..context(Some(1), 1, 0x2020, 6, 0) };
+    let expected = vec![
+        context(None, 0, 0, 1, 10),
+        context(Some(0), 1, 0x1010, 5, 35),
+        context(Some(1), 2, 0x2010, 11, 500),
+        recursion,
+    ];
+    assert_eq!(merged, ContextProfile { contexts: expected, ..small() });
+}
+
+#[test]
+fn callers_have_shares_of_the_value() {
+    let found = small().callers(ContextValue::Metric(0), 1, 2);
+    let caller = |function, site, value, calls| {
+        let site = Some(CallSite { module: Some(0), at: Svma(site) });
+        CallerNode { function, site, value, calls, callers: Vec::new() }
+    };
+    let read = CallerNode { function: 2, site: None, value: 500, calls: 11, callers: vec![caller(1, 0x2010, 500, 11)] };
+    let from = vec![caller(0, 0x1010, 30, 2), caller(0, 0x1020, 5, 3)];
+    let parse = CallerNode { function: 1, site: None, value: 35, calls: 11, callers: from };
+    assert_eq!(found, [read, parse]);
+}
+
+#[test]
+fn the_hot_path_ends_where_no_child_has_half_of_the_value() {
+    assert_eq!(small().hot_path(ContextValue::Metric(0)), [0, 1, 2]);
+    // 23 calls, of which 16 are in the first context of `parse` and 8 in `read`.
+    assert_eq!(small().hot_path(ContextValue::Calls), [0, 1, 2]);
+    assert_eq!(ContextProfile::default().hot_path(ContextValue::Calls), [0; 0]);
+}
+
+/// All nodes of trees of callers: functions and call sites from the root on, with the value and the calls.
+fn flat(nodes: &[CallerNode], above: &[(usize, Option<CallSite>)], to: &mut BTreeMap<Vec<Step>, (i64, u64)>) {
+    for node in nodes {
+        let path = [above, &[(node.function, node.site)]].concat();
+        flat(&node.callers, &path, to);
+        assert_eq!(to.insert(path, (node.value, node.calls)), None, "each caller has one node");
+    }
+}
+
+type Step = (usize, Option<CallSite>);
+
+proptest! {
+    #[test]
+    fn merged_contexts_have_the_same_sums(profile in tree(3)) {
+        let merged = profile.by_function();
+        for of in [ContextValue::Calls, ContextValue::Metric(0)] {
+            let sums = |profile: &ContextProfile| {
+                let mut sums = BTreeMap::<usize, i64>::new();
+                for (context, value) in profile.contexts.iter().zip(profile.values(of)) {
+                    *sums.entry(context.function).or_default() += value;
+                }
+                let inclusive = profile.contexts.iter().zip(profile.inclusive(of));
+                let roots: i64 = inclusive.filter(|(context, _)| context.parent.is_none()).map(|(_, value)| value).sum();
+                (sums, roots)
+            };
+            prop_assert_eq!(sums(&merged), sums(&profile));
+        }
+        for (index, context) in merged.contexts.iter().enumerate() {
+            prop_assert!(context.parent.is_none_or(|parent| parent < index));
+            if let ContextKind::Recursion(target) = context.kind {
+                prop_assert!(is_ancestor(&merged, target, index));
+                prop_assert_eq!(merged.contexts[target].function, context.function);
+            }
+        }
+        prop_assert_eq!(merged.by_function(), merged);
+    }
+
+    #[test]
+    fn callers_are_the_ancestors_of_the_contexts(profile in tree(2), depth in 0..4_usize) {
+        let of = ContextValue::Metric(0);
+        let mut expected = BTreeMap::<Vec<Step>, (i64, u64)>::new();
+        for (context, value) in profile.contexts.iter().zip(profile.values(of)) {
+            let mut path = vec![(context.function, None)];
+            let mut at = context;
+            for _ in 0..=depth {
+                let sums = expected.entry(path.clone()).or_default();
+                *sums = (sums.0 + value, sums.1 + context.calls);
+                let Some(parent) = at.parent else { break };
+                path.push((profile.contexts[parent].function, Some(at.site)));
+                at = &profile.contexts[parent];
+            }
+        }
+        let mut found = BTreeMap::new();
+        flat(&profile.callers(of, depth, usize::MAX), &[], &mut found);
+        prop_assert_eq!(found, expected);
+        let few = profile.callers(of, depth, 2);
+        prop_assert!(few.len() <= 2 && few.iter().all(|node| node.callers.len() <= 2));
+        prop_assert!(few.is_sorted_by_key(|node| std::cmp::Reverse(node.value)));
+    }
+
+    #[test]
+    fn statistics_fit_the_tree(profile in tree(2)) {
+        let statistics = profile.statistics();
+        prop_assert_eq!(statistics.nodes + statistics.back_edges, profile.contexts.len() as u64);
+        prop_assert!(statistics.leaf_depth <= statistics.height as f64);
+        prop_assert!(statistics.single_sites <= statistics.call_sites);
+        let children = profile.children();
+        let reached: usize = std::iter::once(None).chain((0..profile.contexts.len()).map(Some)).map(|of| children.of(of).count()).sum();
+        prop_assert_eq!(reached, profile.contexts.len());
+    }
+}
