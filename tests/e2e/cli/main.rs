@@ -18,6 +18,7 @@ mod choosing;
 mod climbs;
 mod clocks;
 mod corners;
+mod contexts;
 mod coroutines;
 mod costs;
 mod counting;

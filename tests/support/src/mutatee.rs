@@ -39,6 +39,20 @@ const LIBRARIES: &[&str] = &[
 const STEPS: &[&str] =
     &["-O2", "-g", "-pthread", "-no-pie", "-Wl,-z,now", "-fno-optimize-sibling-calls", "-Wall", "-Wextra", "-Werror"];
 
+/// Flags for a program with hooks in its functions, but not in those of the C++ library.
+const ACCOUNT: &[&str] = &[
+    "-O1",
+    "-g",
+    "-pthread",
+    "-fno-inline",
+    "-fno-optimize-sibling-calls",
+    "-finstrument-functions",
+    "-finstrument-functions-exclude-file-list=/usr/include,/usr/lib",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+];
+
 fn recipe(name: &str) -> Recipe {
     let (compiler, flags, sources, strip): (_, _, &[&str], _) = match name {
         "threads" => ("gcc", C, &["threads.c"], false),
@@ -104,6 +118,7 @@ fn recipe(name: &str) -> Recipe {
         "kernel" => ("gcc", C, &["kernel.c"], false),
         "prints" => ("gcc", C, &["prints.c"], false),
         "slow" => ("gcc", C, &["slow.c"], false),
+        "contexts" => ("g++", ACCOUNT, &["contexts.cpp"], false),
         "kinds" => ("gcc", C, &["kinds.c"], false),
         "kinds-clang" => ("clang-19", C, &["kinds.c"], false),
         "kinds-compressed" => ("gcc", &["-O2", "-g", "-gz", "-pthread"] as &[_], &["kinds.c"], false),

@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 
 pub use self::outcome::CaughtUp;
 use self::outcome::Uncaught;
-use self::replay::{Shard, StateChanges};
+use self::replay::{ReplayedCall, Shard, StateChanges};
 use self::walk::{ActiveCall, Walk};
 pub use self::walk::{OriginalPositions, Walker};
 use crate::program::modules::Modules;

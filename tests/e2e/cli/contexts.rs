@@ -1,0 +1,131 @@
+//! Tests of `ingraft profile contexts`: the program keeps its own account of its calling contexts, by hooks that its compiler has put into its
+//! functions.
+
+use std::collections::BTreeMap;
+
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Mutatee, Outcome, Reply, scaled};
+use serde_json::Value;
+
+use crate::tool;
+
+/// A context: the functions from the outermost call on, each with the place to which its call returns, and whether the last one leads back to an
+/// earlier one, by its distance.
+type Path = (Vec<(String, u64)>, Option<usize>);
+
+/// Numbers of calls by context.
+type Calls = BTreeMap<Path, u64>;
+
+/// Adds the calls of contexts: id, id of the parent or 0, function, return address, calls, id of the context to which it leads back or 0.
+fn calls(rows: &[(u64, u64, String, u64, u64, u64)]) -> Calls {
+    let mut paths: BTreeMap<u64, Vec<(String, u64)>> = BTreeMap::from([(0, Vec::new())]);
+    let mut found = Calls::new();
+    for (id, parent, function, site, calls, back) in rows {
+        let mut path = paths.get(parent).unwrap_or_else(|| panic!("{id} comes before its parent {parent}")).clone();
+        path.push((function.clone(), *site));
+        let back = paths.get(back).filter(|_| *back != 0).map(Vec::len);
+        paths.insert(*id, path.clone());
+        if *calls > 0 {
+            *found.entry((path, back)).or_default() += calls;
+        }
+    }
+    found
+}
+
+fn number(record: &Value, key: &str) -> u64 {
+    record[key].as_u64().unwrap_or_else(|| panic!("no {key} in {record}"))
+}
+
+/// The contexts in what the tool has printed.
+fn told(outcome: &Outcome) -> Calls {
+    let row = |record: &&Value| {
+        let hex = record["call_site"].as_str().and_then(|site| site.strip_prefix("0x")).expect("an address");
+        (
+            number(record, "id"),
+            record["parent"].as_u64().unwrap_or(0),
+            record["function"].as_str().expect("a name").to_owned(),
+            u64::from_str_radix(hex, 16).expect("an address"),
+            number(record, "calls"),
+            record["back_to"].as_u64().unwrap_or(0),
+        )
+    };
+    calls(&outcome.all("context").iter().map(row).collect::<Vec<_>>())
+}
+
+/// The contexts in the program's account.
+fn known(reply: &Reply) -> Calls {
+    let row = |line: &String| {
+        let words: Vec<&str> = line.strip_prefix("node ")?.split(' ').collect();
+        let number = |n: usize| words[n].parse().expect("a number");
+        Some((number(0), number(1), words[2].to_owned(), number(3), number(4), number(5)))
+    };
+    calls(&reply.lines.iter().filter_map(row).collect::<Vec<_>>())
+}
+
+/// Profiles the program while it obeys a command, and returns what both say.
+fn profiled(arguments: &[&str], command: &str) -> (Outcome, Reply) {
+    let mut target = Mutatee::start("contexts", &[]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let all = ["profile", "contexts", "-p", &pid, "contexts:c_*", "--max-overhead", "10000"];
+    let mut session = tool().start(all.iter().chain(arguments));
+    session.wait_for("attached");
+    let truth = target.ask(command);
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    target::assert_clean(target.pid(), &before);
+    (outcome, truth)
+}
+
+fn assert_equal(outcome: &Outcome, truth: &Reply) {
+    let (told, known) = (told(outcome), known(truth));
+    assert!(known.len() > 100, "{} contexts", known.len());
+    for (path, calls) in &known {
+        assert_eq!(told.get(path), Some(calls), "{path:?}");
+    }
+    let more: Vec<_> = told.iter().filter(|(path, _)| !known.contains_key(*path)).take(3).collect();
+    assert!(more.is_empty(), "{more:?}");
+    let all = outcome.one("contexts");
+    for key in ["full", "unrecorded", "unseen"] {
+        assert_eq!(all[key], 0, "{key} in {all}");
+    }
+    assert_eq!(number(all, "nodes"), outcome.all("context").len() as u64);
+}
+
+#[test]
+fn contexts_equal_the_programs_account() {
+    for seed in 0..scaled(3) {
+        let (outcome, truth) = profiled(&[], &format!("run {seed} 3000 3"));
+        assert_equal(&outcome, &truth);
+    }
+}
+
+/// Four calls have begun before the profile.
+#[test]
+fn calls_in_progress_are_contexts_of_later_calls() {
+    let (outcome, truth) = profiled(&[], "+run 7 3000 1");
+    assert_equal(&outcome, &truth);
+    let outer = known(&truth).into_keys().filter(|(path, _)| path[0].0 == "c_outer").count();
+    assert!(outer > 10, "{outer} contexts inside of earlier calls");
+}
+
+/// The times of all contexts are own times, which add up to the time of the calls from outside.
+#[test]
+fn metrics_are_told_for_each_context() {
+    let (outcome, truth) = profiled(&["--metric", "time,cpu"], "run 9 2000 2");
+    assert_equal(&outcome, &truth);
+    let records = outcome.all("context");
+    let sum = |metric: &str| -> u64 { records.iter().map(|record| number(&record["metrics"], metric)).sum() };
+    let (wall, cpu) = (sum("wall_ns"), sum("cpu_ns"));
+    assert!(wall > 0 && cpu > 0 && cpu <= wall + wall / 2, "{wall} ns, {cpu} ns on the processor");
+}
+
+/// A tree that is full leaves calls out, and says how many.
+#[test]
+fn calls_without_room_are_counted() {
+    let (outcome, truth) = profiled(&["--recursion", "full"], "run 3 400000 0");
+    let (told, known) = (told(&outcome), known(&truth));
+    let all = outcome.one("contexts");
+    let lost = number(all, "full") + number(all, "unrecorded");
+    assert!(lost > 0, "{all}");
+    assert_eq!(told.values().sum::<u64>() + lost, known.values().sum::<u64>(), "{all}");
+}
