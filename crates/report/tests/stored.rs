@@ -5,9 +5,9 @@
 use ingraft_model::{Block, BlockId, Cfg, Edge, EdgeId, EdgeKind, EdgeTarget, Scale, Svma, WayIn, WayInReason};
 use ingraft_profile::ProbeAt;
 use ingraft_report::{
-    BlockCount, CallCount, CallTarget, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, NewestCause, NewestPart,
-    ProfileKind, SavedProfile, TraceChunk, TraceEnd, TraceRecord, TraceRecords, TracedCode, TracedProgram,
-    TracedRoutine, UnprofiledFunction,
+    BlockCount, CallCount, CallSite, CallTarget, Context, ContextFunction, ContextKind, ContextProfile, EdgeCount,
+    EdgeEnd, FunctionProfile, ModuleInfo, NewestCause, NewestPart, ProfileKind, SavedProfile, TraceChunk, TraceEnd,
+    TraceRecord, TraceRecords, TracedCode, TracedProgram, TracedRoutine, UnprofiledFunction,
 };
 
 fn stored(name: &str) -> Vec<u8> {
@@ -117,6 +117,44 @@ fn profiles_of_version_1_have_counts() {
 fn profiles_of_version_2_are_coverages() {
     let expected = profile(ProfileKind::Coverage, vec![short(), busy()]);
     assert_eq!(SavedProfile::from_bytes(&stored("coverage-2.profile")), Ok(expected));
+}
+
+/// A tree with contexts of all kinds.
+fn contexts() -> ContextProfile {
+    let function = |module, name: &str, start| ContextFunction {
+        module,
+        name: name.to_owned(),
+        start: Svma(start),
+        size: 0x40,
+        left: 1,
+        unseen: 2,
+        unrecorded: u64::MAX,
+    };
+    let context = |parent, function, kind, (module, at), calls, metrics: [i64; 2]| {
+        let site = CallSite { module, at: Svma(at) };
+        Context { parent, function, site, kind, calls, metrics: metrics.to_vec() }
+    };
+    ContextProfile {
+        functions: vec![function(0, "main", 0x1000), function(1, "_ZN4shop4sellEv", 0x2000)],
+        contexts: vec![
+            context(None, 0, ContextKind::Call, (Some(1), 0x300), 1, [10, -1]),
+            context(Some(0), 1, ContextKind::Call, (Some(0), 0x1010), 2, [i64::MAX, 0]),
+            context(Some(1), 1, ContextKind::Recursion(1), (Some(1), 0x2020), u64::MAX, [0, 0]),
+            context(Some(0), 1, ContextKind::Tail, (None, 0x7f00_0000_1234), 4, [5, i64::MIN]),
+            context(Some(3), 0, ContextKind::Recursion(0), (None, 0), 0, [0, 0]),
+            context(Some(1), 0, ContextKind::Recursion(0), (Some(1), 0x2024), 7, [0, 0]),
+            context(None, 1, ContextKind::Signal, (Some(0), 0x1ff0), 8, [1, 2]),
+        ],
+        metrics: vec!["wall_ns".to_owned(), "allocated_bytes".to_owned()],
+        outside: vec![-3, 4],
+        full: 5,
+    }
+}
+
+#[test]
+fn profiles_of_version_3_have_calling_contexts() {
+    let expected = SavedProfile { contexts: Some(contexts()), ..profile(ProfileKind::Contexts, Vec::new()) };
+    assert_eq!(SavedProfile::from_bytes(&stored("contexts-3.profile")), Ok(expected));
 }
 
 fn code() -> TraceRecord {

@@ -16,7 +16,15 @@ pub fn parts(mut profile: SavedProfile) -> impl Iterator<Item = v1::Profile> + S
     let functions = MessageParts::new(functions).map(|functions| v1::Profile { functions, ..v1::Profile::default() });
     let refused = take(&mut profile.refused).into_iter().map(|refused| v1::FunctionNotCounted::from(&refused));
     let refused = MessageParts::new(refused).map(|refused| v1::Profile { refused, ..v1::Profile::default() });
-    std::iter::once(v1::Profile::from(&profile)).chain(functions).chain(refused)
+    let mut first = v1::Profile::from(&profile);
+    let contexts = first.contexts.as_mut();
+    let (tracked, rows) = contexts.map(|tree| (take(&mut tree.functions), take(&mut tree.rows))).unwrap_or_default();
+    let of_tree = |tree| v1::Profile { contexts: Some(tree), ..v1::Profile::default() };
+    let tracked = MessageParts::new(tracked);
+    let tracked = tracked.map(move |functions| of_tree(v1::ContextTree { functions, ..v1::ContextTree::default() }));
+    let rows = MessageParts::new(rows);
+    let rows = rows.map(move |rows| of_tree(v1::ContextTree { rows, ..v1::ContextTree::default() }));
+    std::iter::once(first).chain(functions).chain(refused).chain(tracked).chain(rows)
 }
 
 /// The profile that has these parts. Fails if they contradict each other.
@@ -26,6 +34,11 @@ pub fn whole(parts: Vec<v1::Profile>) -> Result<SavedProfile, FieldError> {
     for part in parts {
         whole.functions.extend(part.functions);
         whole.refused.extend(part.refused);
+        if let Some(part) = part.contexts {
+            let tree = whole.contexts.get_or_insert_default();
+            tree.functions.extend(part.functions);
+            tree.rows.extend(part.rows);
+        }
     }
     SavedProfile::try_from(whole).map_err(|e| FieldError::new("profile", e))
 }
@@ -67,8 +80,8 @@ pub fn earlier(profile: v1::Profile) -> Result<EarlierProfile, FieldError> {
 mod tests {
     use ingraft_model::{BlockEvents, EdgeKind};
     use ingraft_report::{
-        BlockCount, CallCount, CallTarget, EdgeCount, EdgeEnd, FunctionProfile, InclusiveTotal, ModuleInfo,
-        ProfileKind, UnprofiledFunction, UnsavedDetails,
+        BlockCount, CallCount, CallSite, CallTarget, Context, ContextFunction, ContextKind, ContextProfile, EdgeCount,
+        EdgeEnd, FunctionProfile, InclusiveTotal, ModuleInfo, ProfileKind, UnprofiledFunction, UnsavedDetails,
     };
     use proptest::collection::vec;
     use proptest::option;
@@ -137,14 +150,51 @@ mod tests {
             corrected: (10, 11),
             held_ns: 6,
             inclusive: "calls".to_owned(),
+            contexts: None,
         }
+    }
+
+    /// A profile of 200,000 contexts of 20,000 functions. Every tenth one leads back to the first one.
+    fn contexts() -> SavedProfile {
+        let function = |n: u64| ContextFunction {
+            name: format!("_ZN4shop{n}sellEv, a name of some length, as instances of templates have"),
+            start: Svma(16 * n),
+            size: 16,
+            left: n,
+            ..ContextFunction::default()
+        };
+        let context = |n: usize| Context {
+            parent: (n > 0).then(|| (n / 3).saturating_sub(usize::from((n / 3) % 10 == 9))),
+            function: if n % 10 == 9 { 0 } else { n % 20_000 },
+            site: CallSite { module: (n % 7 > 0).then_some(0), at: Svma(u64::MAX / (n as u64 + 1)) },
+            kind: if n % 10 == 9 { ContextKind::Recursion(0) } else { ContextKind::Call },
+            calls: n as u64,
+            metrics: vec![n as i64, -(n as i64)],
+        };
+        let tree = ContextProfile {
+            functions: (0..20_000).map(function).collect(),
+            contexts: (0..200_000).map(context).collect(),
+            metrics: vec!["wall_ns".to_owned(), "bytes".to_owned()],
+            outside: vec![1, -2],
+            full: 3,
+        };
+        let saved = profile();
+        let (functions, refused) = (Vec::new(), saved.refused.into_iter().take(2).collect());
+        SavedProfile { kind: ProfileKind::Contexts, functions, refused, contexts: Some(tree), ..profile() }
     }
 
     #[test]
     fn a_profile_is_the_sum_of_its_parts() {
-        let profile = profile();
+        check_parts(profile());
+        check_parts(contexts());
+        let empty = SavedProfile { contexts: Some(ContextProfile::default()), ..SavedProfile::default() };
+        let empty = SavedProfile { kind: ProfileKind::Contexts, ..empty };
+        assert_eq!(whole(parts(empty.clone()).collect()), Ok(empty));
+    }
+
+    fn check_parts(profile: SavedProfile) {
         let parts: Vec<_> = parts(profile.clone()).collect();
-        assert!(parts.len() > 4, "the functions need several messages");
+        assert!(parts.len() > 4, "the functions, or the contexts, need several messages");
         assert!(parts.iter().all(|part| prost::Message::encoded_len(part) < crate::MESSAGE_BYTES));
         let encoded: Vec<u8> = parts.iter().flat_map(prost::Message::encode_to_vec).collect();
         let joined: v1::Profile = prost::Message::decode(encoded.as_slice()).expect("a message");

@@ -2,10 +2,10 @@
 
 use ingraft_model::{BlockEvents, EdgeKind, Svma};
 
-use super::FileError;
+use super::{FileError, contexts};
 use crate::message::{
-    CallCounts, CalleeElsewhere, FunctionCounts, FunctionDetails, FunctionNotCounted, InclusiveCall, InclusiveEvents,
-    Profile, ProfileModule, UNKNOWN_PASSAGES, call_counts,
+    CallCounts, CalleeElsewhere, ContextTree, FunctionCounts, FunctionDetails, FunctionNotCounted, InclusiveCall,
+    InclusiveEvents, Profile, ProfileModule, UNKNOWN_PASSAGES, call_counts,
 };
 use crate::saved::{
     BlockCount, CallCount, CallTarget, EdgeCount, EdgeEnd, FunctionProfile, InclusiveTotal, ModuleInfo, ProfileKind,
@@ -75,6 +75,8 @@ impl From<&SavedProfile> for Profile {
             coverage: profile.kind == ProfileKind::Coverage,
             held_ns: profile.held_ns,
             inclusive: profile.inclusive.clone(),
+            contexts: (profile.kind == ProfileKind::Contexts)
+                .then(|| profile.contexts.as_ref().map(ContextTree::from).unwrap_or_default()),
         }
     }
 }
@@ -86,6 +88,13 @@ impl TryFrom<Profile> for SavedProfile {
         let modules = message.modules.len();
         let functions = message.functions.into_iter().map(|message| function(message, modules));
         let refused = message.refused.into_iter().map(|message| refused(message, modules));
+        let contexts = message.contexts.map(|message| contexts::tree(message, modules)).transpose()?;
+        let kind = match (message.coverage, &contexts) {
+            (false, None) => ProfileKind::Counts,
+            (true, None) => ProfileKind::Coverage,
+            (false, Some(_)) => ProfileKind::Contexts,
+            (true, Some(_)) => return Err(contradiction("a coverage has calling contexts")),
+        };
         Ok(SavedProfile {
             host: message.host,
             pid: message.pid,
@@ -96,10 +105,10 @@ impl TryFrom<Profile> for SavedProfile {
             refused: refused.collect::<Result<_, _>>()?,
             modules: message.modules.into_iter().map(ModuleInfo::from).collect(),
             corrected: (message.late_starts, message.early_ends),
-            kind: if message.coverage { ProfileKind::Coverage } else { ProfileKind::Counts },
+            kind,
             held_ns: message.held_ns,
             inclusive: message.inclusive,
-            contexts: None,
+            contexts,
         })
     }
 }

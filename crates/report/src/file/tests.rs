@@ -5,6 +5,9 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
 use super::*;
+use crate::contexts;
+use crate::contexts::{Context, ContextKind, ContextProfile};
+use crate::message::ContextRows;
 use crate::saved::*;
 
 fn module() -> impl Strategy<Value = ModuleInfo> {
@@ -105,12 +108,18 @@ fn profile() -> impl Strategy<Value = SavedProfile> {
         let refused =
             refused.prop_map(|(module, name, start, why)| UnprofiledFunction { module, name, start: Svma(start), why });
         let facts = (".{0,8}", any::<u32>(), ".{0,8}", any::<(u64, u64, u64)>(), any::<(u64, u64)>(), ".{0,8}");
-        (facts, vec(function(modules.len()), 0..4), vec(refused, 0..3)).prop_map(move |(facts, functions, refused)| {
+        let contexts = option::of(contexts::tests::tree(modules.len()));
+        let parts = (facts, vec(function(modules.len()), 0..4), vec(refused, 0..3), contexts);
+        parts.prop_map(move |(facts, functions, refused, contexts)| {
             let (host, pid, program, (began_ns, ended_ns, held_ns), corrected, inclusive) = facts;
             let modules = modules.clone();
-            let kind = if pid % 2 == 0 { ProfileKind::Counts } else { ProfileKind::Coverage };
-            let saved =
-                SavedProfile { kind, host, pid, program, modules, functions, refused, ..SavedProfile::default() };
+            let kind = match (&contexts, pid % 2) {
+                (Some(_), _) => ProfileKind::Contexts,
+                (None, 0) => ProfileKind::Counts,
+                (None, _) => ProfileKind::Coverage,
+            };
+            let saved = SavedProfile { contexts, ..SavedProfile::default() };
+            let saved = SavedProfile { kind, host, pid, program, modules, functions, refused, ..saved };
             SavedProfile { began_ns, ended_ns, corrected, held_ns, inclusive, ..saved }
         })
     })
@@ -151,8 +160,70 @@ proptest! {
                 prop_assert!(function.edges.iter().all(|edge| edge.from < function.blocks.len()));
                 prop_assert!(function.call_sites.iter().all(|call| call.block < function.blocks.len()));
             }
+            if let Some(tree) = &read.contexts {
+                check_indexes(tree, read.modules.len());
+            }
         }
     }
+}
+
+/// Panics if an index of a tree of contexts is not valid in a profile with this number of modules.
+fn check_indexes(tree: &ContextProfile, modules: usize) {
+    assert!(tree.functions.iter().all(|function| function.module < modules));
+    assert_eq!(tree.outside.len(), tree.metrics.len());
+    for (index, context) in tree.contexts.iter().enumerate() {
+        assert!(context.function < tree.functions.len() && context.parent.is_none_or(|parent| parent < index));
+        assert!(context.site.module.is_none_or(|module| module < modules));
+        assert_eq!(context.metrics.len(), tree.metrics.len());
+        if let ContextKind::Recursion(target) = context.kind {
+            assert_eq!(tree.contexts[target].function, context.function);
+            assert!(contexts::tests::is_ancestor(tree, target, index));
+        }
+    }
+}
+
+/// The small tree with the rows of its contexts changed.
+fn changed(change: impl Fn(&mut ContextRows)) -> Result<SavedProfile, FileError> {
+    let modules = vec![ModuleInfo::default()];
+    let (kind, contexts) = (ProfileKind::Contexts, Some(contexts::tests::small()));
+    let mut message = Profile::from(&SavedProfile { kind, modules, contexts, ..SavedProfile::default() });
+    message.contexts.iter_mut().flat_map(|tree| &mut tree.rows).for_each(change);
+    message.try_into()
+}
+
+#[test]
+fn contexts_that_contradict_each_other_are_refused() {
+    let why = |change: fn(&mut ContextRows)| match changed(change) {
+        Err(FileError::Contradiction { what }) => what,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(why(|rows| rows.parent[1] = 2), "the parent of a context is not before it");
+    assert_eq!(why(|rows| rows.function[1] = 4), "a context is of no function");
+    assert_eq!(why(|rows| rows.site_module[1] = 2), "a call site is in no module");
+    assert_eq!(why(|rows| rows.kind[1] = 4), "a context has an unknown kind");
+    assert_eq!(why(|rows| rows.target[0] = 0), "a recursive call leads to no ancestor");
+    assert_eq!(why(|rows| rows.target[0] = 1), "a recursive call leads to no ancestor of its function");
+    assert_eq!(why(|rows| rows.function[3] = 0), "a recursive call leads to no ancestor of its function");
+    assert_eq!(why(|rows| rows.parent[4] = 1), "a recursive call has children");
+    let length = "the lists of contexts have different lengths";
+    assert_eq!(why(|rows| rows.metrics.truncate(1)), length);
+    assert_eq!(why(|rows| rows.calls.push(1)), length);
+    assert_eq!(why(|rows| rows.kind[3] = 0), length);
+    assert!(changed(|_| ()).is_ok());
+}
+
+#[test]
+fn a_large_tree_is_written_in_several_messages() {
+    let mut tree = contexts::tests::small();
+    let chain = (6..10_000).map(|n| Context { parent: Some(n - 1), ..tree.contexts[2].clone() });
+    let chain: Vec<_> = chain.collect();
+    tree.contexts.extend(chain);
+    let modules = vec![ModuleInfo::default()];
+    let saved = SavedProfile { kind: ProfileKind::Contexts, modules, contexts: Some(tree), ..SavedProfile::default() };
+    let bytes = saved.to_bytes();
+    assert_eq!(bytes[8], 3, "the version");
+    assert!(bytes.len() < 12 * 10_000, "{} bytes for 10,000 contexts", bytes.len());
+    assert_eq!(SavedProfile::from_bytes(&bytes), Ok(saved));
 }
 
 #[test]
