@@ -10,6 +10,7 @@ pub mod body;
 pub mod buffer;
 pub mod call;
 pub mod cfg;
+pub mod contexts;
 pub mod dominators;
 pub mod flavor;
 pub mod glob;
@@ -57,6 +58,7 @@ pub use instrumentation::{
 };
 pub use layout::{CpuClock, DataArea, ThreadIdentity, WallClock};
 pub use listed::{KeyListing, ListedKeys};
+pub use contexts::{ContextShape, ContextTree, TreeContext};
 pub use lists::{Lists, Successors};
 pub use loops::{Loop, LoopSearch, Loops};
 pub use metric::{Aggregate, MetricInfo, Style, UnitsType};

@@ -4,12 +4,13 @@ use crate::snippet::{Clock, KeptValue, Snippet, Stmt};
 
 impl Snippet {
     /// Whether the snippet keeps state for a thread between the beginning and the end of a call: a timer, a state to restore, the
-    /// processor time, a trace, or a group of records. A call that moves to another thread would leave it behind.
+    /// processor time, a trace, a group of records, or a calling context. A call that moves to another thread would leave it behind.
     pub fn is_bound_to_thread(&self) -> bool {
         fn any(stmts: &[Stmt]) -> bool {
             stmts.iter().any(|stmt| match stmt {
                 Stmt::Start(..) | Stmt::Stop(..) | Stmt::Append(..) | Stmt::Fork | Stmt::Forked => true,
                 Stmt::BeginGroup(_) | Stmt::KeepGroup(_) => true,
+                Stmt::Enter(..) | Stmt::AddContext(..) => true,
                 Stmt::Record(_, _, recorded) => recorded.leaves_room,
                 Stmt::Open(record, body)
                 | Stmt::Close(record, body)

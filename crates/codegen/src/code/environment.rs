@@ -118,6 +118,9 @@ pub enum CodegenError {
     /// A snippet makes a record of too many values, or none until the engine permits some.
     #[error("a record is too long, or may never be made")]
     NoRecord,
+    /// A snippet enters a context of a function without a number, or adds to a metric that contexts do not have.
+    #[error("a context needs a function from 1 to {}, or has no such metric", ingraft_model::contexts::FUNCTIONS_MAX)]
+    NoContext,
     /// A snippet adds to a key whose parts are not those of the table.
     #[error("the parts of a key are not those of its table")]
     NoKey,

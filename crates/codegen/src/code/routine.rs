@@ -46,6 +46,10 @@ pub(crate) enum Routine {
     Await,
     /// Before an append to a full buffer: waits until the engine has emptied the buffers, see `room`. Keeps rcx.
     Room,
+    /// At an entry: finds or makes the context of the call whose key is in rdx, and enters it, see `contexts`. The lower half of rcx is the offset
+    /// in a shard of the tree, bits 32 to 37 are [`ingraft_model::ContextShape::shift`], and bit 38 is set if recursive calls have contexts of their
+    /// own. Keeps rcx.
+    Enter,
     /// Before a fork: prepares a shard for the child, see `birth`. Keeps rcx.
     Fork,
     /// After a fork, in parent and child: ecx holds the result of fork, rdx the time. Keeps rcx.
@@ -53,7 +57,7 @@ pub(crate) enum Routine {
 }
 
 impl Routine {
-    pub const ALL: [Routine; 19] = [
+    pub const ALL: [Routine; 20] = [
         Routine::Prune,
         Routine::Find,
         Routine::GiveUp,
@@ -71,6 +75,7 @@ impl Routine {
         Routine::Usage,
         Routine::Event,
         Routine::Time,
+        Routine::Enter,
         Routine::Fork,
         Routine::Forked,
     ];

@@ -153,8 +153,22 @@ impl Generator<'_> {
             None => None,
         };
         self.a.mov(dword_ptr(rcx + new(record::RESTORE)).gs(), restore.map_or(0, |(_, word)| word) as i32)?;
-        if let Some((v, _)) = restore {
+        if let Some((v, word)) = restore {
+            let mut saved = self.a.create_label();
+            if body.iter().any(|stmt| matches!(stmt, Stmt::Enter(..))) {
+                // If this call goes on with one that ended by a tail jump, both restore the context of the caller, so the order in which they
+                // are closed does not matter.
+                let mut own = self.a.create_label();
+                self.a.cmp(qword_ptr(rcx + self.last(record::SP)).gs(), rdx)?;
+                self.a.jne(own)?;
+                self.a.cmp(dword_ptr(rcx + self.last(record::RESTORE)).gs(), word as i32)?;
+                self.a.jne(own)?;
+                self.a.mov(rax, qword_ptr(rcx + self.last(record::SAVED)).gs())?;
+                self.a.jmp(saved)?;
+                self.place(&mut own)?;
+            }
             self.a.mov(rax, self.slot(v, 0)?)?;
+            self.place(&mut saved)?;
             self.a.mov(qword_ptr(rcx + new(record::SAVED)).gs(), rax)?;
         }
         // Times are the first words of a record; the reverse order reads the clocks last.

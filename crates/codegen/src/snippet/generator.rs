@@ -8,6 +8,7 @@ use iced_x86::code_asm::{
     AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, al, cl, eax, qword_ptr, r8, r9, rax, rcx, rdi, rdx, rsi,
     rsp,
 };
+use ingraft_model::contexts::{FUNCTIONS_MAX, METRICS_MAX};
 use ingraft_model::layout::record;
 use ingraft_model::snippet::Appended;
 use ingraft_model::{
@@ -104,6 +105,18 @@ fn check_stmts(stmts: &[Stmt], bound: &BindingCheck<'_>, depth: u32) -> Result<(
             recorded.fields.iter().try_for_each(|field| check_expr(field.operand(), bound, depth))
         }
         Stmt::BeginGroup(v) | Stmt::KeepGroup(v) => bound(*v, Shape::Records(Capacity::SMALLEST, false)),
+        Stmt::Enter(v, shape, function) => {
+            if !(1..=FUNCTIONS_MAX).contains(function) {
+                return Err(CodegenError::NoContext);
+            }
+            bound(*v, Shape::Contexts(*shape))
+        }
+        Stmt::AddContext(v, shape, metric, e) => {
+            if !shape.metrics() || usize::from(*metric) >= METRICS_MAX {
+                return Err(CodegenError::NoContext);
+            }
+            bound(*v, Shape::Contexts(*shape)).and_then(|()| check_expr(e, bound, depth))
+        }
         Stmt::Mark(v, key, _) => {
             bound(*v, Shape::Table(TableShape::OBJECTS)).and_then(|()| check_expr(key, bound, depth))
         }
@@ -510,6 +523,8 @@ impl Generator<'_> {
             }
             Stmt::BeginGroup(v) => self.begin_group(*v)?,
             Stmt::KeepGroup(v) => self.keep_group(*v)?,
+            Stmt::Enter(v, shape, function) => self.enter_context(*v, *shape, *function)?,
+            Stmt::AddContext(v, shape, metric, e) => self.add_in_context(*v, (*shape, *metric), &fold(e))?,
             Stmt::Mark(v, key, state) => self.mark(*v, &fold(key), *state)?,
             Stmt::Call(call) => self.call_function(&fold_call(call))?,
             Stmt::Store(at, width, e) => self.store(*at, *width, &fold(e))?,

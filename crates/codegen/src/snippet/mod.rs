@@ -5,6 +5,7 @@ pub(crate) mod activation;
 mod append;
 pub(crate) mod birth;
 pub(crate) mod calling;
+pub(crate) mod contexts;
 pub(crate) mod cpu;
 pub(crate) mod cut;
 pub(crate) mod event;

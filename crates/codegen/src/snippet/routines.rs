@@ -44,6 +44,7 @@ pub(crate) fn listing(routine: Routine, holes: &HoleValues) -> Option<Result<Fil
         Routine::Call => with(|mut l| l.call().map(|()| l)),
         Routine::Event => with(|mut l| l.event().map(|()| l)),
         Routine::Cut => with(|mut l| l.cut().map(|()| l)),
+        Routine::Enter => with(|mut l| l.enter_context().map(|()| l)),
         Routine::Fork => with(|mut l| l.fork().map(|()| l)),
         Routine::Forked => with(|mut l| l.forked().map(|()| l)),
         Routine::Time if holes.vdso.is_some() => with(|mut l| l.time().map(|()| l)),
@@ -97,6 +98,7 @@ pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, C
             | Routine::Call
             | Routine::Event
             | Routine::Cut
+            | Routine::Enter
             | Routine::Fork
             | Routine::Forked => return Err(Assembly("the routine has a listing".to_owned())),
         }

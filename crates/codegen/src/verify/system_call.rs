@@ -84,6 +84,7 @@ fn bytes_before(env: &Environment, routine: Routine) -> u64 {
             | Routine::Park
             | Routine::Fetch
             | Routine::Cut
+            | Routine::Enter
             | Routine::Text,
             _,
         ) => 0,
@@ -118,6 +119,7 @@ fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize
         | Routine::Park
         | Routine::Fetch
         | Routine::Cut
+        | Routine::Enter
         | Routine::Text => false,
         Routine::Read => is_memory(env, MemoryAccess::Read, at, before),
         Routine::Write => is_memory(env, MemoryAccess::Write, at, before),

@@ -2,6 +2,7 @@
 //! how it grows with libraries that are loaded, and how it ends: a kind tells the session by [`Running`].
 
 mod code;
+mod contexts;
 mod counts;
 mod coverage;
 mod graph;
@@ -10,6 +11,7 @@ mod prints;
 mod profile;
 mod slow;
 pub mod trace;
+mod waits;
 mod whole;
 
 use std::any::Any;
@@ -20,6 +22,7 @@ use crate::api::{Kind, MeasurementId, PrintedCalls, TotalsReading};
 use crate::error::{Error, Reason};
 use crate::session::{Running, Session};
 
+use self::contexts::ContextsKind;
 use self::counts::CountsKind;
 use self::coverage::CoverageKind;
 use self::metrics::MetricsKind;
@@ -36,17 +39,22 @@ pub fn new(kind: &Kind) -> Box<dyn Running> {
         Kind::Coverage(options) => Box::new(CoverageKind::new(*options)),
         Kind::Trace(options) => Box::new(TraceKind::new(options)),
         Kind::Print(options) => Box::new(PrintKind::new(*options)),
+        Kind::Contexts(options) => Box::new(ContextsKind::new(options)),
         Kind::Slow(options) => Box::new(SlowKind::new(options.clone())),
     }
 }
 
-/// Counts or coverage of all blocks and edges of a profile's functions, at one moment at which all threads are held.
+/// Counts or coverage of all blocks and edges of a profile's functions, or their calls by context, at one moment at which all threads are held.
 pub fn read_profile(session: &Session, id: MeasurementId) -> Result<SavedProfile, Error> {
     session.with_kind(id, |kind: &dyn Any, at| {
-        match (kind.downcast_ref::<CountsKind>(), kind.downcast_ref::<CoverageKind>()) {
-            (Some(counts), _) => counts.read(at),
-            (_, Some(coverage)) => coverage.read(at),
-            (None, None) => Err(no_profile(id)),
+        if let Some(counts) = kind.downcast_ref::<CountsKind>() {
+            counts.read(at)
+        } else if let Some(coverage) = kind.downcast_ref::<CoverageKind>() {
+            coverage.read(at)
+        } else if let Some(contexts) = kind.downcast_ref::<ContextsKind>() {
+            contexts.read(at)
+        } else {
+            Err(no_profile(id))
         }
     })
 }

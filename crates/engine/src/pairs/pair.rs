@@ -235,6 +235,7 @@ impl Pair {
             | Shape::Vector(_)
             | Shape::Listed(_)
             | Shape::Buffer(_)
+            | Shape::Contexts(_)
             | Shape::Records(..)
             | Shape::Event
             | Shape::Alias(_) => None,

@@ -50,6 +50,7 @@ impl Released {
                 | Shape::Vector(_)
                 | Shape::Listed(_)
                 | Shape::Buffer(_)
+                | Shape::Contexts(_)
                 | Shape::Records(..) => {
                     self.variables.push(number);
                     self.counters.push(number..number + shape.slots());

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use ingraft_model::{Activations, Clock, Distribution, KeyTable, Scale, Shape, TableShape, Tid, vector};
+use ingraft_model::{
+    Activations, Clock, ContextShape, ContextTree, Distribution, KeyTable, Scale, Shape, TableShape, Tid, vector,
+};
 use ingraft_process::{PopulatedPages, SharedArea};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -94,6 +96,8 @@ pub struct EndedThreads {
     /// Tables of each thread, by their first counter. Their counters are in neither of the other two maps, because a place in a table means
     /// another key in every shard.
     tables: FxHashMap<Option<Tid>, FxHashMap<u32, KeyTable>>,
+    /// Trees of contexts of all ended threads together, by their first counter.
+    trees: FxHashMap<u32, ContextTree>,
 }
 
 impl EndedThreads {
@@ -131,8 +135,18 @@ impl EndedThreads {
                 self.tables.entry(tid).or_default().entry(first).or_insert_with(empty).merge(&read);
             }
         }
+        for (first, shape) in shapes.trees() {
+            if first.saturating_add(shape.slots()) > counters {
+                continue;
+            }
+            let value = |n| place(&values, first + n).and_then(|at| values.get(at)).map_or(0, |(_, value)| *value);
+            self.trees.entry(first).or_default().merge(&ContextTree::from_slots(shape, value));
+        }
         let own = |&(counter, value): &(u32, i64)| {
-            value != 0 && !matches!(shapes.of(counter).1, Shape::Table(_) | Shape::Buffer(_) | Shape::Records(..))
+            let apart = |shape| {
+                matches!(shape, Shape::Table(_) | Shape::Contexts(_) | Shape::Buffer(_) | Shape::Records(..))
+            };
+            value != 0 && !apart(shapes.of(counter).1)
         };
         for (counter, value) in values.into_iter().filter(own) {
             for sum in [record.entry(counter).or_default(), self.together.entry(counter).or_default()] {
@@ -148,6 +162,7 @@ impl EndedThreads {
         }
         self.together.retain(|counter, _| !counters.contains(counter));
         self.tables.values_mut().for_each(|tables| tables.retain(|first, _| !counters.contains(first)));
+        self.trees.retain(|first, _| !counters.contains(first));
         shards.clear(counters);
     }
 }
@@ -158,6 +173,8 @@ pub struct Shapes {
     all: BTreeMap<u32, Shape>,
     /// The tables among the variables, which are few of thousands.
     tables: BTreeMap<u32, TableShape>,
+    /// The trees of contexts among the variables.
+    trees: BTreeMap<u32, ContextShape>,
 }
 
 impl Shapes {
@@ -169,17 +186,26 @@ impl Shapes {
         if let Shape::Table(table) = shape {
             self.tables.insert(first, table);
         }
+        if let Shape::Contexts(tree) = shape {
+            self.trees.insert(first, tree);
+        }
     }
 
     /// Forgets a variable.
     pub fn remove(&mut self, first: u32) {
         self.all.remove(&first);
         self.tables.remove(&first);
+        self.trees.remove(&first);
     }
 
     /// The first counters of tables, each with the table's shape.
     pub fn tables(&self) -> impl Iterator<Item = (u32, TableShape)> {
         self.tables.iter().map(|(first, table)| (*first, *table))
+    }
+
+    /// The first counters of trees of contexts, each with the tree's shape.
+    pub fn trees(&self) -> impl Iterator<Item = (u32, ContextShape)> {
+        self.trees.iter().map(|(first, tree)| (*first, *tree))
     }
 
     /// The first counters of the timers of a clock.
@@ -266,6 +292,8 @@ impl Raw {
             Shape::Activations => raw.activations = calls(&[slots.first], load),
             // An event has no value, each value of a table of listed keys is the counter of a pair, and a trace takes the bytes of a buffer.
             Shape::Event | Shape::Alias(_) | Shape::Listed(_) | Shape::Buffer(_) | Shape::Records(..) => {}
+            // A tree of contexts has a reading of its own, [`Columns::tree`].
+            Shape::Contexts(_) => {}
         }
         raw
     }
@@ -451,6 +479,15 @@ impl<'a, S: Shards> Columns<'a, S> {
             (number(slots, ruler, load, || 0), calls(activations, load))
         });
         live.chain(ended).fold((0, Activations::default()), plus)
+    }
+
+    /// The tree of contexts of all threads together.
+    pub fn tree(&self, first: u32, shape: ContextShape) -> ContextTree {
+        let mut tree = self.ended.trees.get(&first).cloned().unwrap_or_default();
+        for held in &self.held {
+            tree.merge(&ContextTree::from_slots(shape, |n| self.load(held, first + n)));
+        }
+        tree
     }
 
     /// The values of counters by thread.
@@ -714,6 +751,34 @@ mod tests {
         ended.bury(&shards, &shapes, 4, Some(Tid(71)), counters, LAST);
         assert_eq!(read(&ended), expected);
         ended.clear(&shards, 2..counters);
+        assert_eq!(read(&ended), []);
+    }
+
+    #[test]
+    fn trees_of_ended_threads_are_kept_together() {
+        use ingraft_model::contexts::{FIRST, PARENT_BIAS, TAKEN, key};
+        let (shards, mut ended) = (Fake::default(), EndedThreads::default());
+        let shape = ContextShape::of_bits(2, false, false).expect("a size");
+        let mut shapes = Shapes::default();
+        shapes.insert(2, Shape::Contexts(shape));
+        for (shard, id, calls) in [(2, 70, 5), (3, 71, 7)] {
+            shards.claims.borrow_mut().push((shard, id));
+            // The same context is at another place in each thread.
+            let place = 4 * (shard - 1);
+            put(&shards, shard, 2 + TAKEN, &[1]);
+            let words = [key(1, 0x1000), PARENT_BIAS, calls, u64::from(place) + 1].map(u64::cast_signed);
+            put(&shards, shard, 2 + FIRST + place, &words);
+        }
+        let read = |ended: &EndedThreads| {
+            let tree = Columns::new(&shards, ended, u32::MAX, &|id| Some(Tid(id as i32))).tree(2, shape);
+            tree.contexts.iter().map(|c| (c.function, c.return_address, c.parent, c.calls)).collect::<Vec<_>>()
+        };
+        for shard in [2, 3] {
+            assert_eq!(read(&ended), [(1, 0x1000, None, 12)]);
+            ended.bury(&shards, &shapes, shard, None, 2 + shape.slots(), LAST);
+        }
+        assert_eq!(read(&ended), [(1, 0x1000, None, 12)]);
+        ended.clear(&shards, 2..2 + shape.slots());
         assert_eq!(read(&ended), []);
     }
 

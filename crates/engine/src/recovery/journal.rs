@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use ingraft_codegen::{Chain, Linked, RemovalRecord};
 use ingraft_model::vector::GRANULES_MAX;
 use ingraft_model::{
-    Avma, AvmaRange, Capacity, Clock, DataArea, Fold, KeyListing, KeyParts, PcMove, Pid, Places, Resolution, Shape,
+    Avma, AvmaRange, Capacity, Clock, ContextShape, DataArea, Fold, KeyListing, KeyParts, PcMove, Pid, Places, Resolution, Shape,
     TableShape, TextWrite,
 };
 use rustc_hash::FxHashMap;
@@ -476,6 +476,7 @@ fn put_shape(out: &mut Vec<u8>, shape: Shape) {
         Shape::Buffer(_) => 12,
         Shape::Records(..) => 14,
         Shape::Alias(_) => 13,
+        Shape::Contexts(_) => 15,
     });
     if let Shape::Alias(counter) = shape {
         put(out, u64::from(counter));
@@ -489,6 +490,9 @@ fn put_shape(out: &mut Vec<u8>, shape: Shape) {
     if let Shape::Table(TableShape { parts, places, fold: _ }) = shape {
         put(out, u64::from(parts.bits()));
         put(out, u64::from(places.count()));
+    }
+    if let Shape::Contexts(contexts) = shape {
+        out.extend([contexts.bits(), u8::from(contexts.metrics()), u8::from(contexts.full())]);
     }
     if let Shape::Listed(listing) = shape {
         put(out, u64::from(listing.places()));
@@ -578,6 +582,10 @@ impl JournalReader<'_> {
             10 => Shape::Histogram(Resolution::Coarse),
             14 => Shape::Records(Capacity::of_bytes(u32::try_from(self.u64()?).ok()?)?, false),
             12 => Shape::Buffer(Capacity::of_bytes(u32::try_from(self.u64()?).ok()?)?),
+            15 => {
+                let [bits, metrics, full] = *self.take(3)? else { return None };
+                Shape::Contexts(ContextShape::of_bits(bits, metrics != 0, full != 0)?)
+            }
             13 => Shape::Alias(u32::try_from(self.u64()?).ok()?),
             11 => Shape::Listed(KeyListing::of_places(u32::try_from(self.u64()?).ok()?)?),
             _ => return None,

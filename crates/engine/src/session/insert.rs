@@ -239,7 +239,12 @@ impl Session {
         let counts = |v: &Variable| {
             matches!(
                 v.shape,
-                Shape::Counter | Shape::Alias(_) | Shape::Listed(_) | Shape::Buffer(_) | Shape::Records(..)
+                Shape::Counter
+                    | Shape::Alias(_)
+                    | Shape::Listed(_)
+                    | Shape::Buffer(_)
+                    | Shape::Records(..)
+                    | Shape::Contexts(_)
             )
         };
         let is_timed = |i: &Instrumentation| !i.variables.iter().all(counts) || reads(i, Clock::Wall);

@@ -175,6 +175,21 @@ impl<'s> Locked<'s> {
         Ok(gone.len())
     }
 
+    /// Takes all code of pairs out, as far as they have any. If that fails, the code stays in.
+    pub fn withdraw_pairs(&mut self, keys: Vec<PairKey>) {
+        let ids = |key: PairKey| {
+            let ids: FxHashSet<u64> = self.pair(&key)?.minis.iter().map(|(_, id)| *id).collect();
+            (!ids.is_empty()).then_some((key, ids))
+        };
+        let going: Vec<_> = keys.into_iter().filter_map(ids).collect();
+        if going.is_empty() {
+            return;
+        }
+        if let Err(error) = self.withdraw(&going) {
+            tracing::warn!(%error, "code that counts calls stays in");
+        }
+    }
+
     /// The points at which a thread leaves calls without a return, each with the token that tells it, as far as their libraries are mapped.
     pub fn leaving_points(&self) -> Vec<(FunctionId, PointKind, Token)> {
         marks(&self.session.target, &self.session.context.images, &self.control.modules)

@@ -135,6 +135,7 @@ impl View {
             | Shape::Vector(_)
             | Shape::Listed(_)
             | Shape::Buffer(_)
+            | Shape::Contexts(_)
             | Shape::Records(..)
             | Shape::Event
             | Shape::Alias(_) => Plain::No,

@@ -117,6 +117,7 @@ impl<'a> Evaluation<'a> {
             | Shape::Listed(_)
             | Shape::Buffer(_)
             | Shape::Records(..)
+            | Shape::Contexts(_)
             | Shape::Event
             | Shape::Alias(_) => None,
         }

@@ -31,6 +31,7 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
                 parts(key, visit);
                 parts(e, visit);
             }
+            Stmt::AddContext(_, _, _, e) => parts(e, visit),
             Stmt::If(condition, inner) => {
                 parts(condition, visit);
                 each_expr(inner, visit);
@@ -48,6 +49,7 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
             | Stmt::Await
             | Stmt::Fork
             | Stmt::Forked
+            | Stmt::Enter(..)
             | Stmt::BeginGroup(_)
             | Stmt::KeepGroup(_)
             | Stmt::Append(..) => {}

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use crate::Avma;
 use crate::buffer::Capacity;
 use crate::call::{Called, ProgramCall};
+use crate::contexts::ContextShape;
 use crate::histogram::Resolution;
 use crate::listed::KeyListing;
 use crate::object::ObjectState;
@@ -52,6 +53,8 @@ pub enum Shape {
     /// Records of values that a thread appends, and that the engine takes while the thread runs (see [`crate::records`]). `true` if
     /// there is a small limit on their number, so that they cost little however often control comes to their code.
     Records(Capacity, bool),
+    /// The calls of functions by calling context (see [`crate::contexts`]).
+    Contexts(ContextShape),
     /// A processor event that each thread counts by itself. It takes no counters; the variable stands for the number of the event in the
     /// target ([`crate::layout::header::EVENTS`]).
     Event,
@@ -70,6 +73,7 @@ impl Shape {
             Shape::Table(table) => table.slots(),
             Shape::Vector(count) => crate::vector::slots(count),
             Shape::Listed(listing) => listing.slots(),
+            Shape::Contexts(contexts) => contexts.slots(),
             Shape::Buffer(capacity) | Shape::Records(capacity, _) => capacity.slots(),
             Shape::Event | Shape::Alias(_) => 0,
         }
@@ -487,6 +491,11 @@ pub enum Stmt {
     BeginGroup(VariableId),
     /// Let the engine take the records that this thread has made since its last [`Stmt::BeginGroup`].
     KeepGroup(VariableId),
+    /// At the entry of the function with this number: count the call in its context, which becomes that of the thread. A record must restore the
+    /// thread's context.
+    Enter(VariableId, ContextShape, u32),
+    /// Add to the value of the metric with this number in the thread's context.
+    AddContext(VariableId, ContextShape, u8, Expr),
     /// Call a function of the program and ignore its result.
     Call(ProgramCall),
     /// Set an integer of the program at an address that is mapped and writable as long as the process lives. Fork children do not do this.
@@ -624,6 +633,8 @@ impl Snippet {
                 | Stmt::Write(..)
                 | Stmt::BeginGroup(_)
                 | Stmt::KeepGroup(_)
+                | Stmt::Enter(..)
+                | Stmt::AddContext(..)
                 | Stmt::Await
                 | Stmt::Fork => false,
                 Stmt::Forked => clock == Clock::Wall,
@@ -685,6 +696,7 @@ impl Snippet {
                     | Stmt::Set(_, e)
                     | Stmt::Observe(_, _, e, _)
                     | Stmt::Store(_, _, e)
+                    | Stmt::AddContext(_, _, _, e)
                     | Stmt::Mark(_, e, _) => e.each(visit),
                     Stmt::AddAt(_, _, key, e) => {
                         key.iter().flat_map(KeyField::operands).for_each(|part| part.each(visit));
@@ -708,6 +720,7 @@ impl Snippet {
                     Stmt::Prune
                     | Stmt::BeginGroup(_)
                     | Stmt::KeepGroup(_)
+                    | Stmt::Enter(..)
                     | Stmt::Await
                     | Stmt::Fork
                     | Stmt::Forked
@@ -745,6 +758,7 @@ fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a ProgramCall>) {
             | Stmt::Set(_, e)
             | Stmt::Observe(_, _, e, _)
             | Stmt::Store(_, _, e)
+            | Stmt::AddContext(_, _, _, e)
             | Stmt::Mark(_, e, _) => e.calls_in(calls),
             Stmt::AddAt(_, _, key, e) => {
                 key.iter().flat_map(KeyField::operands).for_each(|part| part.calls_in(calls));
@@ -771,6 +785,7 @@ fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a ProgramCall>) {
             Stmt::Prune
             | Stmt::BeginGroup(_)
             | Stmt::KeepGroup(_)
+            | Stmt::Enter(..)
             | Stmt::Await
             | Stmt::Fork
             | Stmt::Forked
@@ -788,6 +803,7 @@ fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Call
             | Stmt::Set(_, e)
             | Stmt::Observe(_, _, e, _)
             | Stmt::Store(_, _, e)
+            | Stmt::AddContext(_, _, _, e)
             | Stmt::Mark(_, e, _) => e.place_callees(place)?,
             Stmt::AddAt(_, _, key, e) => {
                 key.iter_mut().flat_map(KeyField::operands_mut).try_for_each(|part| part.place_callees(place))?;
@@ -813,6 +829,7 @@ fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Call
             Stmt::Prune
             | Stmt::BeginGroup(_)
             | Stmt::KeepGroup(_)
+            | Stmt::Enter(..)
             | Stmt::Await
             | Stmt::Fork
             | Stmt::Forked

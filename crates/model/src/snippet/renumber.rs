@@ -61,6 +61,11 @@ fn stmts(all: &mut [Stmt], by: u32) {
             Stmt::Start(v, _) | Stmt::Stop(v, _) | Stmt::Append(v, ..) | Stmt::BeginGroup(v) | Stmt::KeepGroup(v) => {
                 moved(v, by)
             }
+            Stmt::Enter(v, ..) => moved(v, by),
+            Stmt::AddContext(v, _, _, e) => {
+                moved(v, by);
+                expr(e, by);
+            }
             Stmt::Record(v, _, recorded) => {
                 moved(v, by);
                 recorded.fields.iter_mut().for_each(|field| expr(field.operand_mut(), by));

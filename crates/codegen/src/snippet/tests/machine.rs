@@ -358,8 +358,8 @@ impl Machine {
                 self.store(i, 1, a);
                 self.store(i, 0, value);
             }
+            // Without a prefix, only a signal handler can change the word in between.
             Mnemonic::Cmpxchg => {
-                assert!(i.has_lock_prefix());
                 let place = self.address(i);
                 if let Some((at, value)) = self.race.take_if(|race| race.0 == place) {
                     self.write(at, 8, value);

@@ -3,6 +3,7 @@
 
 mod birth;
 mod calling;
+mod contexts;
 mod cut;
 mod event;
 mod goroutine;
@@ -23,7 +24,7 @@ use machine::{BACK, CODE, Machine, RAX, none};
 pub(crate) const GLIBC: ThreadIdentity = ThreadIdentity::FsOffset(0x2d0);
 
 /// Routines that are listings.
-pub(crate) const FIXED: [Routine; 9] = [
+pub(crate) const FIXED: [Routine; 10] = [
     Routine::PruneGoroutine,
     Routine::Park,
     Routine::Fetch,
@@ -31,6 +32,7 @@ pub(crate) const FIXED: [Routine; 9] = [
     Routine::Event,
     Routine::Cut,
     Routine::Time,
+    Routine::Enter,
     Routine::Fork,
     Routine::Forked,
 ];
@@ -170,7 +172,7 @@ fn listings_are_golden() {
         expect_test::expect_file![file].assert_eq(&disassembly(code));
     };
     for (routine, name) in
-        FIXED.into_iter().zip(["prune_goroutine", "park", "fetch", "call", "event", "cut", "time", "fork", "forked"])
+        FIXED.into_iter().zip(["prune_goroutine", "park", "fetch", "call", "event", "cut", "time", "enter", "fork", "forked"])
     {
         let filled = listing(routine, &holes(&env)).expect("a listing").expect("assembles");
         golden(name, &filled.bytes);

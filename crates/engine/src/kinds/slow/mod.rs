@@ -32,83 +32,10 @@ use super::code::{LOOK, look, metric_named};
 use super::no_print;
 use super::prints::answer::{Counted, Limiter, call};
 use super::prints::{UNRECORDED, place_callers, printed_column, printing};
+use super::waits::WAITS;
 
 /// Largest number of functions: each has a number in its records.
 const FUNCTIONS_MAX: usize = u16::MAX as usize;
-
-/// Functions of the C library in which threads wait.
-const WAITS: &[&str] = &[
-    "accept",
-    "accept4",
-    "access",
-    "clock_nanosleep",
-    "close",
-    "connect",
-    "epoll_pwait",
-    "epoll_wait",
-    "fdatasync",
-    "flock",
-    "fopen",
-    "fopen64",
-    "fsync",
-    "getaddrinfo",
-    "madvise",
-    "mmap",
-    "mmap64",
-    "msync",
-    "munmap",
-    "nanosleep",
-    "open",
-    "open64",
-    "openat",
-    "openat64",
-    "opendir",
-    "poll",
-    "ppoll",
-    "pread",
-    "pread64",
-    "preadv",
-    "pselect",
-    "pthread_barrier_wait",
-    "pthread_cond_clockwait",
-    "pthread_cond_timedwait",
-    "pthread_cond_wait",
-    "pthread_join",
-    "pthread_mutex_lock",
-    "pthread_mutex_timedlock",
-    "pthread_rwlock_rdlock",
-    "pthread_rwlock_wrlock",
-    "pwrite",
-    "pwrite64",
-    "pwritev",
-    "read",
-    "readv",
-    "recv",
-    "recvfrom",
-    "recvmsg",
-    "rename",
-    "select",
-    "sem_timedwait",
-    "sem_wait",
-    "send",
-    "sendfile",
-    "sendfile64",
-    "sendmsg",
-    "sendto",
-    "sigtimedwait",
-    "sigwait",
-    "sleep",
-    "stat",
-    "sync_file_range",
-    "syncfs",
-    "unlink",
-    "usleep",
-    "wait4",
-    "waitid",
-    "waitpid",
-    "write",
-    "writev",
-];
 
 /// Calls of functions that are told if they take long.
 pub struct SlowKind {
@@ -424,17 +351,7 @@ impl Running for SlowKind {
 
     /// Takes out the code that has counted calls: it costs something at each call, also of functions that are left out.
     fn tick(&mut self, at: &mut Locked<'_>) {
-        let ids = |key: PairKey| {
-            let ids: FxHashSet<u64> = at.pair(&key)?.minis.iter().map(|(_, id)| *id).collect();
-            (!ids.is_empty()).then_some((key, ids))
-        };
-        let going: Vec<_> = std::mem::take(&mut self.looks).into_iter().filter_map(ids).collect();
-        if going.is_empty() {
-            return;
-        }
-        if let Err(error) = at.withdraw(&going) {
-            tracing::warn!(%error, "code that counts calls stays in");
-        }
+        at.withdraw_pairs(std::mem::take(&mut self.looks));
     }
 
     /// Notes whose code was taken out because it cost too much.

@@ -47,6 +47,7 @@ pub fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32
             | Shape::Vector(_)
             | Shape::Listed(_)
             | Shape::Buffer(_)
+            | Shape::Contexts(_)
             | Shape::Records(..) => birth::NOTHING,
         };
         rules.push((first, first_rule));
@@ -60,6 +61,7 @@ pub fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32
             | Shape::Vector(_)
             | Shape::Listed(_)
             | Shape::Buffer(_)
+            | Shape::Contexts(_)
             | Shape::Records(..)
             | Shape::Event
             | Shape::Alias(_) => birth::NOTHING,

@@ -199,10 +199,18 @@ impl<'a> CatchUp<'a> {
         };
         for call in &calls {
             let mut missed = None;
-            let states = call.iter().flat_map(|(states, sp)| states.iter().map(|s| (s, *sp)));
-            for ((number, counters), sp) in states {
+            let replayed = |sp: u64| {
+                let mut word = [0; 8];
+                let read = held.read(Avma(sp), &mut word);
+                ReplayedCall { sp, returns_to: read.map_or(0, |()| u64::from_le_bytes(word)) }
+            };
+            let states = call.iter().flat_map(|(states, sp)| {
+                let of = replayed(*sp);
+                states.iter().map(move |s| (s, of))
+            });
+            for ((number, counters), of) in states {
                 let outcome = match self.prepared.get(*number) {
-                    Some(Ok(prepared)) => state.replay(prepared, counters, sp),
+                    Some(Ok(prepared)) => state.replay(prepared, counters, of),
                     Some(Err(why)) => Err(*why),
                     None => Ok(()),
                 };

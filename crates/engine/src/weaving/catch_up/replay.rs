@@ -3,8 +3,13 @@
 
 use std::collections::BTreeMap;
 
+use ingraft_model::contexts::{
+    self, CURRENT, FIRST, FULL, KEY, PARENT, PARENT_BIAS, PLACE, PROBES, TAKEN, TARGET,
+};
 use ingraft_model::layout::{COUNTERS, OWNER, TOP, record};
-use ingraft_model::{CallRecord, Clock, DataArea, Expr, Restore, Stmt, Variable, VariableId, VariableKind};
+use ingraft_model::{
+    CallRecord, Clock, ContextShape, DataArea, Expr, KeptValue, Restore, Stmt, Variable, VariableId, VariableKind,
+};
 use rustc_hash::FxHashSet;
 
 use super::outcome::Uncaught;
@@ -36,6 +41,13 @@ impl StateChanges {
     }
 }
 
+/// Whether the record is that of a call whose context is told, and keeps nothing but times. For a call in progress, these count from the beginning
+/// of the measurement.
+fn tells_contexts(record: &CallRecord, body: &[Stmt]) -> bool {
+    let is_time = |kept: &KeptValue| matches!(kept, KeptValue::Time(_) | KeptValue::Spent(_));
+    record.kept.iter().all(is_time) && body.iter().any(|stmt| matches!(stmt, Stmt::Enter(..)))
+}
+
 fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>) -> Result<Vec<Stmt>, Uncaught> {
     let mut kept = Vec::new();
     for stmt in stmts {
@@ -48,7 +60,7 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
                     kept.push(stmt.clone());
                 }
             }
-            Stmt::Start(..) | Stmt::Stop(..) => kept.push(stmt.clone()),
+            Stmt::Start(..) | Stmt::Stop(..) | Stmt::Enter(..) => kept.push(stmt.clone()),
             Stmt::If(condition, body) => {
                 let body = states(body, variables, restored)?;
                 if !body.is_empty() {
@@ -56,8 +68,9 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
                     kept.push(Stmt::If(condition.clone(), body));
                 }
             }
-            Stmt::Open(record, _) if record.is_timed() => return Err(Uncaught::Begin),
-            Stmt::Open(record, _) if !record.kept.is_empty() => return Err(Uncaught::Arguments),
+            Stmt::Open(record, body) if !record.kept.is_empty() && !tells_contexts(record, body) => {
+                return Err(if record.is_timed() { Uncaught::Begin } else { Uncaught::Arguments });
+            }
             Stmt::Open(record, body) => {
                 let restores = record.restore.map(Restore::variable);
                 restored.extend(restores);
@@ -82,6 +95,7 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
             | Stmt::Record(..)
             | Stmt::BeginGroup(_)
             | Stmt::KeepGroup(_)
+            | Stmt::AddContext(..)
             | Stmt::Call(_)
             | Stmt::Store(..)
             | Stmt::Write(..) => {}
@@ -103,6 +117,15 @@ fn known(e: &Expr) -> Result<(), Uncaught> {
         Expr::ThreadPointer => Err(Uncaught::Memory),
         Expr::Elapsed(..) | Expr::Lost(_) | Expr::Usage(_) | Expr::Event(_) => Err(Uncaught::Begin),
     }
+}
+
+/// A call that began before the code was there.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplayedCall {
+    /// Address of its return address on the stack.
+    pub sp: u64,
+    /// Its return address.
+    pub returns_to: u64,
 }
 
 /// A thread's shard while its calls are caught up. All offsets are relative to the shard.
@@ -144,16 +167,16 @@ impl<'a> Shard<'a> {
 
     /// Changes the shard as the code would have done at the entry of the call whose return address is at `sp`. Must be called from the
     /// outermost call to the innermost one. On an error the shard is not changed.
-    pub fn replay(&mut self, state: &StateChanges, counters: &[u32], sp: u64) -> Result<(), Uncaught> {
+    pub fn replay(&mut self, state: &StateChanges, counters: &[u32], call: ReplayedCall) -> Result<(), Uncaught> {
         let mixed = |name: u32| self.names.contains(&name);
         if opened(&state.0).any(|r| offset(counters, r.activations).is_some_and(mixed)) {
             return Err(Uncaught::Mixed);
         }
-        self.run(&state.0, counters, sp);
+        self.run(&state.0, counters, call);
         Ok(())
     }
 
-    fn run(&mut self, stmts: &[Stmt], counters: &[u32], sp: u64) {
+    fn run(&mut self, stmts: &[Stmt], counters: &[u32], call: ReplayedCall) {
         for stmt in stmts {
             match stmt {
                 Stmt::Add(v, e) => {
@@ -166,14 +189,15 @@ impl<'a> Shard<'a> {
                 }
                 Stmt::If(condition, body) => {
                     if self.eval(condition, counters) != 0 {
-                        self.run(body, counters, sp);
+                        self.run(body, counters, call);
                     }
                 }
                 Stmt::Open(r, body) => {
-                    if self.open(r, counters, sp) || r.is_optional() {
-                        self.run(body, counters, sp);
+                    if self.open(r, counters, call.sp) || r.is_optional() {
+                        self.run(body, counters, call);
                     }
                 }
+                Stmt::Enter(v, shape, function) => self.enter((*v, *shape), counters, *function, call.returns_to),
                 Stmt::Start(timer, clock) => {
                     let nest = self.variable(counters, *timer);
                     if nest == 0 {
@@ -209,6 +233,7 @@ impl<'a> Shard<'a> {
                 | Stmt::Record(..)
                 | Stmt::BeginGroup(_)
                 | Stmt::KeepGroup(_)
+                | Stmt::AddContext(..)
                 | Stmt::Call(_)
                 | Stmt::Store(..)
                 | Stmt::Write(..) => {}
@@ -236,8 +261,67 @@ impl<'a> Shard<'a> {
             None => (0, 0),
         };
         let place = self.records.iter().rposition(|r| r[0] >= sp).map_or(0, |i| i + 1);
-        self.records.insert(place.max(1), new_record(sp, name, restore, saved.cast_unsigned()));
+        let mut words = new_record(sp, name, restore, saved.cast_unsigned());
+        for (word, kept) in words.iter_mut().skip(record::KEPT as usize / 8).zip(&r.kept) {
+            *word = match kept {
+                KeptValue::Time(clock) => (self.now)(*clock),
+                KeptValue::Spent(clock) => self.spent(*clock),
+                _ => 0,
+            };
+        }
+        self.records.insert(place.max(1), words);
         true
+    }
+
+    /// Time that the thread has spent in ended calls with own times.
+    fn spent(&self, clock: Clock) -> u64 {
+        let word = record::SPENT as usize / 8 + usize::from(clock == Clock::Cpu);
+        self.records.first().and_then(|first| first.get(word)).copied().unwrap_or(0)
+    }
+
+    /// Makes the context of a call that of the thread, as code does, without counting the call.
+    fn enter(&mut self, (v, shape): (VariableId, ContextShape), counters: &[u32], function: u32, returns_to: u64) {
+        let word = |shard: &Self, n: u32| shard.at(counters, v, n).cast_unsigned();
+        let (current, key) = (word(self, CURRENT), contexts::key(function, returns_to));
+        let parent = current + PARENT_BIAS;
+        let first = shape.place(current, key);
+        for probe in 0..PROBES {
+            let place = (first + PLACE * probe) & shape.mask();
+            let at = |n: u32| FIRST + place + n;
+            match word(self, at(KEY)) {
+                0 => {
+                    let own = u64::from(place) + 1;
+                    let target = if shape.full() { own } else { self.first_of(function, current, shape, &word) };
+                    let target = if target == 0 { own } else { target };
+                    let taken = word(self, TAKEN) + 1;
+                    let words = [(TAKEN, taken), (at(KEY), key), (at(PARENT), parent), (at(TARGET), target)];
+                    for (n, value) in words {
+                        self.set(counters, v, n, value.cast_signed());
+                    }
+                    return self.set(counters, v, CURRENT, target.cast_signed());
+                }
+                known if known == key && word(self, at(PARENT)) == parent => {
+                    let target = word(self, at(TARGET));
+                    return self.set(counters, v, CURRENT, target.cast_signed());
+                }
+                _ => {}
+            }
+        }
+        let full = word(self, FULL) + 1;
+        self.set(counters, v, FULL, full.cast_signed());
+    }
+
+    /// The context of a function at or above another context; 0 if there is none.
+    fn first_of(&self, function: u32, from: u64, shape: ContextShape, word: &dyn Fn(&Self, u32) -> u64) -> u64 {
+        let mut context = from;
+        for _ in 0..shape.places() {
+            let place = context as u32 & shape.mask();
+            if context == 0 || contexts::function_of(word(self, FIRST + place + KEY)) == function {
+                return context;
+            }
+            context = word(self, FIRST + place + PARENT).saturating_sub(PARENT_BIAS);
+        }
+        0
     }
 
     fn eval(&self, e: &Expr, counters: &[u32]) -> i64 {
@@ -327,6 +411,7 @@ mod tests {
     const FLAG: VariableId = VariableId(1);
     const CALLS: VariableId = VariableId(2);
     const TIMER: VariableId = VariableId(3);
+    const RETURNS_TO: u64 = 0x40_1000;
     const COUNTERS_OF: [u32; 4] = [0, 1, 2, 5];
 
     fn variables() -> Vec<Variable> {
@@ -353,7 +438,11 @@ mod tests {
             let load = |at: u32| Some(self.0.borrow().get(&at).copied().unwrap_or(0));
             let now = |_| now;
             let mut shard = Shard::new(&LAYOUT, &now, &load).expect("a shard");
-            let results = states.iter().map(|(state, sp)| shard.replay(state, &COUNTERS_OF, *sp)).collect();
+            let results = states.iter();
+            let results = results.map(|(state, sp)| {
+                shard.replay(state, &COUNTERS_OF, ReplayedCall { sp: *sp, returns_to: RETURNS_TO })
+            });
+            let results = results.collect();
             let writes = shard.writes();
             self.0.borrow_mut().extend(writes);
             results

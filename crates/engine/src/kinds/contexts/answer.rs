@@ -1,0 +1,193 @@
+//! A profile of contexts, from the trees of threads.
+
+use ingraft_analysis::Function;
+use ingraft_model::{Activations, Avma, ContextTree, ModuleId, Svma};
+use ingraft_report::{
+    CallSite, Context, ContextFunction, ContextKind, ContextProfile, ProfileKind, SavedProfile, UnprofiledFunction,
+};
+use ingraft_process::TickClock;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::api::ContextMetric;
+use crate::error::Error;
+use crate::kinds::graph::module_info;
+use crate::readings::values::Columns;
+use crate::session::{Locked, now_ns};
+
+use super::code::ACTIVATIONS;
+use super::{ContextsKind, Site};
+
+/// Offsets of the numbers of calls by outcome among the counters of activations ([`ingraft_model::Shape::Activations`]).
+const OUTCOMES: u32 = 4;
+
+/// Reason for a function without code.
+const TOO_DEAR: &str = "its calls are so many that telling their contexts would exceed --max-overhead";
+
+/// The modules of a profile, with their indexes.
+struct ProfileModules {
+    modules: Vec<ModuleId>,
+}
+
+impl ProfileModules {
+    fn index(&self, module: ModuleId) -> usize {
+        self.modules.binary_search(&module).unwrap_or_default()
+    }
+}
+
+impl ContextsKind {
+    /// The contexts of all threads, at one moment at which all are held.
+    pub fn read(&self, at: &Locked<'_>) -> Result<SavedProfile, Error> {
+        let activations: Vec<Option<u32>> = self.sites.iter().map(|site| first_counter(at, site)).collect();
+        let (mut tree, mut outcomes) = (ContextTree::default(), Vec::new());
+        let (_, held, _) = at.observe(&mut |columns| {
+            tree = self.tree.map_or_else(ContextTree::default, |first| columns.tree(first, self.shape));
+            outcomes = activations.iter().map(|first| first.map(|first| numbers(columns, first))).collect();
+        })?;
+        let addresses: FxHashSet<u64> = tree.contexts.iter().map(|context| context.return_address).collect();
+        // The callers may be in files that were not analysed yet.
+        at.load(&|file| addresses.iter().any(|at| file.text().contains(&Avma(*at))));
+        let sites: FxHashMap<u64, Option<(ModuleId, Svma)>> =
+            addresses.iter().map(|address| (*address, place(at, *address))).collect();
+        let refused = at.refused();
+        let functions = self.sites.iter().map(|site| site.function.module);
+        let callers = sites.values().flatten().map(|(module, _)| *module);
+        let all: FxHashSet<ModuleId> = functions.chain(callers).chain(refused.iter().map(|(f, _)| f.module)).collect();
+        let mut all: Vec<ModuleId> = all.into_iter().collect();
+        all.sort_unstable();
+        let modules = ProfileModules { modules: all };
+        let without_code: FxHashSet<_> = refused.iter().map(|(function, _)| *function).collect();
+        let dear = self.sites.iter().filter(|site| !without_code.contains(&site.function));
+        let dear = dear.filter(|site| Self::is_left_out(at, site)).filter_map(|site| {
+            let (_, _, function) = at.modules().resolve(site.function)?;
+            let (name, why) = (symbol(function), TOO_DEAR.to_owned());
+            Some(UnprofiledFunction { module: modules.index(site.function.module), name, start: function.start(), why })
+        });
+        let unprofiled = refused.into_iter().map(|(id, refused)| UnprofiledFunction {
+            module: modules.index(id.module),
+            name: refused.function.function,
+            start: refused.function.offset,
+            why: refused.reason.to_string(),
+        });
+        let refused = unprofiled.chain(dear).collect();
+        let contexts = self.profile(at, &tree, &sites, &outcomes, &modules);
+        Ok(SavedProfile {
+            kind: ProfileKind::Contexts,
+            pid: u32::try_from(at.target().pid().0).unwrap_or_default(),
+            program: self.program.clone(),
+            began_ns: self.began_ns,
+            ended_ns: now_ns(),
+            modules: modules.modules.iter().map(|id| module_info(at.modules(), *id).unwrap_or_default()).collect(),
+            refused,
+            held_ns: u64::try_from(held.as_nanos()).unwrap_or(u64::MAX),
+            contexts: Some(contexts),
+            ..SavedProfile::default()
+        })
+    }
+
+    fn profile(
+        &self,
+        at: &Locked<'_>,
+        tree: &ContextTree,
+        sites: &FxHashMap<u64, Option<(ModuleId, Svma)>>,
+        outcomes: &[Option<Activations>],
+        modules: &ProfileModules,
+    ) -> ContextProfile {
+        let metrics = &self.options.metrics;
+        let scale = at.wall_clock().map(TickClock::scale);
+        let nested = self.below_allocations(tree);
+        let value = |metric: &ContextMetric, is_nested: bool, value: i64| match metric {
+            // An allocation inside of another one is a part of it.
+            ContextMetric::AllocatedBytes if is_nested => 0,
+            ContextMetric::AllocatedBytes => value,
+            _ => {
+                let ticks = u64::try_from(value).unwrap_or(0);
+                i64::try_from(scale.map_or(0, |scale| scale.apply(ticks))).unwrap_or(i64::MAX)
+            }
+        };
+        let values = |all: &[i64], is_nested: bool| -> Vec<i64> {
+            metrics.iter().zip(all).map(|(metric, of)| value(metric, is_nested, *of)).collect()
+        };
+        let site = |address: u64| match sites.get(&address).copied().flatten() {
+            Some((module, at)) => CallSite { module: Some(modules.index(module)), at },
+            None => CallSite { module: None, at: Svma(address) },
+        };
+        let function = |site: &Site, outcome: &Option<Activations>| {
+            let outcome = outcome.unwrap_or_default();
+            let resolved = at.modules().resolve(site.function);
+            let named = |(_, _, f): (_, _, &Function)| (symbol(f), f.start(), f.size());
+            let (name, start, size) = resolved.map(named).unwrap_or_default();
+            ContextFunction {
+                module: modules.index(site.function.module),
+                name,
+                start,
+                size,
+                left: outcome.left,
+                unseen: outcome.unseen,
+                unrecorded: outcome.unrecorded,
+            }
+        };
+        let context = |(n, context): (usize, &ingraft_model::TreeContext)| {
+            let above = context.parent.and_then(|parent| tree.contexts.get(parent));
+            let kind = match context.back {
+                Some(back) => ContextKind::Recursion(back),
+                None if above.is_some_and(|above| above.return_address == context.return_address) => ContextKind::Tail,
+                None => ContextKind::Call,
+            };
+            Context {
+                parent: context.parent,
+                function: (context.function as usize).saturating_sub(1),
+                site: site(context.return_address),
+                kind,
+                calls: context.calls,
+                metrics: values(&context.metrics, nested.contains(&n)),
+            }
+        };
+        ContextProfile {
+            functions: self.sites.iter().zip(outcomes).map(|(site, outcome)| function(site, outcome)).collect(),
+            contexts: tree.contexts.iter().enumerate().map(context).collect(),
+            metrics: metrics.iter().map(|metric| metric.name().to_owned()).collect(),
+            outside: values(&tree.outside, false),
+            full: tree.full,
+        }
+    }
+
+    /// The contexts below those of functions that allocate.
+    fn below_allocations(&self, tree: &ContextTree) -> FxHashSet<usize> {
+        let allocates = |function: u32| {
+            let site = (function as usize).checked_sub(1).and_then(|n| self.sites.get(n));
+            site.is_some_and(|site| site.role.allocates.is_some())
+        };
+        let mut below = FxHashSet::default();
+        for (n, context) in tree.contexts.iter().enumerate() {
+            let Some(parent) = context.parent else { continue };
+            let of_parent = tree.contexts.get(parent).is_some_and(|parent| allocates(parent.function));
+            if of_parent || below.contains(&parent) {
+                below.insert(n);
+            }
+        }
+        below
+    }
+}
+
+/// The name of a function in the symbol table, or the one to show if it has none there.
+pub fn symbol(function: &Function) -> String {
+    function.names().first().map_or_else(|| function.display_name().into_owned(), |name| name.mangled().to_owned())
+}
+
+/// First counter of the activations of a function's calls; `None` without code.
+fn first_counter(at: &Locked<'_>, site: &Site) -> Option<u32> {
+    at.pair(&site.key)?.counters().get(ACTIVATIONS.0 as usize).copied()
+}
+
+/// Numbers of calls by outcome.
+fn numbers(columns: &Columns<'_>, first: u32) -> Activations {
+    let of = |n: u32| columns.sum(first + n % OUTCOMES).cast_unsigned();
+    Activations { left: of(0), unseen: of(1), unrecorded: of(2), left_by_tail_jump: of(3) }
+}
+
+/// The module and the address in its file of an address of the process.
+fn place(at: &Locked<'_>, address: u64) -> Option<(ModuleId, Svma)> {
+    let id = at.modules().at(Avma(address))?;
+    let (_, module) = at.modules().module(id)?;
+    Some((id, Avma(address).to_svma(module.bias)))
+}

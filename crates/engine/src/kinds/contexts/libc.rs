@@ -1,0 +1,73 @@
+//! Functions of the C library that allocate memory, wait, or wait for locks.
+
+use crate::api::ContextMetric;
+use crate::kinds::waits::WAITS;
+
+use super::code::{Role, Size};
+
+/// Functions that allocate, with the number of bytes that they are asked for.
+const ALLOCATE: &[(&str, Size)] = &[
+    ("malloc", Size::Argument(0)),
+    ("calloc", Size::Product(0, 1)),
+    ("realloc", Size::Argument(1)),
+    ("reallocarray", Size::Product(1, 2)),
+    ("memalign", Size::Argument(1)),
+    ("aligned_alloc", Size::Argument(1)),
+    ("posix_memalign", Size::Argument(2)),
+    ("valloc", Size::Argument(0)),
+    ("pvalloc", Size::Argument(0)),
+];
+
+/// Libraries that may have these functions.
+const ALLOCATORS: &[&str] = &["libc", "libjemalloc", "libtcmalloc", "libtcmalloc_minimal", "libmimalloc"];
+
+/// Functions that wait for a lock.
+const LOCK: &[&str] = &[
+    "pthread_mutex_clocklock",
+    "pthread_mutex_lock",
+    "pthread_mutex_timedlock",
+    "pthread_rwlock_clockrdlock",
+    "pthread_rwlock_clockwrlock",
+    "pthread_rwlock_rdlock",
+    "pthread_rwlock_timedrdlock",
+    "pthread_rwlock_timedwrlock",
+    "pthread_rwlock_wrlock",
+    "pthread_spin_lock",
+];
+
+/// Patterns of the functions that a metric needs.
+pub fn patterns(metrics: &[ContextMetric]) -> Vec<String> {
+    let of = |modules: &[&str], names: &mut dyn Iterator<Item = &str>| -> Vec<String> {
+        names.flat_map(|name| modules.iter().map(move |module| format!("{module}:{name}"))).collect()
+    };
+    let each = |metric: &ContextMetric| match metric {
+        ContextMetric::AllocatedBytes => of(ALLOCATORS, &mut ALLOCATE.iter().map(|(name, _)| *name)),
+        ContextMetric::WaitTime => of(&["libc"], &mut WAITS.iter().copied()),
+        ContextMetric::LockTime => of(&["libc"], &mut LOCK.iter().copied()),
+        ContextMetric::WallTime | ContextMetric::CpuTime => Vec::new(),
+    };
+    metrics.iter().flat_map(each).collect()
+}
+
+/// What a function with this name, which one of the patterns has matched, does.
+pub fn role(name: &str) -> Role {
+    // The name may have a version: pthread_cond_wait@@GLIBC_2.3.2.
+    let name = name.split('@').next().unwrap_or(name);
+    let allocates = ALLOCATE.iter().find(|(known, _)| *known == name).map(|(_, size)| *size);
+    Role { waits: WAITS.contains(&name), locks: LOCK.contains(&name), allocates }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_metric_has_its_functions() {
+        assert_eq!(patterns(&[ContextMetric::WallTime]), [""; 0]);
+        assert!(patterns(&[ContextMetric::AllocatedBytes]).contains(&"libjemalloc:calloc".to_owned()));
+        assert_eq!(role("calloc").allocates, Some(Size::Product(0, 1)));
+        assert!(role("pthread_cond_wait@@GLIBC_2.3.2").waits);
+        assert!(role("pthread_mutex_lock").locks && role("pthread_mutex_lock").waits);
+        assert_eq!(role("main"), Role::default());
+    }
+}

@@ -1,0 +1,175 @@
+//! Calls by calling context, and what they take in each.
+//!
+//! `code.rs` is the code of functions, `libc.rs` knows functions of the C library, `answer.rs` makes a profile of the trees of threads.
+
+mod answer;
+mod code;
+mod libc;
+
+use std::sync::Arc;
+
+use ingraft_model::{ContextShape, Focus, FunctionId, ResourcePath};
+use ingraft_report::SavedProfile;
+use rustc_hash::FxHashSet;
+
+use crate::api::{ContextsOptions, EnableRequest, MeasurementId, MetricFocus, Removed};
+use crate::error::{Error, Reason};
+use crate::measure::request::{self, Missing, Owner, WantedPair};
+use crate::pairs::PairKey;
+use crate::session::{InsertedPairs, KindRequest, Locked, Running, now_ns};
+use crate::weaving::positions::Observer;
+
+use self::code::{ContextCode, METRIC, Role, TREE};
+use super::code::{LOOK, look};
+use super::profile::functions::tell_last;
+use super::whole;
+
+/// Largest number of functions: each has a number in the keys of contexts.
+const FUNCTIONS_MAX: usize = ingraft_model::contexts::FUNCTIONS_MAX as usize;
+
+/// Calls of functions by calling context.
+pub struct ContextsKind {
+    options: ContextsOptions,
+    shape: ContextShape,
+    /// Patterns of the functions of the C library that the metrics need.
+    patterns: Vec<String>,
+    /// The functions, in the order of their numbers, which begin at 1.
+    sites: Vec<Site>,
+    /// The pairs that have counted calls before the code came, as long as they have code.
+    looks: Vec<PairKey>,
+    /// First counter of the tree; `None` before it is taken.
+    tree: Option<u32>,
+    began_ns: u64,
+    program: String,
+    last: Option<Result<SavedProfile, Error>>,
+}
+
+/// A function whose calls are told apart.
+struct Site {
+    function: FunctionId,
+    role: Role,
+    /// The pair of the function.
+    key: PairKey,
+}
+
+impl ContextsKind {
+    /// A measurement that has not begun.
+    pub fn new(options: &ContextsOptions) -> Self {
+        let shape = ContextShape::of_bits(ContextShape::USUAL_BITS, !options.metrics.is_empty(), options.full);
+        ContextsKind {
+            shape: shape.expect("the usual number is in the range"),
+            patterns: libc::patterns(&options.metrics),
+            options: options.clone(),
+            sites: Vec::new(),
+            looks: Vec::new(),
+            tree: None,
+            began_ns: 0,
+            program: String::new(),
+            last: None,
+        }
+    }
+
+    /// The functions of a request, and those that its metrics need, each with what it does.
+    fn functions(&self, asked: &KindRequest<'_>) -> Result<Vec<(FunctionId, Role)>, Error> {
+        let mut all = whole::functions(asked, false)?;
+        let mut known: FxHashSet<FunctionId> = all.iter().copied().collect();
+        let of_metrics = request::resolve_patterns(asked.modules, &self.patterns, Missing::MayCome)?;
+        let special: FxHashSet<FunctionId> = of_metrics.iter().copied().collect();
+        all.extend(of_metrics.into_iter().filter(|function| known.insert(*function)));
+        let role = |function: &FunctionId| match asked.modules.resolve(*function) {
+            Some((_, _, named)) if special.contains(function) => libc::role(&answer::symbol(named)),
+            _ => Role::default(),
+        };
+        Ok(all.iter().map(|function| (*function, role(function))).collect())
+    }
+
+    fn held(&self, id: MeasurementId) -> PairKey {
+        let pair = Arc::new(MetricFocus { metric: TREE.to_owned(), focus: Focus::default() });
+        PairKey::owned(Owner { measurement: id, hidden: true }, pair)
+    }
+
+    /// Whether the code of a function is not there because it would cost too much.
+    fn is_left_out(at: &Locked<'_>, site: &Site) -> bool {
+        at.pair(&site.key).is_none_or(|pair| !pair.is_woven() && pair.unwoven.is_empty())
+    }
+}
+
+impl Running for ContextsKind {
+    fn patterns(&self) -> Vec<&str> {
+        self.patterns.iter().map(String::as_str).collect()
+    }
+
+    /// A pair for each function, and one that only counts its calls.
+    fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<WantedPair>, Error> {
+        let functions = self.functions(asked)?;
+        if functions.len() > FUNCTIONS_MAX {
+            let what = format!("contexts of {} functions cannot be told apart at once", functions.len());
+            return Err(Error::new(Reason::TooManyFunctions, what, "name fewer functions"));
+        }
+        let (variables, metric) = (code::variables(0), code::metric(METRIC));
+        let code =
+            ContextCode { shape: self.shape, metrics: &self.options.metrics, variables: &variables, metric: &metric };
+        let owner = Owner { measurement: asked.id, hidden: false };
+        let (mut sites, mut all) = (Vec::new(), Vec::new());
+        for (function, role) in functions {
+            let Some((module, name)) = asked.modules.focus_name(function) else { continue };
+            let Ok(focus) = Focus::new([ResourcePath::new("Code", [module, name])]) else { continue };
+            let instrumentation = code.of(function, sites.len() as u32 + 1, role);
+            let pair = Arc::new(MetricFocus { metric: METRIC.to_owned(), focus: focus.clone() });
+            let wanted =
+                WantedPair { function: Some(function), ..WantedPair::owned(owner, pair, instrumentation) };
+            sites.push(Site { function, role, key: PairKey::of(&wanted) });
+            all.extend([look(function, focus, asked.id), wanted]);
+        }
+        self.sites = sites;
+        self.looks = all.iter().map(PairKey::of).filter(|key| key.pair().metric == LOOK).collect();
+        Ok(all)
+    }
+
+    fn looks_first(&self, _: &EnableRequest) -> bool {
+        true
+    }
+
+    /// Takes the counters of the tree, and tells the code of all functions.
+    fn prepare(&mut self, at: &mut Locked<'_>, wanted: &mut Vec<WantedPair>) -> Result<Observer, Error> {
+        let tree = at.hold_counter(self.held(at.id()), code::metric(TREE), code::held(self.shape))?;
+        self.tree = Some(tree);
+        let variables = code::variables(tree);
+        for w in wanted.iter_mut().filter(|w| w.pair.metric == METRIC) {
+            w.instrumentation.variables = Arc::clone(&variables);
+        }
+        Ok(Observer::default())
+    }
+
+    fn failed(&mut self, at: &mut Locked<'_>) {
+        if self.tree.take().is_some() {
+            at.release_counter(&self.held(at.id()));
+        }
+    }
+
+    fn inserted(&mut self, at: &mut Locked<'_>, begun: &mut InsertedPairs<'_>) {
+        if self.tree.is_some() {
+            begun.keys.push((self.held(at.id()), None));
+            self.began_ns = now_ns();
+            self.program = at.program();
+        }
+    }
+
+    /// Libraries that were loaded since have no part.
+    fn grown(&mut self, _: &mut Locked<'_>) -> Result<bool, Error> {
+        Ok(true)
+    }
+
+    /// Takes out the code that has counted calls: it costs something at each call, also of functions that are left out.
+    fn tick(&mut self, at: &mut Locked<'_>) {
+        at.withdraw_pairs(std::mem::take(&mut self.looks));
+    }
+
+    fn last(&mut self, at: &mut Locked<'_>) {
+        self.last = Some(self.read(at));
+    }
+
+    fn ended(&mut self, _: &mut Locked<'_>, removed: &mut Removed) {
+        tell_last(self.last.take(), removed);
+    }
+}

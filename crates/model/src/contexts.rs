@@ -1,0 +1,367 @@
+//! Calling contexts: a tree of the functions that were open when a function was called, in the counters of every shard (Ammons, Ball and
+//! Larus, "Exploiting Hardware Performance Counters with Flow and Context Sensitive Profiling", section 4). Each thread has a tree of its own.
+//!
+//! ```text
+//! 0             the context of the thread now: 0 outside of all contexts, otherwise 1 + 4 p for that in place p
+//! 1             the number of calls without a place
+//! 2             the number of places that are taken
+//! 4 + m         the value of metric m outside of all contexts
+//! 8 + 4 p       the key of place p: the return address, plus 2^47 times the number of the function; 0 if the place is free
+//! 9 + 4 p       2 plus the context from which it was called
+//! 10 + 4 p      the number of calls
+//! 11 + 4 p      the context that becomes that of the thread: this one, or for a recursive call the first one of the function above it
+//! 8 + 4 (places + p) + m   the value of metric m in place p
+//! ```
+//!
+//! A context is found at the entry of its function by the thread's context, the return address and the function, so no code is needed at
+//! calls. The places are an open-addressing hash table. Code compares the place of the hash, and a routine compares the next ones.
+//!
+//! Code takes a place by one instruction (`cmpxchg`), which a signal handler that also enters contexts cannot interrupt. It stores the
+//! other words next, and counts last. The second word is never 0, so a handler that comes in between does not find the context there, and
+//! takes another place for it; the reader adds both. A place is never freed.
+
+use std::collections::BTreeMap;
+
+use crate::table::MULTIPLIER;
+
+/// Index of the counter with the context of the thread.
+pub const CURRENT: u32 = 0;
+/// Index of the counter of calls without a place.
+pub const FULL: u32 = 1;
+/// Index of the counter with the number of places that are taken.
+pub const TAKEN: u32 = 2;
+/// Index of the counter with the first metric's value outside of all contexts.
+pub const OUTSIDE: u32 = 4;
+/// Index of the counter with the first place's key.
+pub const FIRST: u32 = 8;
+/// Number of counters of a place. The values of its metrics are as many.
+pub const PLACE: u32 = 4;
+/// Offsets of the counters of a place.
+pub const KEY: u32 = 0;
+/// Offset of the counter with the context from which it was called, plus [`PARENT_BIAS`].
+pub const PARENT: u32 = 1;
+/// Offset of the counter of calls.
+pub const CALLS: u32 = 2;
+/// Offset of the counter with the context that becomes that of the thread.
+pub const TARGET: u32 = 3;
+/// Number that is added to a parent, so that it is not 0.
+pub const PARENT_BIAS: u64 = 2;
+/// Number of bits of a return address in a key.
+pub const ADDRESS_BITS: u32 = 47;
+/// Largest number of a function; the smallest is 1.
+pub const FUNCTIONS_MAX: u32 = (1 << (u64::BITS - ADDRESS_BITS)) - 1;
+/// Number of places that are compared for a key.
+pub const PROBES: u32 = 64;
+/// Largest number of metrics.
+pub const METRICS_MAX: usize = PLACE as usize;
+/// Distance by which the context is shifted before it is mixed with the key.
+pub const CONTEXT_SHIFT: u32 = 20;
+
+/// Size of a tree of contexts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ContextShape {
+    bits: u8,
+    metrics: bool,
+    full: bool,
+}
+
+impl ContextShape {
+    /// Smallest and largest number of bits in the number of a place.
+    pub const BITS: std::ops::RangeInclusive<u8> = 2..=17;
+    /// Number of bits that has room for most programs, and whose places take one MiB in each thread.
+    pub const USUAL_BITS: u8 = 15;
+
+    /// A tree with 2^`bits` places; `None` if it cannot have so many. `metrics` tells whether contexts have values of metrics, and `full` whether each
+    /// recursive call has a context of its own.
+    pub fn of_bits(bits: u8, metrics: bool, full: bool) -> Option<Self> {
+        ContextShape::BITS.contains(&bits).then_some(ContextShape { bits, metrics, full })
+    }
+
+    /// Number of bits in the number of a place.
+    pub const fn bits(self) -> u8 {
+        self.bits
+    }
+
+    /// Whether contexts have values of metrics.
+    pub const fn metrics(self) -> bool {
+        self.metrics
+    }
+
+    /// Whether each recursive call has a context of its own.
+    pub const fn full(self) -> bool {
+        self.full
+    }
+
+    /// Number of places.
+    pub const fn places(self) -> u32 {
+        1 << self.bits
+    }
+
+    /// Mask that covers the first counter of every place, from [`FIRST`] on, and the value of a context without the lowest bit.
+    pub const fn mask(self) -> u32 {
+        PLACE * (self.places() - 1)
+    }
+
+    /// Number of bits by which a product of hashing is shifted to the right.
+    pub const fn shift(self) -> u32 {
+        u64::BITS - PLACE.trailing_zeros() - self.bits as u32
+    }
+
+    /// Number of counters in every shard.
+    pub const fn slots(self) -> u32 {
+        FIRST + PLACE * self.places() * (1 + self.metrics as u32)
+    }
+
+    /// Index of the counter with the first metric's value in the first place.
+    pub const fn values(self) -> u32 {
+        FIRST + PLACE * self.places()
+    }
+
+    /// Distance from [`FIRST`] to the counters of the first place to compare for a call from this context.
+    pub const fn place(self, current: u64, key: u64) -> u32 {
+        let mixed = (current << CONTEXT_SHIFT) ^ key;
+        (mixed.wrapping_mul(MULTIPLIER) >> self.shift()) as u32 & self.mask()
+    }
+}
+
+/// The key of a call.
+pub const fn key(function: u32, return_address: u64) -> u64 {
+    ((function as u64) << ADDRESS_BITS).wrapping_add(return_address)
+}
+
+/// The number of the function in a key.
+pub const fn function_of(key: u64) -> u32 {
+    (key >> ADDRESS_BITS) as u32
+}
+
+/// The return address in a key.
+pub const fn address_of(key: u64) -> u64 {
+    key & ((1 << ADDRESS_BITS) - 1)
+}
+
+/// A context of a [`ContextTree`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TreeContext {
+    /// Index of the context from which it was called; `None` outside of all contexts.
+    pub parent: Option<usize>,
+    /// Number of the function.
+    pub function: u32,
+    /// The return address.
+    pub return_address: u64,
+    /// Number of calls.
+    pub calls: u64,
+    /// Index of the ancestor of the same function to which a recursive call leads back; `None` if this is no such call.
+    pub back: Option<usize>,
+    /// Values of metrics.
+    pub metrics: [i64; METRICS_MAX],
+}
+
+/// The contexts of one thread, or of several together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContextTree {
+    /// The contexts. A parent comes before its children.
+    pub contexts: Vec<TreeContext>,
+    /// Number of calls without a place.
+    pub full: u64,
+    /// Values of metrics outside of all contexts.
+    pub outside: [i64; METRICS_MAX],
+    /// Index of each context, by its parent, its key, and whether it leads back.
+    known: BTreeMap<(Option<usize>, u64, bool), usize>,
+}
+
+impl ContextTree {
+    /// Reads the counters of a tree. It reads those of the places only if some are taken, because reading unused memory would allocate it.
+    pub fn from_slots(shape: ContextShape, at: impl Fn(u32) -> i64) -> Self {
+        let word = |n: u32| at(n).cast_unsigned();
+        let metrics = |first: u32| std::array::from_fn(|m| if shape.metrics { at(first + m as u32) } else { 0 });
+        let mut tree = ContextTree { full: word(FULL), ..ContextTree::default() };
+        if word(TAKEN) == 0 {
+            return tree;
+        }
+        tree.outside = metrics(OUTSIDE);
+        let places = (0..shape.places()).map(|place| PLACE * place).filter(|place| at(FIRST + place + KEY) != 0);
+        let places: Vec<u32> = places.collect();
+        // The second word of a place that was just taken may still be 0.
+        let parent = |place: u32| word(FIRST + place + PARENT).checked_sub(PARENT_BIAS);
+        let mut read = Reader { shape, indexes: BTreeMap::new(), tree: &mut tree };
+        for place in places {
+            // The chain of callers that were not read yet, the innermost first.
+            let mut chain = Vec::new();
+            let mut next = Some(place);
+            while let Some(at) = next.filter(|at| !read.indexes.contains_key(at) && !chain.contains(at)) {
+                let Some(above) = parent(at) else { break };
+                chain.push(at);
+                next = read.place_of(above);
+            }
+            for place in chain.into_iter().rev() {
+                let Some(above) = parent(place) else { continue };
+                let context = |n| word(FIRST + place + n);
+                read.add(place, context(KEY), above, context(CALLS), context(TARGET), metrics(shape.values() + place));
+            }
+        }
+        tree
+    }
+
+    /// Index of the context with this parent and key; makes one if there is none.
+    fn child(&mut self, parent: Option<usize>, key: u64, back: Option<usize>) -> usize {
+        let next = self.contexts.len();
+        let index = *self.known.entry((parent, key, back.is_some())).or_insert(next);
+        if index == next {
+            self.contexts.push(TreeContext {
+                parent,
+                function: function_of(key),
+                return_address: address_of(key),
+                calls: 0,
+                back,
+                metrics: [0; METRICS_MAX],
+            });
+        }
+        index
+    }
+
+    fn count(&mut self, index: usize, calls: u64, metrics: [i64; METRICS_MAX]) {
+        if let Some(context) = self.contexts.get_mut(index) {
+            context.calls = context.calls.wrapping_add(calls);
+            for (sum, value) in context.metrics.iter_mut().zip(metrics) {
+                *sum = sum.wrapping_add(value);
+            }
+        }
+    }
+
+    /// Adds the calls of another thread.
+    pub fn merge(&mut self, other: &ContextTree) {
+        let mut indexes: Vec<usize> = Vec::with_capacity(other.contexts.len());
+        for context in &other.contexts {
+            let here = |index: Option<usize>| index.and_then(|index| indexes.get(index)).copied();
+            let key = key(context.function, context.return_address);
+            let index = self.child(here(context.parent), key, here(context.back));
+            self.count(index, context.calls, context.metrics);
+            indexes.push(index);
+        }
+        self.full = self.full.wrapping_add(other.full);
+        for (sum, value) in self.outside.iter_mut().zip(other.outside) {
+            *sum = sum.wrapping_add(value);
+        }
+    }
+}
+
+/// Reader of the places of one thread.
+struct Reader<'t> {
+    shape: ContextShape,
+    /// Index in the tree of the context in each place.
+    indexes: BTreeMap<u32, usize>,
+    tree: &'t mut ContextTree,
+}
+
+impl Reader<'_> {
+    /// The place of a context; `None` outside of all contexts.
+    fn place_of(&self, context: u64) -> Option<u32> {
+        (context != 0).then_some(context as u32 & self.shape.mask())
+    }
+
+    fn add(
+        &mut self,
+        place: u32,
+        key: u64,
+        parent: u64,
+        calls: u64,
+        target: u64,
+        metrics: [i64; METRICS_MAX],
+    ) {
+        let index = |reader: &Self, context: u64| reader.indexes.get(&reader.place_of(context)?).copied();
+        let back = if self.place_of(target) == Some(place) { None } else { index(self, target) };
+        let parent = index(self, parent);
+        let found = self.tree.child(parent, key, back);
+        self.tree.count(found, calls, metrics);
+        self.indexes.insert(place, found);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: ContextShape = ContextShape { bits: 3, metrics: true, full: false };
+
+    /// Counters of a tree, with these places: place, key, parent, calls, target, and the value of the first metric.
+    fn slots(places: &[(u32, u64, u64, u64, u64, i64)]) -> Vec<i64> {
+        let mut slots = vec![0; SHAPE.slots() as usize];
+        slots[FULL as usize] = 3;
+        slots[TAKEN as usize] = places.len() as i64;
+        slots[OUTSIDE as usize] = 40;
+        for (place, key, parent, calls, target, metric) in places {
+            let first = (FIRST + PLACE * place) as usize;
+            let words = [*key, parent + PARENT_BIAS, *calls, *target].map(u64::cast_signed);
+            slots[first..first + 4].copy_from_slice(&words);
+            slots[(SHAPE.values() + PLACE * place) as usize] = *metric;
+        }
+        slots
+    }
+
+    fn read(slots: &[i64]) -> ContextTree {
+        ContextTree::from_slots(SHAPE, |n| slots[n as usize])
+    }
+
+    /// Function, return address, parent, calls, whether it leads back and where, first metric.
+    fn rows(tree: &ContextTree) -> Vec<(u32, u64, Option<usize>, u64, Option<usize>, i64)> {
+        let row = |c: &TreeContext| (c.function, c.return_address, c.parent, c.calls, c.back, c.metrics[0]);
+        tree.contexts.iter().map(row).collect()
+    }
+
+    fn of(place: u64) -> u64 {
+        4 * place + 1
+    }
+
+    #[test]
+    fn a_tree_is_read_from_its_root_on() {
+        // main (5) calls f (2) twice, and f calls itself (7); a handler made a twin of f (1).
+        let slots = slots(&[
+            (1, key(2, 0x10), of(5), 4, of(1), 7),
+            (2, key(2, 0x10), of(5), 9, of(2), 1),
+            (5, key(1, 0x900), 0, 1, of(5), 0),
+            (7, key(2, 0x24), of(2), 6, of(2), 0),
+        ]);
+        let tree = read(&slots);
+        assert_eq!(
+            rows(&tree),
+            [(1, 0x900, None, 1, None, 0), (2, 0x10, Some(0), 13, None, 8), (2, 0x24, Some(1), 6, Some(1), 0)]
+        );
+        assert_eq!((tree.full, tree.outside[0]), (3, 40));
+    }
+
+    #[test]
+    fn trees_of_threads_are_added_by_path() {
+        let [a, b] = [
+            slots(&[(0, key(1, 0x10), 0, 2, of(0), 1), (3, key(2, 0x20), of(0), 5, of(3), 2)]),
+            slots(&[(6, key(1, 0x10), 0, 1, of(6), 1), (2, key(3, 0x20), of(6), 7, of(2), 4)]),
+        ];
+        let mut tree = read(&a);
+        tree.merge(&read(&b));
+        let expected = [(1, 0x10, None, 3, None, 2), (2, 0x20, Some(0), 5, None, 2), (3, 0x20, Some(0), 7, None, 4)];
+        assert_eq!(rows(&tree), expected);
+        assert_eq!((tree.full, tree.outside[0]), (6, 80));
+    }
+
+    #[test]
+    fn a_place_that_was_just_taken_and_a_circle_are_no_contexts() {
+        let mut slots = slots(&[(0, key(1, 0x10), 0, 2, of(0), 0), (3, key(2, 0x20), of(4), 1, of(3), 0)]);
+        // Place 4 is its own caller's caller, and place 6 has a key only.
+        slots[(FIRST + 16) as usize..(FIRST + 20) as usize].copy_from_slice(&[1i64 << 48, 17 + 2, 1, 17]);
+        slots[(FIRST + 24) as usize] = key(4, 1).cast_signed();
+        let tree = read(&slots);
+        assert!(tree.contexts.iter().enumerate().all(|(n, c)| c.parent.is_none_or(|parent| parent < n)));
+    }
+
+    #[test]
+    fn every_place_is_in_the_table() {
+        for bits in ContextShape::BITS {
+            let shape = ContextShape::of_bits(bits, true, false).expect("a size");
+            for n in 0..1000 {
+                let place = shape.place(n, key(n as u32, n << 9));
+                assert!(place.is_multiple_of(PLACE) && place < PLACE * shape.places());
+            }
+            assert!(shape.values() + shape.mask() + PLACE <= shape.slots());
+        }
+        assert!(ContextShape::of_bits(18, true, false).is_none());
+    }
+}
