@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_api::{
-    CountsOptions, CoverageOptions, EnableRequest, Inclusive, Kind, LaunchRequest, PrintOptions, SlowOptions,
-    TargetSpec, Terms, TraceCondition, TraceOptions,
+    ContextMetric, ContextsOptions, CountsOptions, CoverageOptions, EnableRequest, Inclusive, Kind, LaunchRequest,
+    PrintOptions, SlowOptions, TargetSpec, Terms, TraceCondition, TraceOptions,
 };
 use ingraft_model::{Capacity, EVENT_NAMES, FLAVORS_MAX, Flavor};
 
@@ -169,6 +169,10 @@ fn kind_to_wire(kind: Kind) -> Option<Wire> {
             let (limit, buffer) = (limit.unwrap_or(0), capacity.bytes());
             Some(Wire::Slow(v1::SlowKind { over_ns, least_ns, callees, limit, buffer }))
         }
+        Kind::Contexts(ContextsOptions { metrics, full }) => {
+            let metrics = metrics.into_iter().map(|metric| metric.name().to_owned()).collect();
+            Some(Wire::Contexts(v1::ContextsKind { metrics, full }))
+        }
         Kind::Trace(TraceOptions { capacity, times, lossless, when }) => {
             let buffer = capacity.bytes();
             Some(Wire::Trace(v1::TraceKind { buffer, times, lossless, when: when.to_wire() }))
@@ -185,6 +189,7 @@ fn kind(kind: Wire) -> Result<Kind, FieldError> {
         Wire::Coverage(options) => Ok(Kind::Coverage(options.try_into()?)),
         Wire::Print(options) => print(options).map(Kind::Print).map_err(|e| e.inside("print")),
         Wire::Slow(options) => slow(options).map(Kind::Slow).map_err(|e| e.inside("slow")),
+        Wire::Contexts(options) => contexts(options).map(Kind::Contexts).map_err(|e| e.inside("contexts")),
         Wire::Trace(options) => trace(options).map(Kind::Trace).map_err(|e| e.inside("trace")),
     }
 }
@@ -227,6 +232,23 @@ fn slow(options: v1::SlowKind) -> Result<SlowOptions, FieldError> {
     Ok(SlowOptions { over_ns, least_ns, callees, limit, capacity: capacity(buffer)? })
 }
 
+fn contexts(options: v1::ContextsKind) -> Result<ContextsOptions, FieldError> {
+    let v1::ContextsKind { metrics: names, full } = options;
+    if names.len() > ContextsOptions::METRICS_MAX {
+        return Err(FieldError::new("metrics", format!("has more than {} entries", ContextsOptions::METRICS_MAX)));
+    }
+    let mut metrics = Vec::with_capacity(names.len());
+    for (i, name) in names.iter().enumerate() {
+        let metric = ContextMetric::ALL.into_iter().find(|metric| metric.name() == name);
+        let metric = metric.ok_or_else(|| FieldError::new(format!("metrics[{i}]"), "is no metric of contexts"))?;
+        if metrics.contains(&metric) {
+            return Err(FieldError::new(format!("metrics[{i}]"), "is named twice"));
+        }
+        metrics.push(metric);
+    }
+    Ok(ContextsOptions { metrics, full })
+}
+
 fn capacity(buffer: u32) -> Result<Capacity, FieldError> {
     if buffer == 0 {
         return Err(FieldError::missing("buffer"));
@@ -245,7 +267,7 @@ mod tests {
 
     impl Any for Kind {
         fn any(s: &mut Source<'_>) -> Self {
-            match s.one_of(&[0, 1, 2, 3, 4, 5]) {
+            match s.one_of(&[0, 1, 2, 3, 4, 5, 6]) {
                 0 => Kind::Metrics,
                 1 => {
                     let inclusive = s.next::<Option<bool>>().map(|calls| Inclusive { event: s.one_of(&[0, 4]), calls });
@@ -269,6 +291,11 @@ mod tests {
                     limit: s.next::<Option<u32>>().map(|limit| limit.max(1)),
                     capacity: Capacity::of_bytes(s.one_of(&[1, 4096, 1 << 20])).expect("a capacity"),
                 }),
+                6 => {
+                    let (from, metrics) = (s.one_of(&[0, 1, 2]), s.one_of(&[0, 1, ContextsOptions::METRICS_MAX]));
+                    let metrics = ContextMetric::ALL.into_iter().cycle().skip(from).take(metrics).collect();
+                    Kind::Contexts(ContextsOptions { metrics, full: s.next() })
+                }
                 2 => Kind::Coverage(CoverageOptions { branches: s.next(), in_place: false }),
                 _ => Kind::Trace(TraceOptions {
                     capacity: Capacity::of_bytes(s.one_of(&[1, 4096, 1 << 20])).expect("a capacity"),
@@ -380,6 +407,14 @@ mod tests {
         assert_eq!(of_kind(Wire::Counts(counts)), "measure.counts.inclusive_calls: is set without `inclusive`");
         let coverage = v1::CoverageKind { branches: true, in_place: true };
         assert!(of_kind(Wire::Coverage(coverage)).starts_with("measure.coverage.in_place: is set with `branches`"));
+        let contexts = |metrics: &[&str]| {
+            let metrics = metrics.iter().map(ToString::to_string).collect();
+            of_kind(Wire::Contexts(v1::ContextsKind { metrics, full: false }))
+        };
+        assert_eq!(contexts(&["wall_ns", "steps"]), "measure.contexts.metrics[1]: is no metric of contexts");
+        assert_eq!(contexts(&["wall_ns", "wall_ns"]), "measure.contexts.metrics[1]: is named twice");
+        let all = ContextMetric::ALL.map(ContextMetric::name);
+        assert_eq!(contexts(&all), "measure.contexts.metrics: has more than 4 entries");
     }
 
     #[test]
