@@ -11,6 +11,7 @@ const SOURCES: &[&str] = &[
     "crates/cli/src/objects/mod.rs",
     "crates/cli/src/objects/changes.rs",
     "crates/cli/src/objects/code.rs",
+    "crates/cli/src/objects/contexts.rs",
     "crates/cli/src/objects/findings.rs",
     "crates/cli/src/objects/histograms.rs",
     "crates/cli/src/objects/hot.rs",

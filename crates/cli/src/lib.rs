@@ -28,6 +28,7 @@ use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use conn::{Engines, Use};
 use exit::{Failure, Stop};
+use ingraft_api::ContextMetric;
 use measure::CommandContext;
 use output::Output;
 use signals::Signals;
@@ -59,7 +60,7 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Stop> {
     }
     cli.check()?;
     // The file of a profile or a trace gets that, not the text.
-    let saves = matches!(cli.command, Command::Profile(_) | Command::Trace(_));
+    let saves = cli.command.saves();
     let file = cli.common.output.as_deref().filter(|_| !saves);
     let mut out = Output::open(cli.common.format, file, cli.common.record_fd)?;
     let Some(command) = without_engine(cli.command, cli.common.format, &mut out)? else {
@@ -111,6 +112,9 @@ async fn with_engines(
         Command::Print(args) => command::print::run(args, context, out).await,
         Command::Slow(args) => command::slow::run(args, context, out).await,
         Command::Profile(args) => command::profile::run(args, context, out).await,
+        Command::Heap(args) => command::contexts::view(args, ContextMetric::AllocatedBytes, context, out).await,
+        Command::Locks(args) => command::contexts::view(args, ContextMetric::LockTime, context, out).await,
+        Command::Offcpu(args) => command::contexts::view(args, ContextMetric::WaitTime, context, out).await,
         Command::Trace(args) => command::trace::run(args, context, out).await,
         Command::Watch(args) => command::watch::run(args, context, out).await,
         Command::Metrics(args) => command::metrics::run(args, &engines, common, out).await,
@@ -144,6 +148,9 @@ fn purpose(command: &Command) -> Use {
         | Command::Slow(_)
         | Command::Diagnose(_)
         | Command::Profile(_)
+        | Command::Heap(_)
+        | Command::Locks(_)
+        | Command::Offcpu(_)
         | Command::Trace(_)
         | Command::Watch(_)
         | Command::Inspect(_) => Use::Measures,

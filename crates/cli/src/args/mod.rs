@@ -1,6 +1,7 @@
 //! The command line as types that clap fills in, and the checks that clap cannot express.
 
 mod calls;
+mod contexts;
 mod diagnose;
 mod hot;
 mod print;
@@ -20,6 +21,7 @@ use ingraft_model::{FLAVORS_MAX, Flavor, Focus};
 
 use crate::exit::Failure;
 pub(crate) use calls::{CallSelection, CallersArgs, HistArgs, parts};
+pub(crate) use contexts::{ContextArgs, ContextParts, ContextViewArgs, MetricName, TreeArgs};
 pub(crate) use diagnose::DiagnoseArgs;
 pub(crate) use hot::{HotArgs, HotSort};
 pub(crate) use print::PrintArgs;
@@ -49,6 +51,7 @@ use values::{address, duration, flavor, focus, interval, pair, percent, phase};
   ingraft count -n redis-server processCommand --for 10s
   ingraft count --until-exit '*python3*:_PyEval_*' -- python3 script.py
   ingraft latency -n redis-server processCommand --for 10s
+  ingraft heap -n redis-server --for 10s               which chains of calls ask for memory
   ingraft watch -p 4711 calls@/Code/redis-server/call --interval 100ms
   ingraft detach --all                                 take everything out, everywhere
 
@@ -184,8 +187,63 @@ pub(crate) enum Command {
     Print(PrintArgs),
     /// Show the calls of a function that take long, with all calls that they have made
     Slow(SlowArgs),
-    /// Profile functions: exact counts of all blocks and edges, of instructions and other events
+    /// Profile functions: exact counts of all blocks and edges, of instructions and other events, of calls by context
     Profile(ProfileArgs),
+    /// Show which chains of calls ask for memory, and how much
+    #[command(
+        override_usage = "ingraft heap [OPTIONS] <-p <PID>|-n <NAME> [--all]|--cgroup <PATH>> [FUNCTION]...\n       \
+                          ingraft heap [OPTIONS] [FUNCTION]... -- <COMMAND>...",
+        after_help = "Examples:
+  ingraft heap -p 4711 --for 10s
+  ingraft heap -n redis-server 'redis-server:*' --top 40
+  ingraft heap --until-exit -- ./shop orders.csv         from the first instruction on
+  ingraft heap -p 4711 --for 10s -o shop.heap            for `ingraft report shop.heap --as svg`
+
+Counted are the bytes that the program asks of the allocation functions of the C library: malloc, calloc, realloc and
+the like. What is freed is not subtracted: the numbers say how much was asked for, not how much is in use.
+FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET: the functions that contexts consist of; without one, all
+functions of the program. The first table has the places with most bytes, each with the three calls above it. The tree
+has the contexts on the way to an allocation: who called whom, with SELF for the bytes of the function alone and TOTAL
+for those of all that it has called too.
+`-o FILE` saves the profile for `ingraft report`. Ctrl-C ends the measurement, removes it, and prints the contexts."
+    )]
+    Heap(ContextViewArgs),
+    /// Show which chains of calls wait for locks, and how long
+    #[command(
+        override_usage = "ingraft locks [OPTIONS] <-p <PID>|-n <NAME> [--all]|--cgroup <PATH>> [FUNCTION]...\n       \
+                          ingraft locks [OPTIONS] [FUNCTION]... -- <COMMAND>...",
+        after_help = "Examples:
+  ingraft locks -p 4711 --for 10s
+  ingraft locks -n mysqld 'mysqld:*' --for 10s --bottom-up
+  ingraft locks -p 4711 --for 10s -o shop.locks          for `ingraft report shop.locks --as svg`
+
+Measured is the time in the functions of the C library that wait for locks, such as pthread_mutex_lock, with the time in
+which they get the lock at once.
+FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET: the functions that contexts consist of; without one, all
+functions of the program. The first table has the places with most time, each with the three calls above it. The tree
+has the contexts on the way to a lock: who called whom, with SELF for the time of the function alone and TOTAL for that
+of all that it has called too.
+`-o FILE` saves the profile for `ingraft report`. Ctrl-C ends the measurement, removes it, and prints the contexts."
+    )]
+    Locks(ContextViewArgs),
+    /// Show which chains of calls wait, and how long
+    #[command(
+        override_usage = "ingraft offcpu [OPTIONS] <-p <PID>|-n <NAME> [--all]|--cgroup <PATH>> [FUNCTION]...\n       \
+                          ingraft offcpu [OPTIONS] [FUNCTION]... -- <COMMAND>...",
+        after_help = "Examples:
+  ingraft offcpu -p 4711 --for 10s
+  ingraft offcpu -n postgres --all 'postgres:*' --for 10s --top 40
+  ingraft offcpu -p 4711 --for 10s -o shop.waits         for `ingraft report shop.waits --as svg`
+
+Measured is the time in the functions of the C library in which threads wait: for data, for locks, for other threads, for
+time to pass. A thread that the kernel lets wait for a processor is not in such a function.
+FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET: the functions that contexts consist of; without one, all
+functions of the program. The first table has the places with most time, each with the three calls above it. The tree
+has the contexts on the way to a wait: who called whom, with SELF for the time of the function alone and TOTAL for that
+of all that it has called too.
+`-o FILE` saves the profile for `ingraft report`. Ctrl-C ends the measurement, removes it, and prints the contexts."
+    )]
+    Offcpu(ContextViewArgs),
     /// Write all blocks that functions execute to a file, for `ingraft replay`
     Trace(TraceArgs),
     /// Print the sequence of blocks or instructions that a trace has
@@ -737,7 +795,7 @@ impl Cli {
             Command::Watch(args) => args.measure.no_remove,
             _ => false,
         };
-        let saves = matches!(self.command, Command::Profile(_) | Command::Trace(_));
+        let saves = self.command.saves();
         if self.common.output.is_some() && self.common.record_fd.is_some() && !saves {
             return Err(Failure::usage(
                 "-o and --record-fd both name the place of the results",
@@ -752,6 +810,9 @@ impl Cli {
             args.check()?;
         }
         if let Command::Slow(args) = &self.command {
+            args.check()?;
+        }
+        if let Command::Heap(args) | Command::Locks(args) | Command::Offcpu(args) = &self.command {
             args.check()?;
         }
         if let Command::Report(args) = &self.command {
@@ -789,6 +850,9 @@ impl Cli {
             Command::Count(args) => (&args.target.running, args.target.has_others()),
             Command::Latency(args) => (&args.target.running, args.target.has_others()),
             Command::Profile(args) => (&args.target.running, args.target.has_others()),
+            Command::Heap(args) | Command::Locks(args) | Command::Offcpu(args) => {
+                (&args.target.running, args.target.has_others())
+            }
             Command::Trace(args) => (&args.target.running, args.target.has_others()),
             Command::Watch(args) => (&args.target.running, args.target.has_others()),
             Command::Functions(args) => (&args.target, false),
@@ -820,6 +884,12 @@ impl Cli {
 }
 
 impl Command {
+    /// Whether the file of `-o` gets a profile or a trace, not the text.
+    pub(crate) fn saves(&self) -> bool {
+        let is_view = matches!(self, Command::Heap(_) | Command::Locks(_) | Command::Offcpu(_));
+        is_view || matches!(self, Command::Profile(_) | Command::Trace(_))
+    }
+
     /// Whether the command only prints definitions, for which it needs no target.
     fn shows_definitions(&self) -> bool {
         match self {

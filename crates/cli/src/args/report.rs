@@ -6,6 +6,7 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use ingraft_report::{EXPORTERS, Exporter};
 
+use super::{MetricName, TreeArgs};
 use crate::exit::Failure;
 
 /// `ingraft report`.
@@ -17,6 +18,7 @@ use crate::exit::Failure;
   ingraft report shop.profile --as html -o shop.html
   ingraft report shop.profile --as lcov -o shop.info   for genhtml
   ingraft report shop.profile --as fdata -o shop.fdata for llvm-bolt -data
+  ingraft report shop.contexts --metric bytes          the tree of calling contexts
 
 Formats:
 {}
@@ -43,9 +45,16 @@ pub(crate) struct ReportArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) binary: Vec<PathBuf>,
 
-    /// Largest number of functions, and of blocks, in tables
-    #[arg(long, value_name = "NUMBER", default_value_t = 20)]
-    pub(crate) top: usize,
+    /// Largest number of functions, and of blocks, in tables, or of contexts in a tree [default: 20, of contexts 200]
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) top: Option<usize>,
+
+    /// Contexts: the metric that counts, in the tree and in formats of other tools [default: the first one of the profile]
+    #[arg(long, value_enum, value_name = "METRIC", help_heading = "Contexts")]
+    pub(crate) metric: Option<MetricName>,
+
+    #[command(flatten)]
+    pub(crate) tree: TreeArgs,
 }
 
 /// Format of the result.
@@ -56,6 +65,9 @@ pub(crate) enum Export {
     /// Objects, one a line.
     Json,
 }
+
+/// Number of functions, and of blocks, in tables without `--top`.
+const ROWS: usize = 20;
 
 /// Name of the format that is not of another tool.
 const JSON: &str = "json";
@@ -91,6 +103,11 @@ pub(crate) fn names(word: &str, which: impl Fn(&Exporter) -> bool) -> String {
 }
 
 impl ReportArgs {
+    /// Largest number of functions, and of blocks, in tables.
+    pub(crate) fn rows(&self) -> usize {
+        self.top.unwrap_or(ROWS)
+    }
+
     /// Refuses to write the output over a file that the command reads.
     pub(super) fn check(&self, output: Option<&Path>) -> Result<(), Failure> {
         let same = |a: &Path, b: &Path| a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b));

@@ -1,6 +1,7 @@
 //! One file for each subcommand.
 
 pub(crate) mod callers;
+pub(crate) mod contexts;
 pub(crate) mod count;
 pub(crate) mod detach;
 pub(crate) mod diagnose;

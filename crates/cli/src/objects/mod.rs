@@ -3,6 +3,7 @@
 
 pub(crate) mod changes;
 pub(crate) mod code;
+pub(crate) mod contexts;
 pub(crate) mod findings;
 mod histograms;
 pub(crate) mod hot;
@@ -30,6 +31,7 @@ use code::{
     BlockObject, GraphObject, InstructionObject, LocationObject, LoopObject, PointObject, SummaryObject, WayInObject,
     WovenObject,
 };
+use contexts::{ContextObject, ContextsObject};
 use findings::FindingObject;
 use hot::{HotObject, SamplesObject};
 use ingraft_api::{
@@ -80,6 +82,8 @@ pub(crate) enum Object {
     Call(CallObject),
     Calls(CallsObject),
     Slow(SlowObject),
+    Context(ContextObject),
+    Contexts(ContextsObject),
     Edge(EdgeObject),
     Events(EventsObject),
     CallSite(CallSiteObject),

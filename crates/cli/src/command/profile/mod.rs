@@ -1,4 +1,5 @@
-//! `ingraft profile`: exact counts of the blocks and edges of functions, and of the events in them; and which of them have run.
+//! `ingraft profile`: exact counts of the blocks and edges of functions, and of the events in them; and which of them have run. Calling
+//! contexts are in [`contexts`](super::contexts).
 
 mod inclusive;
 mod others;
@@ -17,6 +18,7 @@ use ingraft_report::{
 };
 
 use crate::args::{ProfileArgs, ProfileMode};
+use crate::command::contexts;
 use crate::command::report::{self, records};
 use crate::conn::RequestTarget;
 use crate::exit::{Failure, Stop};
@@ -35,6 +37,9 @@ const ROWS: usize = 20;
 /// Runs the command.
 pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
     check_flags(&args)?;
+    if args.kind == ProfileMode::Contexts {
+        return contexts::run(args, context, out).await;
+    }
     let options = TimesOptions::of(&args)?;
     let ProfileArgs { kind, check, query, inclusive, sites, explain, branches, weights, measure, .. } = args;
     let (functions, target) = (args.functions, args.target);
@@ -75,6 +80,16 @@ fn check_flags(args: &ProfileArgs) -> Result<(), Failure> {
     wrong(args.branches && !coverage, "--branches belongs to a coverage", "use `ingraft profile coverage --branches`")?;
     wrong(args.check && coverage, "a coverage has no derived counts to check", "leave out --check")?;
     wrong(args.weights.is_some() && coverage, "a coverage has no counters to place", "leave out --weights")?;
+    let contexts = is(ProfileMode::Contexts);
+    wrong(args.check && contexts, "contexts have no derived counts to check", "leave out --check")?;
+    wrong(args.weights.is_some() && contexts, "contexts have no counters to place", "leave out --weights")?;
+    let of_contexts = args.contexts.given().or_else(|| (!args.metric.is_empty()).then_some("--metric"));
+    if let Some(flag) = of_contexts.filter(|_| !contexts) {
+        return Err(Failure::usage(
+            format!("{flag} belongs to contexts"),
+            format!("use `ingraft profile contexts {flag}`"),
+        ));
+    }
     let events = is(ProfileMode::Events);
     wrong(args.query && !events, "--query belongs to events", "use `ingraft profile events --query`")?;
     let inclusive = args.inclusive.is_some();
@@ -108,6 +123,10 @@ fn weights_of(path: &Path) -> Result<EarlierProfile, Failure> {
         ProfileKind::Counts => Ok(saved.earlier()),
         ProfileKind::Coverage => {
             let what = format!("{} is a coverage, and has no counts", path.display());
+            Err(Failure::usage(what, "use a profile of edges, blocks or events"))
+        }
+        ProfileKind::Contexts => {
+            let what = format!("{} has calling contexts, and no counts of blocks and edges", path.display());
             Err(Failure::usage(what, "use a profile of edges, blocks or events"))
         }
     }
@@ -156,7 +175,7 @@ impl MeasurementView for Profiles {
             self.counts(site, profile, true, out)?;
             self.tell_inexact(profile);
         }
-        self.save(sites)
+        self.save.as_ref().map_or(Ok(()), |to| save(to, sites))
     }
 }
 
@@ -193,9 +212,11 @@ impl Profiles {
         }
         out.text(&match self.kind {
             ProfileMode::Coverage => coverage_table(site, profile, out.width()),
-            ProfileMode::Edges | ProfileMode::Blocks | ProfileMode::Events | ProfileMode::Times => {
-                self.tables(site, profile, out.width())
-            }
+            ProfileMode::Edges
+            | ProfileMode::Blocks
+            | ProfileMode::Events
+            | ProfileMode::Times
+            | ProfileMode::Contexts => self.tables(site, profile, out.width()),
         })
     }
 
@@ -225,20 +246,6 @@ impl Profiles {
         Ok(())
     }
 
-    /// Saves the counts, added up over all processes.
-    fn save(&mut self, sites: &[TargetMeasurement]) -> Result<(), Stop> {
-        let Some(to) = &self.save else { return Ok(()) };
-        let mut profiles = sites.iter().filter_map(|site| Some((site, site.profile.as_ref()?)));
-        let Some((site, first)) = profiles.next() else { return Ok(()) };
-        let mut sum = SavedProfile { host: site.host().unwrap_or_default(), ..first.clone() };
-        for (_, other) in profiles {
-            let hint = "profile processes of one program, or each process with a file of its own";
-            sum.add(other).map_err(|e| Failure::failed(format!("the counts cannot be added up: {e}"), hint))?;
-        }
-        sum.leave_counts();
-        Ok(to.write_whole(&sum.to_bytes())?)
-    }
-
     /// Warns of functions whose counts are not exact.
     fn tell_inexact(&self, profile: &SavedProfile) {
         if let Some(what) = inclusive::warning(profile) {
@@ -257,7 +264,11 @@ impl Profiles {
         };
         let what = match self.kind {
             ProfileMode::Coverage => format!("the coverage of `{name}`{more} is not complete: {why}"),
-            ProfileMode::Edges | ProfileMode::Blocks | ProfileMode::Events | ProfileMode::Times => {
+            ProfileMode::Edges
+            | ProfileMode::Blocks
+            | ProfileMode::Events
+            | ProfileMode::Times
+            | ProfileMode::Contexts => {
                 format!("the counts of `{name}`{more} are not exact: {why}")
             }
         };
@@ -275,7 +286,7 @@ impl Profiles {
             ProfileMode::Edges => text += &edges_table(&all, width),
             ProfileMode::Blocks => text += &blocks_table(&all, whole, width),
             ProfileMode::Events => text += &inclusive::table(&all, profile, width),
-            ProfileMode::Coverage | ProfileMode::Times => {}
+            ProfileMode::Coverage | ProfileMode::Times | ProfileMode::Contexts => {}
         }
         let idle = functions - all.len();
         if idle > 0 {
@@ -286,8 +297,21 @@ impl Profiles {
     }
 }
 
+/// Saves the profiles of all processes, added up.
+pub(crate) fn save(to: &Destination, sites: &[TargetMeasurement]) -> Result<(), Stop> {
+    let mut profiles = sites.iter().filter_map(|site| Some((site, site.profile.as_ref()?)));
+    let Some((site, first)) = profiles.next() else { return Ok(()) };
+    let mut sum = SavedProfile { host: site.host().unwrap_or_default(), ..first.clone() };
+    for (_, other) in profiles {
+        let hint = "profile processes of one program, or each process with a file of its own";
+        sum.add(other).map_err(|e| Failure::failed(format!("the counts cannot be added up: {e}"), hint))?;
+    }
+    sum.leave_counts();
+    Ok(to.write_whole(&sum.to_bytes())?)
+}
+
 /// A line before what was read while a profile runs: the time since the beginning, and how long the threads were held.
-fn heading(site: &TargetMeasurement, (time_ns, held): (u64, Duration), functions: u64) -> String {
+pub(crate) fn heading(site: &TargetMeasurement, (time_ns, held): (u64, Duration), functions: u64) -> String {
     let seconds = time_ns.saturating_sub(site.first_ns.unwrap_or(time_ns)) as f64 / 1e9;
     let (functions, held) = (plural(functions, "function", "functions"), millis(held));
     format!("{HEADING}after {seconds:.1} s{HEADING:#}  {DIM}{functions}, threads held for {held:.1} ms{DIM:#}\n")
@@ -535,7 +559,7 @@ impl<'a> Counts<'a> {
                 records::ran_blocks(self.counts, &self.id).iter().try_for_each(|block| out.object(block))?;
                 records::ran_edges(self.counts, &self.id).iter().try_for_each(|edge| out.object(edge))
             }
-            ProfileMode::Times => Ok(()),
+            ProfileMode::Times | ProfileMode::Contexts => Ok(()),
             ProfileMode::Events => EVENT_NAMES.into_iter().zip(self.events()).try_for_each(|(event, own)| {
                 let inclusive = if self.event == event { self.inclusive() } else { InclusiveTotal::default() };
                 out.object(&Object::Events(EventsObject {

@@ -1,5 +1,6 @@
 //! `ingraft report`: saved profiles as tables, as differences, and in the formats of other tools. No engine is needed.
 
+mod contexts;
 mod coverage;
 pub(crate) mod modules;
 pub(crate) mod records;
@@ -16,6 +17,7 @@ use crate::output::{self, Output};
 /// Runs the command.
 pub(crate) fn run(args: &ReportArgs, format: Format, out: &mut Output) -> Result<(), Stop> {
     let mut profile = sum(args, format)?;
+    contexts::check(&profile, args)?;
     let mut old = args.diff.as_deref().map(|path| Ok::<_, Failure>((path, read(path)?))).transpose()?;
     if let Some((path, old)) = &old {
         tell_other_program(&profile, old, path, format);
@@ -28,6 +30,9 @@ pub(crate) fn run(args: &ReportArgs, format: Format, out: &mut Output) -> Result
     if let Some(old) = &old {
         return changes(&profile, old, args, format, out);
     }
+    if let Some(contexts) = &profile.contexts {
+        return contexts::report(&profile, contexts, args, format, out);
+    }
     let export = match (args.export, format) {
         (Some(export), _) => export,
         (None, Format::Json) => Export::Json,
@@ -35,8 +40,9 @@ pub(crate) fn run(args: &ReportArgs, format: Format, out: &mut Output) -> Result
             let code = modules::code(&profile, &args.binary, format)?;
             let program = ProfiledProgram::new(&profile, code);
             return out.text(&match profile.kind {
-                ProfileKind::Counts => tables::profile(&program, args.top, out.width()),
-                ProfileKind::Coverage => coverage::table(&program, args.top, out.width()),
+                ProfileKind::Counts => tables::profile(&program, args.rows(), out.width()),
+                ProfileKind::Coverage => coverage::table(&program, args.rows(), out.width()),
+                ProfileKind::Contexts => String::new(),
             });
         }
     };
@@ -75,7 +81,7 @@ fn changes(
     if json {
         records::changes(new.pid, &changes, out)
     } else {
-        out.text(&tables::changes(&changes, args.top, out.width()))
+        out.text(&tables::changes(&changes, args.rows(), out.width()))
     }
 }
 

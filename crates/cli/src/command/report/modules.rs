@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use ingraft_report::{ModuleCode, ModuleInfo, SavedProfile};
 
 use crate::args::Format;
+use crate::command::contexts;
 use crate::exit::Failure;
 use crate::output;
 
@@ -28,7 +29,8 @@ pub(crate) fn code(profile: &SavedProfile, binaries: &[PathBuf], format: Format)
         *place = Some(code);
     }
     let code = profile.modules.iter().enumerate().zip(given).map(|((number, module), given)| {
-        let has_functions = profile.functions.iter().any(|function| function.module == number);
+        let has_functions =
+            profile.functions.iter().any(|function| function.module == number) || contexts::uses(profile, number);
         given.unwrap_or_else(|| if has_functions { of_file(module, format) } else { ModuleCode::default() })
     });
     Ok(code.collect())
@@ -36,19 +38,22 @@ pub(crate) fn code(profile: &SavedProfile, binaries: &[PathBuf], format: Format)
 
 /// The code of the file that a profile names. Warns and knows nothing if it is not that file.
 pub(crate) fn of_file(module: &ModuleInfo, format: Format) -> ModuleCode {
-    let problem = match std::fs::read(&module.path) {
-        Ok(bytes) => {
-            let debug = debug_file(&module.build_id).and_then(|path| std::fs::read(path).ok());
-            let code = ModuleCode::parse(&bytes, debug.as_deref());
-            if code.build_id() == module.build_id {
-                return code;
-            }
-            "it has another build-id than the profile".to_owned()
-        }
-        Err(error) => error.to_string(),
-    };
-    output::warn(&format!("no instructions and source lines from {}: {problem}", module.path), format);
-    ModuleCode::default()
+    read(module).unwrap_or_else(|problem| {
+        output::warn(&format!("no instructions and source lines from {}: {problem}", module.path), format);
+        ModuleCode::default()
+    })
+}
+
+/// The code of the file that a profile names. Fails with the reason if it is not that file.
+pub(crate) fn read(module: &ModuleInfo) -> Result<ModuleCode, String> {
+    let bytes = std::fs::read(&module.path).map_err(|error| error.to_string())?;
+    let debug = debug_file(&module.build_id).and_then(|path| std::fs::read(path).ok());
+    let code = ModuleCode::parse(&bytes, debug.as_deref());
+    if code.build_id() == module.build_id {
+        Ok(code)
+    } else {
+        Err("it has another build-id than the profile".to_owned())
+    }
 }
 
 /// Path of the separate debug file of a build-id.

@@ -20,6 +20,7 @@ pub(super) fn profile(profile: &SavedProfile, out: &mut Output) -> Result<(), St
                 let parts = ran_blocks(function, &id).into_iter().chain(ran_edges(function, &id));
                 std::iter::once(Object::Coverage(coverage(function, &id))).chain(parts).collect()
             }
+            ProfileKind::Contexts => Vec::new(),
         };
         let lines: String = records.iter().map(json_line).collect();
         out.verbatim(lines.as_bytes())?;

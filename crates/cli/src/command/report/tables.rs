@@ -135,7 +135,7 @@ pub(super) fn share(part: u64, total: u64) -> f64 {
 }
 
 /// A source position with the name of the file, without its directories.
-pub(super) fn position(file: &str, line: u32) -> String {
+pub(crate) fn position(file: &str, line: u32) -> String {
     format!("{}:{line}", file.rsplit('/').next().unwrap_or_default())
 }
 

@@ -1,0 +1,40 @@
+//! Values of metrics for people.
+
+use crate::output::number::{bytes, grouped, percent, time};
+
+/// The title of a metric by its name in the profile.
+pub(super) fn title(metric: &str) -> String {
+    match metric {
+        "wall_ns" => "TIME".to_owned(),
+        "cpu_ns" => "CPU".to_owned(),
+        "allocated_bytes" => "BYTES".to_owned(),
+        "wait_ns" => "WAIT".to_owned(),
+        "lock_wait_ns" => "LOCK WAIT".to_owned(),
+        other => other.to_uppercase(),
+    }
+}
+
+/// A value with the unit that ends the name of its metric.
+pub(super) fn amount(metric: &str, value: i64) -> String {
+    let sign = if value < 0 { "-" } else { "" };
+    match metric {
+        metric if metric.ends_with("_ns") => format!("{sign}{}", time(value.unsigned_abs() as f64)),
+        metric if metric.ends_with("_bytes") => format!("{sign}{}", bytes(value.unsigned_abs())),
+        _ => grouped(value),
+    }
+}
+
+/// The same; empty for 0.
+pub(super) fn unless_zero(metric: &str, value: i64) -> String {
+    if value == 0 { String::new() } else { amount(metric, value) }
+}
+
+/// A part of the whole in percent; empty if there is none.
+pub(super) fn share(part: i64, whole: i64) -> String {
+    if part <= 0 || whole <= 0 { String::new() } else { percent(100.0 * part as f64 / whole as f64) }
+}
+
+/// How the values of a metric come about, for scripts.
+pub(super) fn how(metric: &str) -> &'static str {
+    if metric.ends_with("_ns") { "clocked" } else { "counted" }
+}

@@ -1,0 +1,95 @@
+//! Functions and call sites of contexts as people read them.
+
+use std::rc::Rc;
+
+use ingraft_model::Svma;
+use ingraft_report::{CallSite, Context, ContextFunction, ContextKind, ContextProfile, ModuleCode, SavedProfile};
+
+use crate::command::report::tables::{position, shown};
+
+/// Names of the functions and call sites of a profile.
+pub(super) struct ContextNames<'a> {
+    profile: &'a SavedProfile,
+    contexts: &'a ContextProfile,
+    /// The code of the modules, in their order.
+    code: &'a [Rc<ModuleCode>],
+    /// Whether contexts are told apart by function only, so that call sites are not shown.
+    by_function: bool,
+}
+
+impl<'a> ContextNames<'a> {
+    pub(super) fn new(
+        profile: &'a SavedProfile,
+        contexts: &'a ContextProfile,
+        code: &'a [Rc<ModuleCode>],
+        by_function: bool,
+    ) -> Self {
+        ContextNames { profile, contexts, code, by_function }
+    }
+
+    /// The name of a function.
+    pub(super) fn function(&self, function: usize) -> String {
+        self.contexts.functions.get(function).map(|of| shown(&of.name, of.start)).unwrap_or_default()
+    }
+
+    /// The name of a module; empty if there is none.
+    pub(super) fn module(&self, module: Option<usize>) -> &'a str {
+        let module = module.and_then(|module| self.profile.modules.get(module));
+        module.map_or("", |module| module.name.as_str())
+    }
+
+    /// The name of the module of a function.
+    pub(super) fn module_of(&self, function: usize) -> &'a str {
+        self.module(self.contexts.functions.get(function).map(|of| of.module))
+    }
+
+    /// The name of a context's function, with a mark of how control has come there.
+    pub(super) fn marked(&self, context: &Context) -> String {
+        let mark = match context.kind {
+            ContextKind::Call => "",
+            ContextKind::Tail => "→ ",
+            ContextKind::Signal => "⟨signal⟩ ",
+            ContextKind::Recursion(_) => "↑ ",
+        };
+        format!("{mark}{}", self.function(context.function))
+    }
+
+    /// The place of the call of a context; empty if control has come there by no call.
+    pub(super) fn at(&self, context: &Context) -> String {
+        let caller = context.parent.and_then(|parent| self.contexts.contexts.get(parent));
+        match context.kind {
+            ContextKind::Call | ContextKind::Recursion(_) => self.site(context.site, caller.map(|of| of.function)),
+            ContextKind::Tail | ContextKind::Signal => String::new(),
+        }
+    }
+
+    /// A place that a function calls from: a source line, or else the offset in the function. In brackets, if other code calls for the function.
+    pub(super) fn site(&self, site: CallSite, caller: Option<usize>) -> String {
+        if self.by_function || site == CallSite::default() {
+            return String::new();
+        }
+        let Some(module) = site.module else { return format!("[{:#x}]", site.at.0) };
+        // The return address may be that of another line, or of another function.
+        let call = Svma(site.at.0.saturating_sub(1));
+        let code = self.code.get(module);
+        let line = code.and_then(|code| code.line(call)).map(|(file, line)| position(file, line));
+        let is_in =
+            |of: &&ContextFunction| of.module == module && call >= of.start && call.0 - of.start.0 < of.size.max(1);
+        let caller = caller.and_then(|caller| self.contexts.functions.get(caller)).filter(is_in);
+        match (caller, line) {
+            (Some(_), Some(line)) => line,
+            (Some(caller), None) => format!("+{:#x}", site.at.0.wrapping_sub(caller.start.0)),
+            (None, line) => {
+                let symbol = code.and_then(|code| code.symbol(call));
+                let (name, start) = match symbol {
+                    Some(symbol) => (shown(&symbol.name, symbol.start), symbol.start),
+                    None => (self.module(Some(module)).to_owned(), Svma(0)),
+                };
+                match line {
+                    Some(line) if symbol.is_some() => format!("[{name} {line}]"),
+                    _ => format!("[{name}+{:#x}]", site.at.0.wrapping_sub(start.0)),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Lines below a tree of contexts: its size, and what it lacks.
+
+use ingraft_report::{ContextFunction, ContextStatistics};
+
+use super::names::ContextNames;
+use super::shown::ShownContexts;
+use crate::command::report::tables::shown as shown_name;
+use crate::output::number::{grouped_u64, plural};
+use crate::output::{DIM, WARN};
+
+/// Number of functions that are named in a line.
+const NAMED: usize = 5;
+
+/// The lines.
+pub(super) fn text(shown: &ShownContexts<'_>, names: &ContextNames<'_>) -> String {
+    let statistics = shown.contexts.statistics();
+    let mut text = format!("{}\n", size(shown, &statistics));
+    if shown.layout.stats {
+        text += &format!("{}\n", shape(&statistics));
+    }
+    for line in lacks(shown, names) {
+        text += &format!("{WARN}{line}{WARN:#}\n");
+    }
+    for line in facts(shown, names) {
+        text += &format!("{DIM}{line}{DIM:#}\n");
+    }
+    text
+}
+
+/// The numbers of contexts, functions and recursions, and the height.
+fn size(shown: &ShownContexts<'_>, statistics: &ContextStatistics) -> String {
+    let mut with_context: Vec<usize> = shown.contexts.contexts.iter().map(|context| context.function).collect();
+    with_context.sort_unstable();
+    with_context.dedup();
+    let all = shown.contexts.functions.len() as u64;
+    let functions = match with_context.len() as u64 {
+        some if some < all => format!("{} of {}", grouped_u64(some), plural(all, "function", "functions")),
+        _ => plural(all, "function", "functions"),
+    };
+    let recursions = match statistics.back_edges {
+        0 => String::new(),
+        number => format!(", {}", plural(number, "recursion", "recursions")),
+    };
+    let contexts = plural(statistics.nodes, "context", "contexts");
+    let leading = if shown.layout.is_view { " on the way to a value" } else { "" };
+    format!("{contexts}{leading} of {functions}{recursions}, height {}", grouped_u64(statistics.height))
+}
+
+/// The shape of the tree.
+fn shape(statistics: &ContextStatistics) -> String {
+    let ContextStatistics { degree, leaf_depth, replication, call_sites, single_sites, .. } = statistics;
+    let sites = plural(*call_sites, "call site", "call sites");
+    format!(
+        "{degree:.1} contexts below one that calls, leaves at a depth of {leaf_depth:.1}, at most {} of one function; {sites}, {} of them in \
+         one context only",
+        plural(*replication, "context", "contexts"),
+        grouped_u64(*single_sites),
+    )
+}
+
+/// What the contexts lack.
+fn lacks(shown: &ShownContexts<'_>, names: &ContextNames<'_>) -> Vec<String> {
+    let mut lines = Vec::new();
+    if shown.contexts.full > 0 {
+        let what = plural(shown.contexts.full, "call has", "calls have");
+        lines.push(format!(
+            "{what} no context, because there was no room for more: the callees are in the contexts of the callers"
+        ));
+    }
+    if let Some((sum, functions)) = sum(shown, names, |function| function.unrecorded) {
+        let what = plural(sum, "call has", "calls have");
+        lines.push(format!(
+            "{what} no context, because too many calls were open in their threads, or because their threads had no memory of their own: {functions}"
+        ));
+    }
+    lines
+}
+
+/// What else is to be known.
+fn facts(shown: &ShownContexts<'_>, names: &ContextNames<'_>) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some((sum, functions)) = sum(shown, names, |function| function.left) {
+        let what = plural(sum, "call has", "calls have");
+        lines.push(format!(
+            "{what} ended without a return, by an exception, by longjmp, or with the thread: {functions}"
+        ));
+    }
+    if let Some((sum, functions)) = sum(shown, names, |function| function.unseen) {
+        let what = plural(sum, "call has", "calls have");
+        lines.push(format!("{what} returned whose beginning was not seen: {functions}"));
+    }
+    let refused = &shown.profile.refused;
+    if !refused.is_empty() {
+        let named = refused.iter().take(NAMED).map(|function| {
+            let module = names.module(Some(function.module));
+            format!("{module}:{} ({})", shown_name(&function.name, function.start), function.why)
+        });
+        let functions = plural(refused.len() as u64, "function is", "functions are");
+        lines.push(format!("{functions} left out: {}", list(named.collect(), refused.len())));
+    }
+    lines.iter().map(|line| line.chars().map(|c| if c.is_control() { '?' } else { c }).collect()).collect()
+}
+
+/// The sum of a number over all functions, and the functions with the largest ones; `None` if it is 0.
+fn sum(
+    shown: &ShownContexts<'_>,
+    names: &ContextNames<'_>,
+    of: impl Fn(&ContextFunction) -> u64,
+) -> Option<(u64, String)> {
+    let numbers = shown.contexts.functions.iter().map(of).enumerate();
+    let mut found: Vec<(usize, u64)> = numbers.filter(|(_, number)| *number > 0).collect();
+    found.sort_by_key(|(function, number)| (std::cmp::Reverse(*number), *function));
+    let sum = found.iter().fold(0, |sum: u64, (_, number)| sum.saturating_add(*number));
+    let named = found.iter().take(NAMED);
+    let named = named.map(|(function, number)| format!("{} ({})", names.function(*function), grouped_u64(*number)));
+    (sum > 0).then(|| (sum, list(named.collect(), found.len())))
+}
+
+/// Names with commas between them, and a sign for more.
+fn list(mut named: Vec<String>, all: usize) -> String {
+    named.extend((all > named.len()).then(|| "…".to_owned()));
+    named.join(", ")
+}

@@ -1,0 +1,165 @@
+//! The contexts of a process as they are shown: by call site or by function, all of them or those on the way to a value.
+
+use std::borrow::Cow;
+use std::rc::Rc;
+
+use ingraft_report::{Context, ContextKind, ContextProfile, ContextValue, ModuleCode, SavedProfile};
+
+use super::names::ContextNames;
+use super::{callers, leaves, notes, tree};
+use crate::args::{ContextParts, TreeArgs};
+use crate::output::HEADING;
+
+/// Largest number of contexts of a tree without `--top`.
+const ROWS: usize = 200;
+
+/// How contexts are shown.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct ContextLayout {
+    /// Whether contexts are told apart by function only.
+    pub(crate) by_function: bool,
+    /// Whether trees of callers are shown.
+    pub(crate) bottom_up: bool,
+    /// Whether the shape of the tree is shown.
+    pub(crate) stats: bool,
+    /// Part of the whole, in percent, below which contexts are hidden.
+    pub(crate) least: f64,
+    /// Largest number of contexts of a tree.
+    pub(crate) top: usize,
+    /// Whether recursive calls have contexts of their own.
+    pub(crate) full: bool,
+    /// Whether only contexts on the way to a value are shown, after the places with the largest values.
+    pub(crate) is_view: bool,
+    /// The value that decides; `None` for the first metric, or for the calls if there is none.
+    pub(crate) value: Option<ContextValue>,
+}
+
+impl ContextLayout {
+    /// The layout of the flags of a tree.
+    pub(crate) fn of_tree(args: &TreeArgs, top: Option<usize>) -> Self {
+        ContextLayout {
+            by_function: args.by == Some(ContextParts::Function),
+            bottom_up: args.bottom_up,
+            stats: args.stats,
+            least: args.least(),
+            top: top.unwrap_or(ROWS),
+            full: false,
+            is_view: false,
+            value: None,
+        }
+    }
+}
+
+/// The contexts of a process as they are shown.
+pub(crate) struct ShownContexts<'a> {
+    pub(super) profile: &'a SavedProfile,
+    pub(super) contexts: Cow<'a, ContextProfile>,
+    pub(super) layout: ContextLayout,
+    /// The value that decides.
+    pub(super) value: ContextValue,
+    /// Indexes of the metrics that have columns, the one that decides first.
+    pub(super) metrics: Vec<usize>,
+}
+
+impl<'a> ShownContexts<'a> {
+    /// The contexts of a profile; `None` if it has none.
+    pub(crate) fn of(profile: &'a SavedProfile, layout: ContextLayout) -> Option<Self> {
+        let mut contexts = Cow::Borrowed(profile.contexts.as_ref()?);
+        if layout.by_function {
+            contexts = Cow::Owned(contexts.by_function());
+        }
+        let all = (0..contexts.metrics.len()).collect();
+        let (value, metrics) = match layout.value {
+            Some(ContextValue::Calls) => (ContextValue::Calls, Vec::new()),
+            Some(value @ ContextValue::Metric(metric)) => (value, vec![metric]),
+            None if contexts.metrics.is_empty() => (ContextValue::Calls, Vec::new()),
+            None => (ContextValue::Metric(0), all),
+        };
+        if layout.is_view {
+            contexts = Cow::Owned(leading(&contexts, value));
+        }
+        Some(ShownContexts { profile, contexts, layout, value, metrics })
+    }
+
+    /// A line that names the process.
+    pub(crate) fn heading(profile: &SavedProfile) -> String {
+        let program: String = profile.program.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+        format!("\n{HEADING}{program}{HEADING:#}, process {}\n", profile.pid)
+    }
+
+    /// Tables and notes for people. `code` is that of the modules, in their order.
+    pub(crate) fn text(&self, code: &[Rc<ModuleCode>], width: Option<usize>) -> String {
+        let names = ContextNames::new(self.profile, &self.contexts, code, self.layout.by_function);
+        let mut text = String::new();
+        if self.layout.is_view {
+            text += &leaves::table(self, &names, width);
+        }
+        text += &match self.layout.bottom_up {
+            true => callers::table(self, &names, width),
+            false => tree::table(self, &names, width),
+        };
+        text + &notes::text(self, &names)
+    }
+
+    /// The name of the value that decides.
+    pub(super) fn value_name(&self) -> &str {
+        match self.value {
+            ContextValue::Calls => "calls",
+            ContextValue::Metric(metric) => self.metric_name(metric),
+        }
+    }
+
+    /// The name of a metric.
+    pub(super) fn metric_name(&self, metric: usize) -> &str {
+        self.contexts.metrics.get(metric).map_or("", String::as_str)
+    }
+
+    /// The sum of a value over all contexts, and what is outside of them.
+    pub(super) fn whole(&self, of: ContextValue) -> i64 {
+        let inside = self.contexts.values(of).into_iter().fold(0, i64::saturating_add);
+        inside.saturating_add(self.outside(of))
+    }
+
+    /// The part of a value outside of all contexts.
+    pub(super) fn outside(&self, of: ContextValue) -> i64 {
+        match of {
+            ContextValue::Calls => 0,
+            ContextValue::Metric(metric) => self.contexts.outside.get(metric).copied().unwrap_or(0),
+        }
+    }
+
+    /// The value below which a context is hidden, with all below it.
+    pub(super) fn least(&self, whole: i64) -> i64 {
+        (whole.max(0) as f64 * self.layout.least / 100.0).ceil() as i64
+    }
+}
+
+/// The contexts that have a value, and those above them.
+fn leading(contexts: &ContextProfile, value: ContextValue) -> ContextProfile {
+    let mut leads: Vec<bool> = contexts.values(value).into_iter().map(|value| value != 0).collect();
+    for (index, context) in contexts.contexts.iter().enumerate().rev() {
+        let is_needed = leads.get(index).copied().unwrap_or(false);
+        if let Some(parent) = context.parent.and_then(|parent| leads.get_mut(parent)) {
+            *parent |= is_needed;
+        }
+    }
+    // The new index of each context; none of one that is left out.
+    let mut places = Vec::with_capacity(leads.len());
+    let mut kept: Vec<Context> = Vec::new();
+    for (context, leads) in contexts.contexts.iter().zip(leads) {
+        let new = |index: usize| places.get(index).copied().flatten();
+        let kind = match context.kind {
+            ContextKind::Recursion(target) => new(target).map(ContextKind::Recursion),
+            kind @ (ContextKind::Call | ContextKind::Tail | ContextKind::Signal) => Some(kind),
+        };
+        let context = kind.filter(|_| leads).map(|kind| {
+            let parent = context.parent.and_then(new);
+            Context { parent, kind, metrics: context.metrics.clone(), ..*context }
+        });
+        places.push(context.is_some().then_some(kept.len()));
+        kept.extend(context);
+    }
+    let (functions, metrics, outside) =
+        (contexts.functions.clone(), contexts.metrics.clone(), contexts.outside.clone());
+    ContextProfile { functions, contexts: kept, metrics, outside, full: contexts.full }
+}

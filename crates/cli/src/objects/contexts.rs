@@ -1,0 +1,73 @@
+//! Records of calling contexts.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::Host;
+
+/// A function in a calling context.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct ContextObject {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) pid: i32,
+    /// Number of the context among those of the process, from 1 in the order of the records.
+    pub(crate) id: u64,
+    /// Number of the context of the caller, which comes before; null if no measured call was open.
+    pub(crate) parent: Option<u64>,
+    /// `call`, `tail`, `signal` or `recursion`.
+    pub(crate) kind: &'static str,
+    /// With `recursion`, the number of the context that what it calls is in; left out otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) back_to: Option<u64>,
+    pub(crate) module: String,
+    pub(crate) function: String,
+    /// Offset of the function's first instruction.
+    pub(crate) offset: String,
+    /// Module of the call site; null outside of all modules, and if contexts are told apart by function only.
+    pub(crate) caller_module: Option<String>,
+    /// Return address of the call: the offset in its module, or outside of all modules the address; null if contexts are told apart by
+    /// function only.
+    pub(crate) call_site: Option<String>,
+    /// Number of calls that began during the measurement.
+    pub(crate) calls: u64,
+    /// Number of these calls that ended without an exit; null if it is known for the function only.
+    pub(crate) left: Option<u64>,
+    /// Number of these calls that began before the measurement.
+    pub(crate) caught_up: u64,
+    /// Values of the metrics in this context alone.
+    pub(crate) metrics: BTreeMap<String, i64>,
+    /// For each metric, how its values come about: `counted` or `clocked`.
+    pub(crate) how: BTreeMap<String, &'static str>,
+}
+
+/// The contexts of a process.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct ContextsObject {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) pid: i32,
+    /// Number of contexts without those of recursive calls.
+    pub(crate) nodes: u64,
+    /// Number of contexts of recursive calls.
+    pub(crate) back_edges: u64,
+    /// Largest number of contexts from a root to a leaf.
+    pub(crate) height: u64,
+    /// Mean number of children of the contexts that have any.
+    pub(crate) degree: f64,
+    /// Mean number of contexts from a root to a leaf.
+    pub(crate) leaf_depth: f64,
+    /// Largest number of contexts of one function.
+    pub(crate) replication: u64,
+    /// Number of calls for whose contexts there was no room.
+    pub(crate) full: u64,
+    /// Number of calls without a context, because their thread had too many open calls, or no memory of its own.
+    pub(crate) unrecorded: u64,
+    /// Number of exits of calls whose beginning was not seen.
+    pub(crate) unseen: u64,
+    /// Number of calls that ended without an exit.
+    pub(crate) left: u64,
+    /// Values of the metrics outside of all contexts.
+    pub(crate) outside: BTreeMap<String, i64>,
+}
