@@ -92,22 +92,22 @@ fn a_tree_has_a_line_for_each_context() {
         &profile(),
         layout(),
         expect![[r#"
-        CALLS  TIME SELF  TIME TOTAL   SHARE  BYTES SELF  BYTES TOTAL   SHARE  CONTEXT                       AT                  MODULE
-            0       5 ms     99.7 ms   100 %                  4.8 MiB   100 %  main                          [libc.so.6+0x2804]  shop
-        1,000      20 ms     94.7 ms    95 %                  4.8 MiB   100 %   shop::serve()                +0x41               shop
-        2,000      70 ms     71.7 ms    72 %                  4.8 MiB   100 %     load                       +0x20               shop
-        2,400       1 ms        1 ms   1.0 %     4.8 MiB      4.8 MiB   100 %       malloc                   +0x34               libc.so.6
-            7     700 µs      700 µs   0.7 %                                        ⟨signal⟩ tick                                shop
-          400                                                                       … 1 context below 0.5 %
-        1,000       3 ms        3 ms   3.0 %                                      → send                                         shop
-           10                  10 µs  0.01 %                   16 KiB   0.3 %     … 1 context below 0.5 %
-                                                   4 KiB        4 KiB  0.08 %  outside of all contexts
-        7 contexts of 6 of 7 functions, 1 recursion, height 4
-        12 calls have no context, because there was no room for more: the callees are in the contexts of the callers
-        2 calls have no context, because too many calls were open in their threads, or because their threads had no memory of their own: load (2)
-        3 calls have ended without a return, by an exception, by longjmp, or with the thread: load (3)
-        1 function is left out: shop:tiny (too short)
-    "#]],
+            CALLS  TIME SELF  TIME TOTAL   SHARE  BYTES SELF  BYTES TOTAL   SHARE  CONTEXT                     AT                  MODULE
+                0       5 ms     99.7 ms   100 %                  4.8 MiB   100 %  main                        [libc.so.6+0x2804]  shop
+            1,000      20 ms     94.7 ms    95 %                  4.8 MiB   100 %   shop::serve()              +0x41               shop
+            2,000      70 ms     71.7 ms    72 %                  4.8 MiB   100 %     load                     +0x20               shop
+            2,400       1 ms        1 ms   1.0 %     4.8 MiB      4.8 MiB   100 %       malloc                 +0x34               libc.so.6
+                7     700 µs      700 µs   0.7 %                                        ⟨signal⟩ tick                              shop
+              400                                                                       ↑ load                 +0x21               shop
+            1,000       3 ms        3 ms   3.0 %                                      → send                                       shop
+               10                  10 µs  0.01 %                   16 KiB   0.3 %     … 1 context below 0.5 %
+                                                       4 KiB        4 KiB  0.08 %  outside of all contexts
+            7 contexts of 6 of 7 functions, 1 recursion, height 4
+            12 calls have no context, because there was no room for more: the callees are in the contexts of the callers
+            2 calls have no context, because too many calls were open in their threads, or because their threads had no memory of their own: load (2)
+            3 calls have ended without a return, by an exception, by longjmp, or with the thread: load (3)
+            1 function is left out: shop:tiny (too short)
+        "#]],
     );
 }
 
@@ -144,18 +144,19 @@ fn small_contexts_are_hidden() {
         &profile(),
         large,
         expect![[r#"
-        CALLS  TIME SELF  TIME TOTAL  SHARE  CONTEXT                     MODULE
-            0       5 ms     99.7 ms  100 %  main                        shop
-        1,000      20 ms     94.7 ms   95 %   shop::serve()              shop
-        2,000      70 ms     71.7 ms   72 %     load                     shop
-        2,807                 1.7 ms  1.7 %      … 3 contexts below 5 %
-        1,010                3.01 ms  3.0 %     … 2 contexts below 5 %
-        7 contexts of 6 of 7 functions, 1 recursion, height 4
-        12 calls have no context, because there was no room for more: the callees are in the contexts of the callers
-        2 calls have no context, because too many calls were open in their threads, or because their threads had no memory of their own: load (2)
-        3 calls have ended without a return, by an exception, by longjmp, or with the thread: load (3)
-        1 function is left out: shop:tiny (too short)
-    "#]],
+            CALLS  TIME SELF  TIME TOTAL  SHARE  CONTEXT                      MODULE
+                0       5 ms     99.7 ms  100 %  main                         shop
+            1,000      20 ms     94.7 ms   95 %   shop::serve()               shop
+            2,000      70 ms     71.7 ms   72 %     load                      shop
+              400                                     ↑ load                  shop
+            2,407                 1.7 ms  1.7 %       … 2 contexts below 5 %
+            1,010                3.01 ms  3.0 %     … 2 contexts below 5 %
+            7 contexts of 6 of 7 functions, 1 recursion, height 4
+            12 calls have no context, because there was no room for more: the callees are in the contexts of the callers
+            2 calls have no context, because too many calls were open in their threads, or because their threads had no memory of their own: load (2)
+            3 calls have ended without a return, by an exception, by longjmp, or with the thread: load (3)
+            1 function is left out: shop:tiny (too short)
+        "#]],
     );
     let few = ContextLayout { top: 2, value: Some(ContextValue::Metric(0)), ..layout() };
     check(
@@ -262,8 +263,17 @@ fn a_deep_chain_can_be_read() {
     let text = anstream::adapter::strip_str(&shown.text(&[], None)).to_string();
     let line = |number: usize| text.lines().nth(number + 1).unwrap_or_default();
     let lines = [0, 1, 39, 40, 41, 42, 43, 99_999].map(line).join("\n");
-    expect![[r#""#]].assert_eq(&lines);
-    assert!(text.lines().all(|line| line.chars().count() < 80), "{}", text.lines().count());
+    expect![[r#"
+            1  100,002             100 %  f                                                             shop
+            1  100,001             100 %   g                                                            shop
+            1   99,963             100 %                                         g                      shop
+            1   99,962             100 %                                          f                     shop
+            1   99,961             100 %                                          [41] g                shop
+            1   99,960             100 %                                          [42] f                shop
+            1   99,959             100 %                                          [43] g                shop
+    "#]]
+    .assert_eq(&lines);
+    assert!(text.lines().all(|line| line.chars().count() < 120), "{}", text.lines().count());
 }
 
 #[test]
