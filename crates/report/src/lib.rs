@@ -18,8 +18,8 @@ mod trace;
 
 pub use code::{CodeStep, ModuleCode, SourceFrame, Symbol};
 pub use contexts::{
-    CallSite, CallerNode, Context, ContextChildren, ContextFunction, ContextKind, ContextProfile, ContextStatistics,
-    ContextValue,
+    CallSite, CallerNode, Context, ContextChange, ContextChildren, ContextFunction, ContextKind, ContextProfile,
+    ContextStatistics, ContextValue, ContextValues, ValueChange, context_diff,
 };
 pub use diff::{BlockChange, CountChange, FunctionChange, diff};
 pub use export::{EXPORTERS, Exporter, Sources, ran_lines};

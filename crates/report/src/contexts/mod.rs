@@ -2,6 +2,8 @@
 //! Ball and Larus, "Exploiting Hardware Performance Counters with Flow and Context Sensitive Profiling", section 4).
 
 mod callers;
+mod diff;
+mod merge;
 mod statistics;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -10,6 +12,7 @@ use ingraft_model::Svma;
 use rustc_hash::FxHashMap;
 
 pub use callers::CallerNode;
+pub use diff::{ContextChange, ContextValues, ValueChange, context_diff};
 pub use statistics::ContextStatistics;
 
 /// Calls by calling context.
