@@ -22,7 +22,7 @@ pub use contexts::{
     ContextStatistics, ContextValue, ContextValues, ValueChange, context_diff,
 };
 pub use diff::{BlockChange, CountChange, FunctionChange, diff};
-pub use export::{EXPORTERS, Exporter, Sources, ran_lines};
+pub use export::{EXPORTERS, ExportOptions, Exporter, Sources, ran_lines};
 pub use file::FileError;
 pub use ingraft_analysis::demangle;
 pub use ingraft_profile::{
