@@ -19,7 +19,7 @@ mod trace;
 pub use code::{CodeStep, ModuleCode, SourceFrame, Symbol};
 pub use contexts::{
     CallSite, CallerNode, Context, ContextChange, ContextChildren, ContextFunction, ContextKind, ContextProfile,
-    ContextStatistics, ContextValue, ContextValues, ValueChange, context_diff,
+    ContextStatistics, ContextValue, ContextValues, FunctionTotal, ValueChange, ValueUnit, context_diff,
 };
 pub use diff::{BlockChange, CountChange, FunctionChange, diff};
 pub use export::{EXPORTERS, ExportOptions, Exporter, Sources, ran_lines};

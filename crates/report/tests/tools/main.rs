@@ -1,6 +1,7 @@
 //! Gives exported profiles to the tools that they are made for, and compares what the tools read with the counts of a single-stepped run.
 //! A test says what it skips if its tool is not installed.
 
+mod contexts;
 mod stepped;
 
 use std::path::{Path, PathBuf};

@@ -37,9 +37,9 @@ impl HtmlPage {
         let total = roots.fold(0, |sum: i64, (_, value)| sum.saturating_add(value));
         let of_process = self.process(program);
         self.raw(format_args!(
-            "<p>{of_process}: {} {}, {} calling contexts of {} functions, at most {} functions in a stack.</p>",
-            shown(total, ValueUnit::of(name)),
+            "<p>{of_process}. {}: {}. {} calling contexts of {} functions, at most {} functions in a stack.</p>",
             Escaped(name),
+            shown(total, ValueUnit::of(name)),
             Grouped(statistics.nodes),
             Grouped(tree.functions.len() as u64),
             Grouped(statistics.height),
