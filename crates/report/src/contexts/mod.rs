@@ -158,6 +158,14 @@ impl ContextProfile {
         }
     }
 
+    /// The value outside of all contexts; `None` for the calls.
+    pub fn value_outside(&self, of: ContextValue) -> Option<i64> {
+        match of {
+            ContextValue::Calls => None,
+            ContextValue::Metric(metric) => self.outside.get(metric).copied(),
+        }
+    }
+
     /// The values of the contexts alone, in their order.
     pub fn values(&self, of: ContextValue) -> Vec<i64> {
         let value = |context: &Context| match of {

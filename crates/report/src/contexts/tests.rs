@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -43,12 +43,14 @@ pub(crate) fn is_ancestor(profile: &ContextProfile, ancestor: usize, of: usize) 
     std::iter::successors(above(&of), above).any(|at| at == ancestor)
 }
 
-/// Trees with functions in these modules. No two contexts have the same parent, function, call site and kind.
+/// Trees with functions in this number of modules. No two contexts have the same parent, function, call site and kind. In half of the trees
+/// each recursive call has a context of its own.
 pub(crate) fn tree(modules: usize) -> impl Strategy<Value = ContextProfile> {
     let context = (any::<Index>(), 0..5_usize, 0..4_u64, 0..3_u8, 0..100_u64, vec(-9..1000_i64, 2));
     let function = (0..modules, ".{0,8}", any::<[u64; 4]>());
     (vec(context, 0..60), vec(function, 5), 0..3_usize, any::<(i64, i64, u64)>()).prop_map(
         move |(drawn, functions, metrics, (one, two, full))| {
+            let each_has_its_own = full % 2 == 0;
             let mut contexts: Vec<Context> = Vec::new();
             for (parent, function, site, kind, calls, mut values) in drawn {
                 // A quarter of the contexts, and the first one, are roots.
@@ -60,10 +62,10 @@ pub(crate) fn tree(modules: usize) -> impl Strategy<Value = ContextProfile> {
                 let above = std::iter::successors(parent, |at| contexts[*at].parent);
                 let target = above.into_iter().find(|at| contexts[*at].function == function);
                 let kind = match (target, kind) {
-                    (Some(target), _) => ContextKind::Recursion(target),
-                    (None, 0) => ContextKind::Tail,
-                    (None, 1) if parent.is_some() => ContextKind::Signal,
-                    (None, _) => ContextKind::Call,
+                    (Some(target), _) if !each_has_its_own => ContextKind::Recursion(target),
+                    (_, 0) => ContextKind::Tail,
+                    (_, 1) if parent.is_some() => ContextKind::Signal,
+                    (_, _) => ContextKind::Call,
                 };
                 let site = CallSite { module: (site > 0).then(|| site as usize % modules), at: Svma(site) };
                 values.truncate(metrics);
@@ -235,6 +237,20 @@ proptest! {
             }
         }
         prop_assert_eq!(merged.by_function(), merged);
+    }
+
+    #[test]
+    fn totals_count_each_context_once_in_each_function_of_its_stack(profile in tree(2)) {
+        let of = ContextValue::Metric(0);
+        let mut expected = vec![FunctionTotal::default(); profile.functions.len()];
+        for (index, (context, value)) in profile.contexts.iter().zip(profile.values(of)).enumerate() {
+            expected[context.function].calls += context.calls;
+            expected[context.function].own += value;
+            let stack = std::iter::successors(Some(index), |at| profile.contexts[*at].parent);
+            let functions: BTreeSet<usize> = stack.map(|at| profile.contexts[at].function).collect();
+            functions.into_iter().for_each(|function| expected[function].inclusive += value);
+        }
+        prop_assert_eq!(profile.function_totals(of), expected);
     }
 
     #[test]

@@ -67,3 +67,40 @@ impl Stacks {
         std::iter::successors(Some(index), |at| self.parents.get(*at).copied().flatten())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::contexts::tests::{small, tree};
+
+    proptest! {
+        #[test]
+        fn no_value_is_lost(tree in tree(1)) {
+            let values = positive(&tree, ContextValue::Calls);
+            let (stacks, mut lifted) = (Stacks::of(&tree), values.clone());
+            stacks.lift(&mut lifted);
+            prop_assert_eq!(lifted, values);
+            prop_assert_eq!(stacks.order.len(), tree.contexts.len());
+        }
+    }
+
+    #[test]
+    fn contexts_that_are_too_deep_count_in_their_ancestors() {
+        let mut tree = small();
+        let (first, more) = (tree.contexts.len(), STACK_MAX + 5);
+        let context = tree.contexts[2].clone();
+        let chain = (first..first + more).map(|n| crate::Context { parent: Some(n - 1), ..context.clone() });
+        let chain: Vec<_> = chain.collect();
+        tree.contexts.extend(chain);
+        let (stacks, mut values) = (Stacks::of(&tree), positive(&tree, ContextValue::Metric(0)));
+        let total: u64 = values.iter().sum();
+        stacks.lift(&mut values);
+        // The chain is below a context with depth 3.
+        let deepest = first + STACK_MAX - 4;
+        assert_eq!(stacks.upwards(deepest).count(), STACK_MAX);
+        assert_eq!((values[deepest], values[deepest - 1], values[deepest + 1]), (400 * 9, 400, 0));
+        assert_eq!(stacks.order.iter().map(|at| values[*at]).sum::<u64>(), total);
+    }
+}

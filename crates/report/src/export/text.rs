@@ -56,3 +56,17 @@ impl std::fmt::Display for Grouped {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn special_characters_are_replaced() {
+        let text = "a\"b\\<\n\u{7f}&'\u{ffff}é";
+        assert_eq!(Quoted(text).to_string(), "\"a\\\"b\\\\<\\u000a\\u007f&'\u{ffff}é\"");
+        assert_eq!(Escaped(text).to_string(), "a&quot;b\\&lt;??&amp;&#39;?é");
+        assert_eq!(one_line(text), "a\"b\\<??&'\u{ffff}é");
+        assert_eq!((Grouped(999).to_string(), Grouped(1_234_567).to_string()), ("999".into(), "1,234,567".into()));
+    }
+}

@@ -200,3 +200,34 @@ fn path<'a>(program: &'a ProfiledProgram<'_>, function: &ContextFunction) -> &'a
 fn name(function: &ContextFunction) -> String {
     if function.name.is_empty() { format!("0x{:x}", function.start.0) } else { function.name.clone() }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::contexts::tests::tree;
+
+    proptest! {
+        #[test]
+        fn inclusive_costs_of_functions_count_each_context_once(mut tree in tree(2)) {
+            tree.contexts.iter_mut().for_each(|context| context.metrics.iter_mut().for_each(|value| *value = (*value).max(0)));
+            let events = [ContextValue::Metric(0), ContextValue::Calls];
+            let costs = ContextCosts::of(&tree, &events);
+            for (event, of) in events.into_iter().enumerate() {
+                for (function, total) in tree.function_totals(of).into_iter().enumerate() {
+                    let sum = |calls: &mut dyn Iterator<Item = &SiteCalls>| calls.map(|call| call.costs[event]).sum::<u64>();
+                    let to = || costs.calls.iter().filter(|((.., callee), _)| *callee == function).map(|(_, call)| call);
+                    let from = costs.calls.iter().filter(|((caller, ..), _)| *caller == function).map(|(_, call)| call);
+                    let own = costs.own[function][event];
+                    // As callgrind_annotate does.
+                    let inclusive = match to().next() {
+                        Some(_) => sum(&mut to().chain(costs.roots.get(&function))),
+                        None => own + sum(&mut from.into_iter()),
+                    };
+                    prop_assert_eq!((own as i64, inclusive as i64), (total.own, total.inclusive), "{}", function);
+                }
+            }
+        }
+    }
+}

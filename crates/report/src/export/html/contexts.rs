@@ -45,6 +45,9 @@ impl HtmlPage {
             Grouped(statistics.height),
         ));
         let mut notes = Vec::new();
+        if let Some(outside) = tree.value_outside(of).filter(|value| *value != 0) {
+            notes.push(format!("{} outside of all contexts", shown(outside, ValueUnit::of(name))));
+        }
         let mut note = |number: u64, what: &str| {
             if number > 0 {
                 notes.push(format!("{} {what}", Grouped(number)));
