@@ -84,8 +84,26 @@ PLAIN void add_to_all() {
 } // namespace
 
 extern "C" {
+typedef long Called(Run *, int);
+COUNTED long c_leaf(Run *, int), c_fan(Run *, int), c_self(Run *, int), c_tries(Run *, int), c_throws(Run *, int),
+    c_saves(Run *, int), c_jumps(Run *, int), c_table(Run *, int), c_outer(Run *, int), c_first(Run *, int),
+    c_second(Run *, int), c_third(Run *, int);
+
+/* The name of a function of the account; NULL for others, which have hooks too. */
+static PLAIN const char *name_of(void *function) {
+    static const struct {
+        Called *function;
+        const char *name;
+    } names[] = {{c_leaf, "c_leaf"},   {c_fan, "c_fan"},       {c_self, "c_self"},   {c_tries, "c_tries"},
+                       {c_throws, "c_throws"}, {c_saves, "c_saves"},   {c_jumps, "c_jumps"}, {c_table, "c_table"},
+                       {c_outer, "c_outer"}, {c_first, "c_first"},   {c_second, "c_second"}, {c_third, "c_third"}};
+    for (auto &known : names)
+        if ((void *)known.function == function) return known.name;
+    return nullptr;
+}
+
 PLAIN void __cyg_profile_func_enter(void *function, void *site) {
-    if (inside_hook) return;
+    if (inside_hook || !name_of(function)) return;
     inside_hook = true;
     open.push_back(account.current);
     int id = child(account, account.current, function, (char *)site);
@@ -94,17 +112,14 @@ PLAIN void __cyg_profile_func_enter(void *function, void *site) {
     inside_hook = false;
 }
 
-PLAIN void __cyg_profile_func_exit(void *, void *) {
-    if (inside_hook) return;
+PLAIN void __cyg_profile_func_exit(void *function, void *) {
+    if (inside_hook || !name_of(function)) return;
     inside_hook = true;
     account.current = open.back();
     open.pop_back();
     inside_hook = false;
 }
 
-typedef long Called(Run *, int);
-COUNTED long c_leaf(Run *, int), c_fan(Run *, int), c_self(Run *, int), c_tries(Run *, int), c_throws(Run *, int),
-    c_saves(Run *, int), c_jumps(Run *, int), c_table(Run *, int);
 static Called *const callees[] = {c_leaf, c_fan, c_self, c_tries, c_throws, c_saves, c_jumps, c_table};
 
 /* Calls one of all functions, unless there were enough calls or they are too deep. */
@@ -175,8 +190,7 @@ long c_table(Run *run, int depth) {
     return sum + ANY(run, depth);
 }
 
-COUNTED long c_first(Run *, int), c_second(Run *, int), c_third(Run *, int);
-COUNTED long c_outer(Run *run, int depth) { return c_first(run, depth) + 1; }
+long c_outer(Run *run, int depth) { return c_first(run, depth) + 1; }
 long c_first(Run *run, int depth) { return c_second(run, depth) + c_leaf(run, depth); }
 long c_second(Run *run, int depth) { return c_third(run, depth) * 2; }
 }
@@ -205,16 +219,9 @@ static PLAIN void *thread(void *of) {
     return nullptr;
 }
 
-static PLAIN const char *name_of(void *function) {
-    struct {
-        Called *function;
-        const char *name;
-    } const names[] = {{c_leaf, "c_leaf"},   {c_fan, "c_fan"},       {c_self, "c_self"},   {c_tries, "c_tries"},
-                       {c_throws, "c_throws"}, {c_saves, "c_saves"},   {c_jumps, "c_jumps"}, {c_table, "c_table"},
-                       {c_outer, "c_outer"}, {c_first, "c_first"},   {c_second, "c_second"}, {c_third, "c_third"}};
-    for (auto &known : names)
-        if ((void *)known.function == function) return known.name;
-    return "unknown";
+/* Forgets the calls so far, but not the contexts of those that go on. */
+static PLAIN void forget() {
+    for (Node &node : account.nodes) node.calls = 0;
 }
 
 static PLAIN void report() {
@@ -252,6 +259,7 @@ static PLAIN void obey(bool inside, char *&command) {
 static char *command;
 
 long c_third(Run *, int depth) {
+    forget();
     if ((command = next_command())) obey(true, command);
     return depth;
 }

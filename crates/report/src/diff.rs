@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ingraft_model::Svma;
 
-use crate::merge::{MergeError, matched};
+use crate::merge::{MergeError, matched, same_kind};
 use crate::saved::{BlockCount, FunctionProfile, SavedProfile};
 
 /// An old and a new number.
@@ -58,11 +58,9 @@ struct FunctionPair<'a> {
 
 /// The functions whose counts differ between two profiles, the largest difference of executed instructions first. Functions are the same if
 /// the build-ids of their modules and their addresses are. Fails if a module has another build-id in the other profile,
-/// or if one of the profiles is a coverage.
+/// or if the profiles have different kinds. Differences of calling contexts are those of [`context_diff`](crate::context_diff).
 pub fn diff(old: &SavedProfile, new: &SavedProfile) -> Result<Vec<FunctionChange>, MergeError> {
-    if old.kind != new.kind {
-        return Err(MergeError::OtherKind);
-    }
+    same_kind(old.kind, new.kind)?;
     let modules = matched(&old.modules, &new.modules)?;
     // Modules of the old profile that the new one does not have come after the new modules.
     let module =

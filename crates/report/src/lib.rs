@@ -18,11 +18,11 @@ mod trace;
 
 pub use code::{CodeStep, ModuleCode, SourceFrame, Symbol};
 pub use contexts::{
-    CallSite, CallerNode, Context, ContextChildren, ContextFunction, ContextKind, ContextProfile, ContextStatistics,
-    ContextValue,
+    CallSite, CallerNode, Context, ContextChange, ContextChildren, ContextFunction, ContextKind, ContextProfile,
+    ContextStatistics, ContextValue, ContextValues, FunctionTotal, ValueChange, ValueUnit, context_diff,
 };
 pub use diff::{BlockChange, CountChange, FunctionChange, diff};
-pub use export::{EXPORTERS, Exporter, Sources, ran_lines};
+pub use export::{EXPORTERS, ExportOptions, Exporter, Sources, ran_lines};
 pub use file::FileError;
 pub use ingraft_analysis::demangle;
 pub use ingraft_profile::{

@@ -19,6 +19,17 @@ pub enum MergeError {
     /// One profile has counts, the other one is a coverage.
     #[error("one of the profiles has counts, and the other one is a coverage")]
     OtherKind,
+    /// One profile has calling contexts, the other one has counts or is a coverage.
+    #[error("one of the profiles has calling contexts, and the other one has none")]
+    OtherContexts,
+    /// The calling contexts of the profiles have different metrics.
+    #[error("the profiles have different metrics: {}, and {}", metrics(one), metrics(other))]
+    OtherMetrics {
+        /// Names of the metrics of one profile, with commas between them.
+        one: String,
+        /// Names of the metrics of the other profile.
+        other: String,
+    },
     /// A function has other blocks or edges in the other profile: another version of the program has written that profile.
     #[error("the profiles divide the function {function} differently into blocks")]
     OtherBlocks {
@@ -31,6 +42,19 @@ pub enum MergeError {
         /// Name of the function.
         function: String,
     },
+}
+
+fn metrics(names: &str) -> &str {
+    if names.is_empty() { "none" } else { names }
+}
+
+/// Fails unless two profiles have the same kind.
+pub(crate) fn same_kind(one: ProfileKind, other: ProfileKind) -> Result<(), MergeError> {
+    match (one, other) {
+        (one, other) if one == other => Ok(()),
+        (ProfileKind::Contexts, _) | (_, ProfileKind::Contexts) => Err(MergeError::OtherContexts),
+        _ => Err(MergeError::OtherKind),
+    }
 }
 
 /// Identity of a module in all profiles: its build-id, or its path if it has none.
@@ -68,13 +92,12 @@ impl SavedProfile {
         self.modules.iter().any(is_known)
     }
 
-    /// Adds the counts of another profile. Modules are the same if their build-ids are, functions if their modules and addresses are.
+    /// Adds the counts, or the calling contexts, of another profile. Modules are the same if their build-ids are, functions if their modules
+    /// and addresses are, contexts if all functions and call sites from a root on are.
     /// Facts about the process stay those of this profile; the sum has no details of functions. Fails, and leaves an incomplete sum, if the
     /// profiles do not fit.
     pub fn add(&mut self, other: &SavedProfile) -> Result<(), MergeError> {
-        if self.kind != other.kind {
-            return Err(MergeError::OtherKind);
-        }
+        same_kind(self.kind, other.kind)?;
         let kind = self.kind;
         self.leave_counts();
         let mut modules = Vec::new();
@@ -100,6 +123,12 @@ impl SavedProfile {
             match same.and_then(|number| self.functions.get_mut(*number)) {
                 Some(same) => same.add(&function, kind)?,
                 None => self.functions.push(function),
+            }
+        }
+        if let Some(contexts) = &other.contexts {
+            match &mut self.contexts {
+                Some(sum) => sum.add(contexts, module)?,
+                None => return Err(MergeError::OtherContexts),
             }
         }
         let listed = self.refused.iter().map(|refused| (refused.module, refused.start));

@@ -4,6 +4,7 @@ use ingraft_model::Svma;
 use rustc_hash::FxHashMap;
 
 use crate::code::{CodeStep, ModuleCode, SourceFrame, Symbol};
+use crate::contexts::ContextProfile;
 use crate::saved::{BlockCount, CallCount, CallTarget, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, SavedProfile};
 
 /// A saved profile and what is known about the code of its modules.
@@ -27,6 +28,16 @@ impl<'a> ProfiledProgram<'a> {
     /// The profile.
     pub fn profile(&self) -> &'a SavedProfile {
         self.profile
+    }
+
+    /// The calling contexts; `None` if this is no profile of contexts.
+    pub fn contexts(&self) -> Option<&'a ContextProfile> {
+        self.profile.contexts.as_ref()
+    }
+
+    /// The code of a module, by its index.
+    pub fn code(&self, module: usize) -> Option<&ModuleCode> {
+        self.code.get(module)
     }
 
     /// The profiled functions with their modules, in the order of the profile.
@@ -61,6 +72,12 @@ impl<'a> ProfiledProgram<'a> {
         let has_functions = |module: &usize| self.profile.functions.iter().any(|f| f.module == *module);
         let first = || self.profile.functions.first().map(|function| function.module);
         program.filter(has_functions).or_else(first).unwrap_or(0)
+    }
+
+    /// The index of the module of the program itself; `None` if no tracked function is in it.
+    pub(crate) fn main_module_of_contexts(&self, tree: &ContextProfile) -> Option<usize> {
+        let program = self.profile.modules.iter().position(|module| module.path == self.profile.program);
+        program.filter(|program| tree.functions.iter().any(|function| function.module == *program))
     }
 
     /// The address in a file to which formats of a module relate addresses: 0 for a program at a fixed address, else the lowest address

@@ -2,8 +2,8 @@
 
 use ingraft_model::{EdgeKind, Svma};
 use ingraft_report::{
-    BlockCount, CallCount, CallTarget, EdgeCount, EdgeEnd, Exporter, FunctionProfile, MergeError, ModuleInfo,
-    ProfileKind, ProfiledProgram, SavedProfile, diff,
+    BlockCount, CallCount, CallTarget, EdgeCount, EdgeEnd, ExportOptions, Exporter, FunctionProfile, MergeError,
+    ModuleInfo, ProfileKind, ProfiledProgram, SavedProfile, diff,
 };
 
 fn block(start: u64, count: u64) -> BlockCount {
@@ -63,7 +63,8 @@ fn profile() -> SavedProfile {
 /// A profile in the format with this name, without the code of its modules.
 fn exported(profile: &SavedProfile, name: &str) -> Vec<u8> {
     let exporter = Exporter::named(name).expect("a format");
-    (exporter.write)(&ProfiledProgram::new(profile, Vec::new()), 0, &|_| None)
+    let program = ProfiledProgram::new(profile, Vec::new());
+    (exporter.write)(&program, &ExportOptions::new(&program, &|_| None))
 }
 
 fn text(profile: &SavedProfile, name: &str) -> String {

@@ -93,7 +93,7 @@ fn assert_equal(outcome: &Outcome, truth: &Reply) {
 
 #[test]
 fn contexts_equal_the_programs_account() {
-    for seed in 0..scaled(3) {
+    for seed in 0..scaled(3, 30) {
         let (outcome, truth) = profiled(&[], &format!("run {seed} 3000 3"));
         assert_equal(&outcome, &truth);
     }

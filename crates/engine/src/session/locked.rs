@@ -144,6 +144,13 @@ impl<'s> Locked<'s> {
         Ok(counter)
     }
 
+    /// Notes the shape of a variable whose counters are held, for which code was inserted: what threads leave in it when they end is kept.
+    pub fn keep_held(&self, key: &PairKey) {
+        let Some(pair) = self.control.pairs.get(key) else { return };
+        let shapes = pair.variables.iter().map(|variable| variable.shape);
+        self.session.shared_mut().add_shapes(pair.counters.iter().copied().zip(shapes));
+    }
+
     /// Gives a counter back of which no code was inserted.
     pub fn release_counter(&mut self, key: &PairKey) {
         let Some(pair) = self.control.pairs.remove(key) else { return };

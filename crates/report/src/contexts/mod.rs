@@ -2,15 +2,21 @@
 //! Ball and Larus, "Exploiting Hardware Performance Counters with Flow and Context Sensitive Profiling", section 4).
 
 mod callers;
+mod diff;
+mod merge;
 mod statistics;
 #[cfg(test)]
 pub(crate) mod tests;
+mod totals;
 
 use ingraft_model::Svma;
 use rustc_hash::FxHashMap;
 
 pub use callers::CallerNode;
+pub use diff::{ContextChange, ContextValues, ValueChange, context_diff};
 pub use statistics::ContextStatistics;
+pub use totals::FunctionTotal;
+pub(crate) use totals::TreeStep;
 
 /// Calls by calling context.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -97,7 +103,69 @@ pub enum ContextValue {
     Metric(usize),
 }
 
+/// Name of the calls among the values of contexts.
+const CALLS: &str = "calls";
+
+/// Unit of a value of a context.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ValueUnit {
+    /// A number of calls or events.
+    #[default]
+    Count,
+    /// Nanoseconds.
+    Nanoseconds,
+    /// Bytes.
+    Bytes,
+}
+
+impl ValueUnit {
+    /// The unit of the value with this name, which is its end.
+    pub fn of(name: &str) -> Self {
+        match name.rsplit('_').next() {
+            Some("ns") => ValueUnit::Nanoseconds,
+            Some("bytes") => ValueUnit::Bytes,
+            _ => ValueUnit::Count,
+        }
+    }
+
+    /// Symbol of the unit; empty for numbers.
+    pub fn symbol(self) -> &'static str {
+        match self {
+            ValueUnit::Count => "",
+            ValueUnit::Nanoseconds => "ns",
+            ValueUnit::Bytes => "bytes",
+        }
+    }
+}
+
 impl ContextProfile {
+    /// The value that is of most interest: the first metric, or the calls if there is no metric.
+    pub fn main_value(&self) -> ContextValue {
+        if self.metrics.is_empty() { ContextValue::Calls } else { ContextValue::Metric(0) }
+    }
+
+    /// The value with this name: `calls` or a metric. `None` if the profile does not have it.
+    pub fn value_named(&self, name: &str) -> Option<ContextValue> {
+        let metric = self.metrics.iter().position(|metric| metric == name).map(ContextValue::Metric);
+        metric.or_else(|| (name == CALLS).then_some(ContextValue::Calls))
+    }
+
+    /// Name of a value: `calls`, or that of the metric.
+    pub fn value_name(&self, of: ContextValue) -> &str {
+        match of {
+            ContextValue::Calls => CALLS,
+            ContextValue::Metric(metric) => self.metrics.get(metric).map_or("", String::as_str),
+        }
+    }
+
+    /// The value outside of all contexts; `None` for the calls.
+    pub fn value_outside(&self, of: ContextValue) -> Option<i64> {
+        match of {
+            ContextValue::Calls => None,
+            ContextValue::Metric(metric) => self.outside.get(metric).copied(),
+        }
+    }
+
     /// The values of the contexts alone, in their order.
     pub fn values(&self, of: ContextValue) -> Vec<i64> {
         let value = |context: &Context| match of {

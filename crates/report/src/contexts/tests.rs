@@ -1,10 +1,12 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
 use super::*;
+use crate::merge::MergeError;
+use crate::saved::{ModuleInfo, ProfileKind, SavedProfile};
 
 fn context(parent: Option<usize>, function: usize, site: u64, calls: u64, value: i64) -> Context {
     let site = CallSite { module: Some(0), at: Svma(site) };
@@ -41,12 +43,14 @@ pub(crate) fn is_ancestor(profile: &ContextProfile, ancestor: usize, of: usize) 
     std::iter::successors(above(&of), above).any(|at| at == ancestor)
 }
 
-/// Trees with functions in these modules. No two contexts have the same parent, function, call site and kind.
+/// Trees with functions in this number of modules. No two contexts have the same parent, function, call site and kind. In half of the trees
+/// each recursive call has a context of its own.
 pub(crate) fn tree(modules: usize) -> impl Strategy<Value = ContextProfile> {
     let context = (any::<Index>(), 0..5_usize, 0..4_u64, 0..3_u8, 0..100_u64, vec(-9..1000_i64, 2));
     let function = (0..modules, ".{0,8}", any::<[u64; 4]>());
     (vec(context, 0..60), vec(function, 5), 0..3_usize, any::<(i64, i64, u64)>()).prop_map(
         move |(drawn, functions, metrics, (one, two, full))| {
+            let each_has_its_own = full % 2 == 0;
             let mut contexts: Vec<Context> = Vec::new();
             for (parent, function, site, kind, calls, mut values) in drawn {
                 // A quarter of the contexts, and the first one, are roots.
@@ -58,10 +62,10 @@ pub(crate) fn tree(modules: usize) -> impl Strategy<Value = ContextProfile> {
                 let above = std::iter::successors(parent, |at| contexts[*at].parent);
                 let target = above.into_iter().find(|at| contexts[*at].function == function);
                 let kind = match (target, kind) {
-                    (Some(target), _) => ContextKind::Recursion(target),
-                    (None, 0) => ContextKind::Tail,
-                    (None, 1) if parent.is_some() => ContextKind::Signal,
-                    (None, _) => ContextKind::Call,
+                    (Some(target), _) if !each_has_its_own => ContextKind::Recursion(target),
+                    (_, 0) => ContextKind::Tail,
+                    (_, 1) if parent.is_some() => ContextKind::Signal,
+                    (_, _) => ContextKind::Call,
                 };
                 let site = CallSite { module: (site > 0).then(|| site as usize % modules), at: Svma(site) };
                 values.truncate(metrics);
@@ -135,6 +139,69 @@ fn the_hot_path_ends_where_no_child_has_half_of_the_value() {
     assert_eq!(ContextProfile::default().hot_path(ContextValue::Calls), [0; 0]);
 }
 
+/// A profile with a tree, and with modules of these names.
+pub(crate) fn saved(contexts: ContextProfile, modules: &[&str]) -> SavedProfile {
+    let module = |name: &&str| {
+        let name = (*name).to_owned();
+        ModuleInfo { build_id: name.as_bytes().to_vec(), path: format!("/opt/{name}"), name, ..ModuleInfo::default() }
+    };
+    let modules = modules.iter().map(module).collect();
+    SavedProfile { kind: ProfileKind::Contexts, modules, contexts: Some(contexts), ..SavedProfile::default() }
+}
+
+#[test]
+fn contexts_are_summed_and_compared_by_their_paths() {
+    let mut other = small();
+    other.functions.iter_mut().for_each(|function| (function.module, function.left) = (1, 2));
+    other.contexts.iter_mut().for_each(|context| context.site.module = Some(1));
+    // Without the first context of `parse`, and with a new one of `idle`. Functions have another order.
+    other.contexts.drain(1..4);
+    (other.contexts[1].parent, other.contexts[2].parent) = (Some(0), Some(1));
+    other.contexts.push(context(Some(2), 3, 0x3010, 1, 1));
+    other.contexts[3].site.module = None;
+    other.functions.swap(0, 3);
+    (other.contexts[0].function, other.contexts[3].function) = (3, 0);
+    let (one, other) = (saved(small(), &["shop"]), saved(other, &["lib", "shop"]));
+    let mut sum = one.clone();
+    sum.add(&other).expect("a sum");
+    let tree = sum.contexts.as_ref().expect("contexts");
+    let calls: Vec<_> = tree.contexts.iter().map(|context| context.calls).collect();
+    assert_eq!(calls, [2, 2, 8, 6, 6, 6, 1]);
+    assert_eq!(tree.values(ContextValue::Metric(0)), [20, 30, 400, 0, 10, 200, 1]);
+    let last = Context { parent: Some(5), ..context(Some(5), 3, 0x3010, 1, 1) };
+    assert_eq!(tree.contexts[6], Context { site: CallSite { module: None, at: Svma(0x3010) }, ..last });
+    assert_eq!((&tree.outside[..], tree.full, tree.functions.len()), (&[14][..], 18, 4));
+    assert!(tree.functions.iter().all(|function| function.left == 2 && function.module == 0));
+
+    let changes = context_diff(&one, &other).expect("differences");
+    assert_eq!(changes.len(), 7);
+    let read = changes.iter().find(|change| change.calls.own == ValueChange { old: 8, new: 0 }).expect("a context");
+    assert_eq!((&*read.name, &*read.module, read.site), ("read", "shop", Svma(0x2010)));
+    assert_eq!(read.metrics[0].inclusive.difference(), -400);
+    let chain: Vec<_> = std::iter::successors(Some(read), |change| change.parent.map(|parent| &changes[parent]))
+        .map(|change| (&*change.name, change.calls.inclusive))
+        .collect();
+    let inclusive = |old, new| ValueChange { old, new };
+    assert_eq!(chain, [("read", inclusive(8, 0)), ("parse", inclusive(16, 0)), ("main", inclusive(23, 8))]);
+    let same = context_diff(&one, &one).expect("differences");
+    assert!(same.len() == 6 && !same.iter().any(ContextChange::differs));
+}
+
+#[test]
+fn profiles_of_other_kinds_and_metrics_are_refused() {
+    let mut one = saved(small(), &["shop"]);
+    let counts = SavedProfile { kind: ProfileKind::Counts, contexts: None, ..one.clone() };
+    assert_eq!(one.clone().add(&counts), Err(MergeError::OtherContexts));
+    assert_eq!(counts.clone().add(&one), Err(MergeError::OtherContexts));
+    assert_eq!(context_diff(&one, &counts), Err(MergeError::OtherContexts));
+    let other = saved(ContextProfile { metrics: Vec::new(), outside: Vec::new(), ..small() }, &["shop"]);
+    let error = one.clone().add(&other).expect_err("an error").to_string();
+    assert_eq!(error, "the profiles have different metrics: wall_ns, and none");
+    assert!(matches!(context_diff(&one, &other), Err(MergeError::OtherMetrics { .. })));
+    one.contexts.iter_mut().for_each(|tree| tree.contexts[0].calls = u64::MAX);
+    assert_eq!(one.clone().add(&one), Err(MergeError::TooLarge { function: "main".to_owned() }));
+}
+
 /// All nodes of trees of callers: functions and call sites from the root on, with the value and the calls.
 fn flat(nodes: &[CallerNode], above: &[(usize, Option<CallSite>)], to: &mut BTreeMap<Vec<Step>, (i64, u64)>) {
     for node in nodes {
@@ -173,6 +240,20 @@ proptest! {
     }
 
     #[test]
+    fn totals_count_each_context_once_in_each_function_of_its_stack(profile in tree(2)) {
+        let of = ContextValue::Metric(0);
+        let mut expected = vec![FunctionTotal::default(); profile.functions.len()];
+        for (index, (context, value)) in profile.contexts.iter().zip(profile.values(of)).enumerate() {
+            expected[context.function].calls += context.calls;
+            expected[context.function].own += value;
+            let stack = std::iter::successors(Some(index), |at| profile.contexts[*at].parent);
+            let functions: BTreeSet<usize> = stack.map(|at| profile.contexts[at].function).collect();
+            functions.into_iter().for_each(|function| expected[function].inclusive += value);
+        }
+        prop_assert_eq!(profile.function_totals(of), expected);
+    }
+
+    #[test]
     fn callers_are_the_ancestors_of_the_contexts(profile in tree(2), depth in 0..4_usize) {
         let of = ContextValue::Metric(0);
         let mut expected = BTreeMap::<Vec<Step>, (i64, u64)>::new();
@@ -193,6 +274,35 @@ proptest! {
         let few = profile.callers(of, depth, 2);
         prop_assert!(few.len() <= 2 && few.iter().all(|node| node.callers.len() <= 2));
         prop_assert!(few.is_sorted_by_key(|node| std::cmp::Reverse(node.value)));
+    }
+
+    #[test]
+    fn a_sum_has_the_values_of_both_trees(one in tree(2), other in tree(2)) {
+        // The functions of trees have random addresses and numbers, and one metric more or less.
+        let metrics = one.metrics.clone();
+        let function = |f: &ContextFunction| ContextFunction { left: 1, unseen: 2, unrecorded: 3, ..f.clone() };
+        let functions: Vec<_> = one.functions.iter().map(function).collect();
+        let one = ContextProfile { functions: functions.clone(), outside: vec![1; metrics.len()], ..one };
+        let mut other = ContextProfile { functions, outside: vec![0; metrics.len()], metrics, ..other };
+        other.contexts.iter_mut().for_each(|context| context.metrics.resize(one.metrics.len(), 1));
+        let (one, other) = (saved(one, &["a", "b"]), saved(other, &["a", "b"]));
+        let mut sum = one.clone();
+        sum.add(&other).expect("a sum");
+        let values = |saved: &SavedProfile| {
+            let tree = saved.contexts.as_ref().expect("contexts");
+            [ContextValue::Calls, ContextValue::Metric(0)].map(|of| tree.values(of).iter().sum::<i64>())
+        };
+        let ([a, b], [c, d]) = (values(&one), values(&other));
+        prop_assert_eq!(values(&sum), [a + c, b + d]);
+        let mut twice = sum.clone();
+        twice.add(&sum).expect("a sum");
+        let contexts = |saved: &SavedProfile| saved.contexts.as_ref().expect("contexts").contexts.len();
+        prop_assert_eq!(contexts(&twice), contexts(&sum));
+        let changes = context_diff(&one, &sum).expect("differences");
+        prop_assert_eq!(changes.len(), contexts(&sum));
+        let difference = changes.iter().map(|change| change.calls.own.difference()).sum::<i128>();
+        prop_assert_eq!(difference, i128::from(c));
+        prop_assert!(changes.iter().enumerate().all(|(index, change)| change.parent.is_none_or(|p| p < index)));
     }
 
     #[test]

@@ -8,15 +8,16 @@ use std::fmt::Write;
 use super::Exporter;
 use super::branches::{TransferForm, entered, transfers};
 use crate::program::ProfiledProgram;
+use crate::saved::ProfileKind;
 
 /// The format.
 pub(super) const EXPORTER: Exporter = Exporter {
     name: "bolt",
     reader: "llvm-bolt -pa, by addresses",
-    needs_counts: true,
+    kinds: &[ProfileKind::Counts],
     of_one_module: true,
     why_empty: None,
-    write: |program, module, _| bolt(program, module).into(),
+    write: |program, options| bolt(program, options.module).into(),
 };
 
 /// The profile of one module for BOLT, by addresses. `module` is the index of the module.

@@ -5,17 +5,19 @@
 
 use std::fmt::Write;
 
-use super::{Exporter, one_line};
+use super::Exporter;
+use super::text::one_line;
 use crate::program::ProfiledProgram;
+use crate::saved::ProfileKind;
 
 /// The format.
 pub(super) const EXPORTER: Exporter = Exporter {
     name: "drcov",
     reader: "Lighthouse",
-    needs_counts: false,
+    kinds: &[ProfileKind::Counts, ProfileKind::Coverage],
     of_one_module: false,
     why_empty: None,
-    write: |program, _, _| drcov(program),
+    write: |program, _| drcov(program),
 };
 
 /// The executed blocks in the format drcov. The format cannot hold offsets of more than 32 bits, so blocks there are left out, and lengths

@@ -10,7 +10,7 @@ use ingraft_model::Svma;
 use super::Exporter;
 use super::branches::{entered, transfers};
 use crate::program::{ProfiledProgram, ProfiledRoutine};
-use crate::saved::CallTarget;
+use crate::saved::{CallTarget, ProfileKind};
 
 /// A place outside of the module.
 const OUTSIDE: &str = "0 [unknown] 0";
@@ -19,10 +19,10 @@ const OUTSIDE: &str = "0 [unknown] 0";
 pub(super) const EXPORTER: Exporter = Exporter {
     name: "fdata",
     reader: "llvm-bolt -data, by symbols",
-    needs_counts: true,
+    kinds: &[ProfileKind::Counts],
     of_one_module: true,
     why_empty: None,
-    write: |program, module, _| fdata(program, module).into(),
+    write: |program, options| fdata(program, options.module).into(),
 };
 
 /// The profile of one module for BOLT, by symbols. `module` is the index of the module.
@@ -75,7 +75,7 @@ fn place(of: &ProfiledRoutine<'_>, at: Svma) -> String {
 /// A name as BOLT writes it: a backslash before blanks and backslashes.
 fn escaped(name: &str) -> String {
     let mut text = String::with_capacity(name.len());
-    for c in super::one_line(name).chars() {
+    for c in super::text::one_line(name).chars() {
         if c == ' ' || c == '\\' {
             text.push('\\');
         }

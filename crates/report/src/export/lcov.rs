@@ -10,7 +10,8 @@ use std::rc::Rc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{Exporter, one_line};
+use super::Exporter;
+use super::text::one_line;
 use crate::code::SourceFrame;
 use crate::program::{ProfiledProgram, ProfiledRoutine};
 use crate::saved::ProfileKind;
@@ -19,12 +20,12 @@ use crate::saved::ProfileKind;
 pub(super) const EXPORTER: Exporter = Exporter {
     name: "lcov",
     reader: "genhtml",
-    needs_counts: false,
+    kinds: &[ProfileKind::Counts, ProfileKind::Coverage],
     of_one_module: false,
     why_empty: Some(
         "no profiled function has source lines; compile with -g, or name a file with debugging information by --binary",
     ),
-    write: |program, _, _| lcov(program).into(),
+    write: |program, _| lcov(program).into(),
 };
 
 /// Counts of the lines, branches and functions of the source files of all profiled functions. Code without a source line is left out.

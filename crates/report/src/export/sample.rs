@@ -9,19 +9,20 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::rc::Rc;
 
-use super::{Exporter, one_line};
+use super::Exporter;
+use super::text::one_line;
 use crate::code::SourceFrame;
 use crate::program::{ProfiledProgram, ProfiledRoutine};
-use crate::saved::CallTarget;
+use crate::saved::{CallTarget, ProfileKind};
 
 /// The format.
 pub(super) const EXPORTER: Exporter = Exporter {
     name: "llvm-sample",
     reader: "clang -fprofile-sample-use",
-    needs_counts: true,
+    kinds: &[ProfileKind::Counts],
     of_one_module: true,
     why_empty: None,
-    write: |program, module, _| llvm_sample(program, module).into(),
+    write: |program, options| llvm_sample(program, options.module).into(),
 };
 
 /// A profile by source lines for clang. `module` is the index of the module. Functions that

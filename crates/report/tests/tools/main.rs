@@ -1,13 +1,14 @@
 //! Gives exported profiles to the tools that they are made for, and compares what the tools read with the counts of a single-stepped run.
 //! A test says what it skips if its tool is not installed.
 
+mod contexts;
 mod stepped;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ingraft_model::EdgeKind;
-use ingraft_report::{Exporter, ProfiledProgram};
+use ingraft_report::{ExportOptions, Exporter, ProfiledProgram};
 use ingraft_testing::{have, output, skip};
 use stepped::Stepped;
 use tempfile::TempDir;
@@ -15,7 +16,7 @@ use tempfile::TempDir;
 /// A profile in the format with this name.
 fn exported(program: &ProfiledProgram<'_>, name: &str) -> String {
     let exporter = Exporter::named(name).expect("a format");
-    String::from_utf8((exporter.write)(program, 0, &|_| None)).expect("text")
+    String::from_utf8((exporter.write)(program, &ExportOptions::new(program, &|_| None))).expect("text")
 }
 
 /// Compiles the program of these tests.

@@ -3,6 +3,7 @@
 
 mod calls;
 mod code;
+mod contexts;
 mod cost;
 mod daemon;
 mod diagnose;
@@ -119,6 +120,7 @@ const GROUPS: &[BenchGroup] = &[
     ("keys", keys::rows),
     ("prints", prints::rows),
     ("slow", slow::rows),
+    ("contexts", contexts::rows),
     ("hold", hold::rows),
     ("start", start::rows),
     ("code", code::rows),

@@ -149,7 +149,9 @@ impl Running for ContextsKind {
 
     fn inserted(&mut self, at: &mut Locked<'_>, begun: &mut InsertedPairs<'_>) {
         if self.tree.is_some() {
-            begun.keys.push((self.held(at.id()), None));
+            let held = self.held(at.id());
+            at.keep_held(&held);
+            begun.keys.push((held, None));
             self.began_ns = now_ns();
             self.program = at.program();
         }

@@ -1,8 +1,9 @@
 //! The profile format of Callgrind, which callgrind_annotate and KCachegrind read: <https://valgrind.org/docs/manual/cl-format.html>.
 //!
 //! Costs of instructions are exact. The inclusive cost of a call is an estimate (`inclusive.rs`), because counts of edges do not tell
-//! which caller made a callee execute an instruction.
+//! which caller made a callee execute an instruction. A profile of calling contexts has exact inclusive costs (`contexts.rs`).
 
+mod contexts;
 mod inclusive;
 
 use std::fmt::Write;
@@ -10,8 +11,10 @@ use std::fmt::Write;
 use ingraft_model::Svma;
 use rustc_hash::FxHashMap;
 
-use super::{Exporter, one_line};
+use super::Exporter;
+use super::text::one_line;
 use crate::program::{ProfiledProgram, ProfiledRoutine};
+use crate::saved::ProfileKind;
 use inclusive::InclusiveCosts;
 
 /// Name of what is not known, as Callgrind writes it.
@@ -21,33 +24,37 @@ const UNKNOWN: &str = "???";
 pub(super) const EXPORTER: Exporter = Exporter {
     name: "callgrind",
     reader: "callgrind_annotate",
-    needs_counts: true,
+    kinds: &[ProfileKind::Counts, ProfileKind::Contexts],
     of_one_module: false,
     why_empty: None,
-    write: |program, _, _| callgrind(program).into(),
+    write: |program, options| match program.contexts() {
+        Some(tree) => contexts::callgrind(program, tree, options.value).into(),
+        None => callgrind(program).into(),
+    },
 };
 
 /// The profile as Callgrind writes it, with a position for each instruction and the event `Ir` (executed instructions).
 fn callgrind(program: &ProfiledProgram<'_>) -> String {
-    let profile = program.profile();
-    let mut text = String::from("# callgrind format\nversion: 1\n");
-    text += &format!("creator: ingraft-{}\n", env!("CARGO_PKG_VERSION"));
-    text += &format!("pid: {}\ncmd: {}\npart: 1\n\n", profile.pid, one_line(&profile.program));
-    text += "positions: instr line\nevents: Ir\n";
-    let total = profile.functions.iter().fold(0, |sum: u64, function| sum.saturating_add(function.executed()));
-    text += &format!("summary: {total}\n\n");
+    let functions = &program.profile().functions;
+    let total = functions.iter().fold(0, |sum: u64, function| sum.saturating_add(function.executed()));
     let inclusive = InclusiveCosts::of(program);
-    let mut writer = CallgrindWriter {
-        text,
-        objects: NumberedNames::default(),
-        files: NumberedNames::default(),
-        functions: NumberedNames::default(),
-    };
+    let text = head(program, "Ir", &total.to_string());
+    let mut writer = CallgrindWriter { text, ..CallgrindWriter::default() };
     for routine in program.hottest() {
         writer.function(program, &routine, &inclusive);
     }
     writer.text += &format!("totals: {total}\n");
     writer.text
+}
+
+/// The beginning of a file with these events and their totals.
+fn head(program: &ProfiledProgram<'_>, events: &str, totals: &str) -> String {
+    let profile = program.profile();
+    let mut text = String::from("# callgrind format\nversion: 1\n");
+    text += &format!("creator: ingraft-{}\n", env!("CARGO_PKG_VERSION"));
+    text += &format!("pid: {}\ncmd: {}\npart: 1\n\n", profile.pid, one_line(&profile.program));
+    text += &format!("positions: instr line\nevents: {events}\nsummary: {totals}\n\n");
+    text
 }
 
 /// Names that have a number: only the first mention has the name.
@@ -78,6 +85,7 @@ struct CallsFromSite<'a> {
     line: u32,
 }
 
+#[derive(Default)]
 struct CallgrindWriter {
     text: String,
     objects: NumberedNames,

@@ -1,7 +1,9 @@
-//! A page for people: functions by executed instructions, their instructions and source lines with heat. One file, without links to
-//! others.
+//! A page for people: functions by executed instructions, their instructions and source lines with heat; or the flame graph of calling
+//! contexts. One file, without links to others.
 //!
 //! Heat is the logarithm of a count in ten steps, so that code that was executed rarely differs from code that was not executed.
+
+mod contexts;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,9 +11,10 @@ use std::rc::Rc;
 
 use ingraft_model::{EdgeKind, Svma};
 
+use super::text::{Escaped, Grouped};
 use super::{Exporter, Sources, lcov};
 use crate::program::{ProfiledProgram, ProfiledRoutine};
-use crate::saved::{BlockCount, EdgeEnd};
+use crate::saved::{BlockCount, EdgeEnd, ProfileKind};
 
 /// Largest number of functions with instructions on the page.
 const FUNCTIONS_MAX: usize = 300;
@@ -26,10 +29,13 @@ const STEPS: f64 = 9.0;
 pub(super) const EXPORTER: Exporter = Exporter {
     name: "html",
     reader: "a page for browsers",
-    needs_counts: false,
+    kinds: &[ProfileKind::Counts, ProfileKind::Coverage, ProfileKind::Contexts],
     of_one_module: false,
     why_empty: None,
-    write: |program, _, source| html(program, source).into(),
+    write: |program, options| match program.contexts() {
+        Some(tree) => contexts::html(program, tree, options.value).into(),
+        None => html(program, options.source).into(),
+    },
 };
 
 /// The profile as a page of HTML. `source` returns the text of a source file by its path, or `None` if it cannot be read.
@@ -51,7 +57,7 @@ fn html(program: &ProfiledProgram<'_>, source: Sources<'_>) -> String {
         page.function(number, routine);
     }
     page.source_files();
-    page.raw(format_args!("<script>{}</script>\n</body>\n</html>", include_str!("script.js")));
+    page.end();
     page.text
 }
 
@@ -68,6 +74,7 @@ fn detailed(hottest: &[ProfiledRoutine<'_>]) -> usize {
     number.max(1).min(hottest.len())
 }
 
+#[derive(Default)]
 struct HtmlPage {
     text: String,
     /// Largest count of a block, to which the heat of all counts relates.
@@ -83,39 +90,6 @@ struct SourceFile {
     text: String,
     /// Counts of lines by number.
     counts: BTreeMap<u32, u64>,
-}
-
-/// A text as HTML.
-struct Escaped<'a>(&'a str);
-
-impl std::fmt::Display for Escaped<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.chars().try_for_each(|c| match c {
-            '&' => f.write_str("&amp;"),
-            '<' => f.write_str("&lt;"),
-            '>' => f.write_str("&gt;"),
-            '"' => f.write_str("&quot;"),
-            '\'' => f.write_str("&#39;"),
-            '\t' => f.write_char(c),
-            c if c.is_control() => f.write_char('?'),
-            c => f.write_char(c),
-        })
-    }
-}
-
-/// A number with separators of thousands.
-struct Grouped(u64);
-
-impl std::fmt::Display for Grouped {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let digits = self.0.to_string();
-        digits.chars().enumerate().try_for_each(|(at, digit)| {
-            if at > 0 && (digits.len() - at).is_multiple_of(3) {
-                f.write_char(',')?;
-            }
-            f.write_char(digit)
-        })
-    }
 }
 
 /// Class of the heat of a count, beside the largest count of the page.
@@ -164,19 +138,43 @@ impl HtmlPage {
         }
     }
 
-    fn head(&mut self, program: &ProfiledProgram<'_>, total: u64, functions: usize) {
+    /// Writes the beginning of the page: the title, and the path of the program.
+    fn begin(&mut self, program: &ProfiledProgram<'_>, values: &str) {
         let profile = program.profile();
         let title = profile.program.rsplit('/').next().unwrap_or_default();
         self.raw(format_args!("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">"));
         self.raw(format_args!("<meta name=\"viewport\" content=\"width=device-width\">"));
-        self.raw(format_args!("<title>{}: executed instructions</title>", Escaped(title)));
+        self.raw(format_args!("<title>{}: {}</title>", Escaped(title), Escaped(values)));
         self.raw(format_args!("<style>\n{}</style>\n</head>\n<body>", include_str!("style.css")));
         self.raw(format_args!("<h1>{}</h1>", Escaped(&profile.program)));
+    }
+
+    /// Writes the end of the page.
+    fn end(&mut self) {
+        self.raw(format_args!("<script>{}</script>\n</body>\n</html>", include_str!("script.js")));
+    }
+
+    /// The process, the machine and the time of the measurement.
+    fn process(&self, program: &ProfiledProgram<'_>) -> String {
+        let profile = program.profile();
         let seconds = profile.ended_ns.saturating_sub(profile.began_ns) as f64 / 1e9;
         let host = if profile.host.is_empty() { String::new() } else { format!(" on {}", Escaped(&profile.host)) };
+        format!("Process {}{host}, counted for {seconds:.1} s", profile.pid)
+    }
+
+    /// Writes a heading, and the field that filters the list below it.
+    fn filter(&mut self, heading: &str) {
         self.raw(format_args!(
-            "<p>Process {}{host}, counted for {seconds:.1} s: {} instructions in {} functions.</p>",
-            profile.pid,
+            "<h2>{heading}</h2>\n<input id=\"filter\" placeholder=\"filter\" aria-label=\"filter\">"
+        ));
+    }
+
+    fn head(&mut self, program: &ProfiledProgram<'_>, total: u64, functions: usize) {
+        let profile = program.profile();
+        self.begin(program, "executed instructions");
+        let of_process = self.process(program);
+        self.raw(format_args!(
+            "<p>{of_process}: {} instructions in {} functions.</p>",
             Grouped(total),
             Grouped(functions as u64)
         ));
@@ -191,9 +189,7 @@ impl HtmlPage {
 
     /// Writes the table of functions.
     fn list(&mut self, hottest: &[ProfiledRoutine<'_>], total: u64, detailed: usize) {
-        self.raw(format_args!(
-            "<h2>Functions</h2>\n<input id=\"filter\" placeholder=\"filter\" aria-label=\"filter\">"
-        ));
+        self.filter("Functions");
         self.raw(format_args!(
             "<table class=\"list\"><thead><tr><th class=\"n\">instructions</th><th class=\"n\">share</th><th></th>\
              <th class=\"n\">calls</th><th>function</th><th>module</th></tr></thead><tbody>"
