@@ -13,18 +13,11 @@ pub(super) struct ContextNames<'a> {
     contexts: &'a ContextProfile,
     /// The code of the modules, in their order.
     code: &'a [Rc<ModuleCode>],
-    /// Whether contexts are told apart by function only, so that call sites are not shown.
-    by_function: bool,
 }
 
 impl<'a> ContextNames<'a> {
-    pub(super) fn new(
-        profile: &'a SavedProfile,
-        contexts: &'a ContextProfile,
-        code: &'a [Rc<ModuleCode>],
-        by_function: bool,
-    ) -> Self {
-        ContextNames { profile, contexts, code, by_function }
+    pub(super) fn new(profile: &'a SavedProfile, contexts: &'a ContextProfile, code: &'a [Rc<ModuleCode>]) -> Self {
+        ContextNames { profile, contexts, code }
     }
 
     /// The name of a function.
@@ -64,8 +57,9 @@ impl<'a> ContextNames<'a> {
     }
 
     /// A place that a function calls from: a source line, or else the offset in the function. In brackets, if other code calls for the function.
+    /// Empty if the place is not known.
     pub(super) fn site(&self, site: CallSite, caller: Option<usize>) -> String {
-        if self.by_function || site == CallSite::default() {
+        if site == CallSite::default() {
             return String::new();
         }
         let Some(module) = site.module else { return format!("[{:#x}]", site.at.0) };

@@ -261,8 +261,8 @@ fn a_deep_chain_can_be_read() {
     let profile = SavedProfile { contexts: Some(contexts), ..profile() };
     let shown = ShownContexts::of(&profile, ContextLayout { top: 100_000, ..layout() }).expect("contexts");
     let text = anstream::adapter::strip_str(&shown.text(&[], None)).to_string();
-    let line = |number: usize| text.lines().nth(number + 1).unwrap_or_default();
-    let lines = [0, 1, 39, 40, 41, 42, 43, 99_999].map(line).join("\n");
+    let line = |number: usize| text.lines().nth(number + 1).unwrap_or_default().trim_start();
+    let lines = [0, 1, 39, 40, 41, 42, 43].map(line).join("\n");
     expect![[r#"
             1  100,002             100 %  f                                                             shop
             1  100,001             100 %   g                                                            shop
