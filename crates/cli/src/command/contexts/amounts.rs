@@ -33,7 +33,13 @@ pub(super) fn unless_zero(metric: &str, value: i64) -> String {
 
 /// A part of the whole in percent; empty if there is none.
 pub(super) fn share(part: i64, whole: i64) -> String {
-    if part <= 0 || whole <= 0 { String::new() } else { percent(100.0 * part as f64 / whole as f64) }
+    if part <= 0 || whole <= 0 {
+        return String::new();
+    }
+    match 100.0 * part as f64 / whole as f64 {
+        share if share < 0.01 => "< 0.01 %".to_owned(),
+        share => percent(share),
+    }
 }
 
 /// How the values of a metric come about, for scripts.

@@ -30,8 +30,8 @@ use files::ModuleFiles;
 pub(crate) use files::uses;
 pub(crate) use shown::{ContextLayout, ShownContexts, by_function};
 
-/// Pattern of all functions of the program.
-const PROGRAM: &str = "*";
+/// Pattern of all functions of the program, without those of its libraries.
+const PROGRAM: &str = ":*";
 
 /// Runs `ingraft profile contexts`.
 pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
