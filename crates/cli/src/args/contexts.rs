@@ -93,6 +93,11 @@ pub(crate) struct TreeArgs {
 }
 
 impl TreeArgs {
+    /// Whether contexts are told apart by function only.
+    pub(crate) fn by_function(&self) -> bool {
+        self.by == Some(ContextParts::Function)
+    }
+
     /// The part of the whole below which contexts are hidden, in percent.
     pub(crate) fn least(&self) -> f64 {
         self.min.unwrap_or(MIN)
@@ -100,12 +105,12 @@ impl TreeArgs {
 
     /// The first of the flags that was given.
     pub(crate) fn given(&self) -> Option<&'static str> {
-        let flags = [
-            ("--by", self.by.is_some()),
-            ("--bottom-up", self.bottom_up),
-            ("--min", self.min.is_some()),
-            ("--stats", self.stats),
-        ];
+        self.by.map(|_| "--by").or_else(|| self.of_trees_alone())
+    }
+
+    /// The first of the flags that was given and that only a tree has.
+    pub(crate) fn of_trees_alone(&self) -> Option<&'static str> {
+        let flags = [("--bottom-up", self.bottom_up), ("--min", self.min.is_some()), ("--stats", self.stats)];
         flags.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
     }
 }

@@ -21,7 +21,7 @@ use ingraft_model::{FLAVORS_MAX, Flavor, Focus};
 
 use crate::exit::Failure;
 pub(crate) use calls::{CallSelection, CallersArgs, HistArgs, parts};
-pub(crate) use contexts::{ContextArgs, ContextParts, ContextViewArgs, MetricName, TreeArgs};
+pub(crate) use contexts::{ContextArgs, ContextViewArgs, MetricName, TreeArgs};
 pub(crate) use diagnose::DiagnoseArgs;
 pub(crate) use hot::{HotArgs, HotSort};
 pub(crate) use print::PrintArgs;

@@ -26,7 +26,7 @@ pub(crate) use refused::RefusedObject;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use changes::{BlockChangeObject, FunctionChangeObject};
+use changes::{BlockChangeObject, ContextChangeObject, FunctionChangeObject};
 use code::{
     BlockObject, GraphObject, InstructionObject, LocationObject, LoopObject, PointObject, SummaryObject, WayInObject,
     WovenObject,
@@ -101,6 +101,7 @@ pub(crate) enum Object {
     Replayed(ReplayedObject),
     FunctionChange(FunctionChangeObject),
     BlockChange(BlockChangeObject),
+    ContextChange(ContextChangeObject),
     Latency(LatencyObject),
     Refused(RefusedObject),
     Inserted(InsertedObject),

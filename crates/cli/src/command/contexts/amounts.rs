@@ -1,9 +1,11 @@
 //! Values of metrics for people.
 
+use ingraft_report::ValueUnit;
+
 use crate::output::number::{bytes, grouped, percent, time};
 
 /// The title of a metric by its name in the profile.
-pub(super) fn title(metric: &str) -> String {
+pub(crate) fn title(metric: &str) -> String {
     match metric {
         "wall_ns" => "TIME".to_owned(),
         "cpu_ns" => "CPU".to_owned(),
@@ -15,12 +17,12 @@ pub(super) fn title(metric: &str) -> String {
 }
 
 /// A value with the unit that ends the name of its metric.
-pub(super) fn amount(metric: &str, value: i64) -> String {
+pub(crate) fn amount(metric: &str, value: i64) -> String {
     let sign = if value < 0 { "-" } else { "" };
-    match metric {
-        metric if metric.ends_with("_ns") => format!("{sign}{}", time(value.unsigned_abs() as f64)),
-        metric if metric.ends_with("_bytes") => format!("{sign}{}", bytes(value.unsigned_abs())),
-        _ => grouped(value),
+    match ValueUnit::of(metric) {
+        ValueUnit::Nanoseconds => format!("{sign}{}", time(value.unsigned_abs() as f64)),
+        ValueUnit::Bytes => format!("{sign}{}", bytes(value.unsigned_abs())),
+        ValueUnit::Count => grouped(value),
     }
 }
 
@@ -31,10 +33,16 @@ pub(super) fn unless_zero(metric: &str, value: i64) -> String {
 
 /// A part of the whole in percent; empty if there is none.
 pub(super) fn share(part: i64, whole: i64) -> String {
-    if part <= 0 || whole <= 0 { String::new() } else { percent(100.0 * part as f64 / whole as f64) }
+    if part <= 0 || whole <= 0 {
+        return String::new();
+    }
+    match 100.0 * part as f64 / whole as f64 {
+        share if share < 0.01 => "< 0.01 %".to_owned(),
+        share => percent(share),
+    }
 }
 
 /// How the values of a metric come about, for scripts.
 pub(super) fn how(metric: &str) -> &'static str {
-    if metric.ends_with("_ns") { "clocked" } else { "counted" }
+    if ValueUnit::of(metric) == ValueUnit::Nanoseconds { "clocked" } else { "counted" }
 }

@@ -1,12 +1,12 @@
 //! Calling contexts: `ingraft profile contexts`, and its views `ingraft heap`, `locks` and `offcpu`.
 
-mod amounts;
+pub(crate) mod amounts;
 mod callers;
 mod files;
 mod leaves;
 mod names;
 mod notes;
-mod records;
+pub(crate) mod records;
 mod shown;
 #[cfg(test)]
 mod tests;
@@ -28,10 +28,10 @@ use crate::output::{Destination, Output};
 
 use files::ModuleFiles;
 pub(crate) use files::uses;
-pub(crate) use shown::{ContextLayout, ShownContexts};
+pub(crate) use shown::{ContextLayout, ShownContexts, by_function};
 
-/// Pattern of all functions of the program.
-const PROGRAM: &str = "*";
+/// Pattern of all functions of the program, without those of its libraries.
+const PROGRAM: &str = ":*";
 
 /// Runs `ingraft profile contexts`.
 pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {

@@ -13,18 +13,11 @@ pub(super) struct ContextNames<'a> {
     contexts: &'a ContextProfile,
     /// The code of the modules, in their order.
     code: &'a [Rc<ModuleCode>],
-    /// Whether contexts are told apart by function only, so that call sites are not shown.
-    by_function: bool,
 }
 
 impl<'a> ContextNames<'a> {
-    pub(super) fn new(
-        profile: &'a SavedProfile,
-        contexts: &'a ContextProfile,
-        code: &'a [Rc<ModuleCode>],
-        by_function: bool,
-    ) -> Self {
-        ContextNames { profile, contexts, code, by_function }
+    pub(super) fn new(profile: &'a SavedProfile, contexts: &'a ContextProfile, code: &'a [Rc<ModuleCode>]) -> Self {
+        ContextNames { profile, contexts, code }
     }
 
     /// The name of a function.
@@ -58,38 +51,35 @@ impl<'a> ContextNames<'a> {
     pub(super) fn at(&self, context: &Context) -> String {
         let caller = context.parent.and_then(|parent| self.contexts.contexts.get(parent));
         match context.kind {
+            // The first function of a program, which no code has called, has any word for a return address.
+            ContextKind::Call if caller.is_none() && context.site.module.is_none() => String::new(),
             ContextKind::Call | ContextKind::Recursion(_) => self.site(context.site, caller.map(|of| of.function)),
             ContextKind::Tail | ContextKind::Signal => String::new(),
         }
     }
 
-    /// A place that a function calls from: a source line, or else the offset in the function. In brackets, if other code calls for the function.
+    /// A place that a function calls from: a source line, or else the offset in the function. In brackets the place in other code that
+    /// calls for the function. Empty if the place is not known.
     pub(super) fn site(&self, site: CallSite, caller: Option<usize>) -> String {
-        if self.by_function || site == CallSite::default() {
+        if site == CallSite::default() {
             return String::new();
         }
         let Some(module) = site.module else { return format!("[{:#x}]", site.at.0) };
         // The return address may be that of another line, or of another function.
         let call = Svma(site.at.0.saturating_sub(1));
         let code = self.code.get(module);
-        let line = code.and_then(|code| code.line(call)).map(|(file, line)| position(file, line));
         let is_in =
             |of: &&ContextFunction| of.module == module && call >= of.start && call.0 - of.start.0 < of.size.max(1);
-        let caller = caller.and_then(|caller| self.contexts.functions.get(caller)).filter(is_in);
-        match (caller, line) {
-            (Some(_), Some(line)) => line,
-            (Some(caller), None) => format!("+{:#x}", site.at.0.wrapping_sub(caller.start.0)),
-            (None, line) => {
-                let symbol = code.and_then(|code| code.symbol(call));
-                let (name, start) = match symbol {
-                    Some(symbol) => (shown(&symbol.name, symbol.start), symbol.start),
-                    None => (self.module(Some(module)).to_owned(), Svma(0)),
-                };
-                match line {
-                    Some(line) if symbol.is_some() => format!("[{name} {line}]"),
-                    _ => format!("[{name}+{:#x}]", site.at.0.wrapping_sub(start.0)),
-                }
-            }
+        if let Some(caller) = caller.and_then(|caller| self.contexts.functions.get(caller)).filter(is_in) {
+            return match code.and_then(|code| code.line(call)) {
+                Some((file, line)) => position(file, line),
+                None => format!("+{:#x}", site.at.0 - caller.start.0),
+            };
         }
+        let (name, start) = match code.and_then(|code| code.symbol(call)) {
+            Some(symbol) => (shown(&symbol.name, symbol.start), symbol.start),
+            None => (self.module(Some(module)).to_owned(), Svma(0)),
+        };
+        format!("[{name}+{:#x}]", site.at.0.wrapping_sub(start.0))
     }
 }

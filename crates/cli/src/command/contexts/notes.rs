@@ -34,9 +34,13 @@ fn size(shown: &ShownContexts<'_>, statistics: &ContextStatistics) -> String {
     with_context.dedup();
     let all = shown.contexts.functions.len() as u64;
     let functions = match with_context.len() as u64 {
-        some if some < all => format!("{} of {}", grouped_u64(some), plural(all, "function", "functions")),
+        some if some > 0 && some < all => format!("{} of {}", grouped_u64(some), plural(all, "function", "functions")),
         _ => plural(all, "function", "functions"),
     };
+    if shown.contexts.contexts.is_empty() {
+        let leads = if shown.layout.is_view { " has led to a value" } else { "" };
+        return format!("no call of {functions}{leads}");
+    }
     let recursions = match statistics.back_edges {
         0 => String::new(),
         number => format!(", {}", plural(number, "recursion", "recursions")),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_report::{Context, ContextFunction, ContextKind, ContextProfile};
+use ingraft_report::{CallSite, Context, ContextFunction, ContextKind, ContextProfile};
 
 use super::amounts::how;
 use super::shown::ShownContexts;
@@ -37,20 +37,14 @@ impl ShownContexts<'_> {
         let function = self.contexts.functions.get(context.function);
         let module = |module: usize| self.profile.modules.get(module).map(|module| module.name.clone());
         let number = |index: usize| index as u64 + 1;
-        // Without call sites, the one of a context is only that of its first call.
-        let site = Some(context.site).filter(|_| !self.layout.by_function);
+        let site = Some(context.site).filter(|site| *site != CallSite::default());
         let metrics = || self.contexts.metrics.iter().zip(&context.metrics);
         ContextObject {
             host: host.clone(),
             pid: *pid,
             id,
             parent: context.parent.map(number),
-            kind: match context.kind {
-                ContextKind::Call => "call",
-                ContextKind::Tail => "tail",
-                ContextKind::Signal => "signal",
-                ContextKind::Recursion(_) => "recursion",
-            },
+            kind: kind(context.kind),
             back_to: match context.kind {
                 ContextKind::Recursion(target) => Some(number(target)),
                 ContextKind::Call | ContextKind::Tail | ContextKind::Signal => None,
@@ -89,5 +83,15 @@ impl ShownContexts<'_> {
             left: sum(|function| function.left),
             outside,
         }
+    }
+}
+
+/// The word for a way in which control comes to a context.
+pub(crate) fn kind(kind: ContextKind) -> &'static str {
+    match kind {
+        ContextKind::Call => "call",
+        ContextKind::Tail => "tail",
+        ContextKind::Signal => "signal",
+        ContextKind::Recursion(_) => "recursion",
     }
 }

@@ -3,11 +3,11 @@
 use std::borrow::Cow;
 use std::rc::Rc;
 
-use ingraft_report::{Context, ContextKind, ContextProfile, ContextValue, ModuleCode, SavedProfile};
+use ingraft_report::{CallSite, Context, ContextKind, ContextProfile, ContextValue, ModuleCode, SavedProfile};
 
 use super::names::ContextNames;
 use super::{callers, leaves, notes, tree};
-use crate::args::{ContextParts, TreeArgs};
+use crate::args::TreeArgs;
 use crate::output::HEADING;
 
 /// Largest number of contexts of a tree without `--top`.
@@ -38,7 +38,7 @@ impl ContextLayout {
     /// The layout of the flags of a tree.
     pub(crate) fn of_tree(args: &TreeArgs, top: Option<usize>) -> Self {
         ContextLayout {
-            by_function: args.by == Some(ContextParts::Function),
+            by_function: args.by_function(),
             bottom_up: args.bottom_up,
             stats: args.stats,
             least: args.least(),
@@ -66,14 +66,13 @@ impl<'a> ShownContexts<'a> {
     pub(crate) fn of(profile: &'a SavedProfile, layout: ContextLayout) -> Option<Self> {
         let mut contexts = Cow::Borrowed(profile.contexts.as_ref()?);
         if layout.by_function {
-            contexts = Cow::Owned(contexts.by_function());
+            contexts = Cow::Owned(by_function(&contexts));
         }
-        let all = (0..contexts.metrics.len()).collect();
-        let (value, metrics) = match layout.value {
-            Some(ContextValue::Calls) => (ContextValue::Calls, Vec::new()),
-            Some(value @ ContextValue::Metric(metric)) => (value, vec![metric]),
-            None if contexts.metrics.is_empty() => (ContextValue::Calls, Vec::new()),
-            None => (ContextValue::Metric(0), all),
+        let value = layout.value.unwrap_or(contexts.main_value());
+        let metrics = match layout.value {
+            Some(ContextValue::Calls) => Vec::new(),
+            Some(ContextValue::Metric(metric)) => vec![metric],
+            None => (0..contexts.metrics.len()).collect(),
         };
         if layout.is_view {
             contexts = Cow::Owned(leading(&contexts, value));
@@ -89,7 +88,7 @@ impl<'a> ShownContexts<'a> {
 
     /// Tables and notes for people. `code` is that of the modules, in their order.
     pub(crate) fn text(&self, code: &[Rc<ModuleCode>], width: Option<usize>) -> String {
-        let names = ContextNames::new(self.profile, &self.contexts, code, self.layout.by_function);
+        let names = ContextNames::new(self.profile, &self.contexts, code);
         let mut text = String::new();
         if self.layout.is_view {
             text += &leaves::table(self, &names, width);
@@ -103,15 +102,12 @@ impl<'a> ShownContexts<'a> {
 
     /// The name of the value that decides.
     pub(super) fn value_name(&self) -> &str {
-        match self.value {
-            ContextValue::Calls => "calls",
-            ContextValue::Metric(metric) => self.metric_name(metric),
-        }
+        self.contexts.value_name(self.value)
     }
 
     /// The name of a metric.
     pub(super) fn metric_name(&self, metric: usize) -> &str {
-        self.contexts.metrics.get(metric).map_or("", String::as_str)
+        self.contexts.value_name(ContextValue::Metric(metric))
     }
 
     /// The sum of a value over all contexts, and what is outside of them.
@@ -122,16 +118,20 @@ impl<'a> ShownContexts<'a> {
 
     /// The part of a value outside of all contexts.
     pub(super) fn outside(&self, of: ContextValue) -> i64 {
-        match of {
-            ContextValue::Calls => 0,
-            ContextValue::Metric(metric) => self.contexts.outside.get(metric).copied().unwrap_or(0),
-        }
+        self.contexts.value_outside(of).unwrap_or(0)
     }
 
     /// The value below which a context is hidden, with all below it.
     pub(super) fn least(&self, whole: i64) -> i64 {
         (whole.max(0) as f64 * self.layout.least / 100.0).ceil() as i64
     }
+}
+
+/// The contexts without their call sites, told apart by function only.
+pub(crate) fn by_function(contexts: &ContextProfile) -> ContextProfile {
+    let mut merged = contexts.by_function();
+    merged.contexts.iter_mut().for_each(|context| context.site = CallSite::default());
+    merged
 }
 
 /// The contexts that have a value, and those above them.

@@ -241,7 +241,7 @@ fn a_view_has_the_ways_to_a_value() {
     );
 }
 
-/// A chain of calls that is deeper than a stack of the command, with two callees at its end.
+/// A chain of so many calls that a function that calls itself for each would overflow the stack.
 #[test]
 fn a_deep_chain_can_be_read() {
     let function = |name: &str| ContextFunction { name: name.to_owned(), size: 1, ..ContextFunction::default() };
@@ -253,25 +253,22 @@ fn a_deep_chain_can_be_read() {
         calls: 1,
         metrics: Vec::new(),
     };
-    let mut contexts: Vec<Context> =
-        (0..100_000_usize).map(|number| context(number.checked_sub(1), number % 2)).collect();
-    contexts.extend([context(Some(60), 2), context(Some(60), 2)]);
-    let functions = ["f", "g", "h"].map(function).to_vec();
+    let contexts: Vec<Context> = (0..100_000_usize).map(|number| context(number.checked_sub(1), number % 2)).collect();
+    let functions = ["f", "g"].map(function).to_vec();
     let contexts = ContextProfile { functions, contexts, ..ContextProfile::default() };
     let profile = SavedProfile { contexts: Some(contexts), ..profile() };
     let shown = ShownContexts::of(&profile, ContextLayout { top: 100_000, ..layout() }).expect("contexts");
     let text = anstream::adapter::strip_str(&shown.text(&[], None)).to_string();
-    let line = |number: usize| text.lines().nth(number + 1).unwrap_or_default();
-    let lines = [0, 1, 39, 40, 41, 42, 43, 99_999].map(line).join("\n");
+    let line = |number: usize| text.lines().nth(number + 1).unwrap_or_default().trim_start();
+    let lines = [0, 1, 39, 40, 41, 42, 43].map(line).join("\n");
     expect![[r#"
-            1  100,002             100 %  f                                                             shop
-            1  100,001             100 %   g                                                            shop
-            1   99,963             100 %                                         g                      shop
-            1   99,962             100 %                                          f                     shop
-            1   99,961             100 %                                          [41] g                shop
-            1   99,960             100 %                                          [42] f                shop
-            1   99,959             100 %                                          [43] g                shop
-    "#]]
+        1  100,000   100 %  f                                                             shop
+        1   99,999   100 %   g                                                            shop
+        1   99,961   100 %                                         g                      shop
+        1   99,960   100 %                                          f                     shop
+        1   99,959   100 %                                          [41] g                shop
+        1   99,958   100 %                                          [42] f                shop
+        1   99,957   100 %                                          [43] g                shop"#]]
     .assert_eq(&lines);
     assert!(text.lines().all(|line| line.chars().count() < 120), "{}", text.lines().count());
 }

@@ -8,7 +8,7 @@ pub(crate) mod tables;
 
 use std::path::Path;
 
-use ingraft_report::{ProfileKind, ProfiledProgram, SavedProfile};
+use ingraft_report::{ContextValue, ExportOptions, Exporter, MergeError, ProfileKind, ProfiledProgram, SavedProfile};
 
 use crate::args::{Export, Format, ReportArgs, names};
 use crate::exit::{Exit, Failure, Stop};
@@ -47,13 +47,33 @@ pub(crate) fn run(args: &ReportArgs, format: Format, out: &mut Output) -> Result
         }
     };
     let Export::Tool(exporter) = export else { return records::profile(&profile, out) };
-    if profile.kind == ProfileKind::Coverage && exporter.needs_counts {
-        let hint = format!("use --as {}", names("or", |exporter| !exporter.needs_counts));
-        return Err(Failure::usage("the format needs counts, and a coverage has none", hint).into());
+    write(&profile, exporter, None, args, format, out)
+}
+
+/// Writes a profile in the format of another tool. `value` is that of contexts; `None` for their main value.
+fn write(
+    profile: &SavedProfile,
+    exporter: &Exporter,
+    value: Option<ContextValue>,
+    args: &ReportArgs,
+    format: Format,
+    out: &mut Output,
+) -> Result<(), Stop> {
+    if !exporter.describes(profile.kind) {
+        let what = match profile.kind {
+            ProfileKind::Coverage => "the format needs counts, and a coverage has none",
+            ProfileKind::Contexts => "the format is not for calling contexts",
+            ProfileKind::Counts => "the format is for calling contexts, and the profile has none",
+        };
+        let hint = format!("use --as {}", names("or", |exporter| exporter.describes(profile.kind)));
+        return Err(Failure::usage(what, hint).into());
     }
-    let code = modules::code(&profile, &args.binary, format)?;
-    let program = ProfiledProgram::new(&profile, code);
-    let bytes = (exporter.write)(&program, program.main_module(), &|path| std::fs::read_to_string(path).ok());
+    let code = modules::code(profile, &args.binary, format)?;
+    let program = ProfiledProgram::new(profile, code);
+    let source = |path: &str| std::fs::read_to_string(path).ok();
+    let mut options = ExportOptions::new(&program, &source);
+    options.value = value.unwrap_or(options.value);
+    let bytes = (exporter.write)(&program, &options);
     if let Some(why) = exporter.why_empty.filter(|_| bytes.is_empty()) {
         output::warn(&format!("the result is empty: {why}"), format);
     }
@@ -76,8 +96,17 @@ fn changes(
             return Err(Failure::usage("no other tool has a format for differences", hint).into());
         }
     };
-    let changes = ingraft_report::diff(old, new)
-        .map_err(|e| Failure::failed(e.to_string(), "compare profiles of the same build of the program"))?;
+    let incomparable =
+        |e: MergeError| Failure::failed(e.to_string(), "compare profiles of the same build of the program");
+    if let Some(contexts) = &new.contexts {
+        let value = contexts::value(contexts, args)?;
+        let changes = contexts::changes(old, new, args.tree.by_function()).map_err(incomparable)?;
+        return match json {
+            true => changes.objects(new.pid, out),
+            false => out.text(&changes.table(value, args.rows(), out.width())),
+        };
+    }
+    let changes = ingraft_report::diff(old, new).map_err(incomparable)?;
     if json {
         records::changes(new.pid, &changes, out)
     } else {

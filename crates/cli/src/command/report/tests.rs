@@ -4,7 +4,10 @@ use std::sync::{Arc, Mutex};
 
 use clap::Parser;
 use ingraft_model::{EdgeKind, Svma};
-use ingraft_report::{BlockCount, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, UnprofiledFunction};
+use ingraft_report::{
+    BlockCount, CallSite, Context, ContextFunction, ContextKind, ContextProfile, EdgeCount, EdgeEnd, FunctionProfile,
+    ModuleInfo, UnprofiledFunction,
+};
 
 use super::*;
 use crate::args::{Cli, Command};
@@ -147,4 +150,96 @@ fn wrong_files_are_refused_with_a_reason() {
     assert!(wrong.what.contains("which the command reads"), "{wrong:?}");
     let wrong = failure(report(&files, &["a.profile", "--module", "libc"]));
     assert_eq!((wrong.exit, wrong.hint.as_str()), (Exit::NotFound, "the profile has shop"));
+}
+
+/// Contexts of a program whose `main` calls `load` so often, from one of two places each time.
+fn contexts(calls: u64, bytes: i64) -> SavedProfile {
+    let function = |name: &str, start| ContextFunction {
+        name: name.to_owned(),
+        start: Svma(start),
+        size: 0x100,
+        ..ContextFunction::default()
+    };
+    let context = |parent, function, at, calls, bytes| Context {
+        parent,
+        function,
+        site: CallSite { module: Some(0), at: Svma(at) },
+        kind: ContextKind::Call,
+        calls,
+        metrics: vec![bytes],
+    };
+    let contexts = ContextProfile {
+        functions: vec![function("main", 0x1000), function("_ZN4shop4loadEv", 0x1100)],
+        contexts: vec![
+            context(None, 0, 0x3000, 1, 0),
+            context(Some(0), 1, 0x1010, calls, bytes),
+            context(Some(0), 1, 0x1020, 5, 64),
+        ],
+        metrics: vec!["allocated_bytes".to_owned()],
+        outside: vec![0],
+        full: 0,
+    };
+    let SavedProfile { modules, program, .. } = profile(1);
+    SavedProfile {
+        kind: ProfileKind::Contexts,
+        pid: 7,
+        modules,
+        program,
+        contexts: Some(contexts),
+        ..Default::default()
+    }
+}
+
+#[test]
+fn contexts_are_a_tree() {
+    let files = [("a.contexts", contexts(100, 4096))];
+    let text = report(&files, &["a.contexts"]).expect("a tree");
+    assert!(text.starts_with("/nowhere/shop, process 7\nCALLS  BYTES SELF  BYTES TOTAL  SHARE  CONTEXT"), "{text}");
+    assert!(text.contains("  100       4 KiB        4 KiB   98 %    shop::load()  +0x10          shop\n"), "{text}");
+    let text = report(&files, &["a.contexts", "--metric", "calls", "--by", "function", "--stats"]).expect("a tree");
+    assert!(text.contains("  105    105   99 %   shop::load()  shop\n"), "{text}");
+    assert!(text.contains("1.0 contexts below one that calls"), "{text}");
+    let text = report(&files, &["a.contexts", "--as", "json"]).expect("records");
+    assert_eq!(text.lines().filter(|line| line.starts_with(r#"{"type":"context","pid":7,"id":"#)).count(), 3, "{text}");
+    assert!(text.ends_with("\"outside\":{\"allocated_bytes\":0}}\n"), "{text}");
+}
+
+#[test]
+fn contexts_add_up_and_differ() {
+    let files = [("new.contexts", contexts(100, 4096)), ("old.contexts", contexts(70, 1024))];
+    let text = report(&files, &["new.contexts", "old.contexts", "--metric", "calls"]).expect("a tree");
+    assert!(text.contains("  170    170   93 %    shop::load()  +0x10          shop\n"), "{text}");
+    let text = report(&files, &["new.contexts", "--diff", "old.contexts"]).expect("a table");
+    assert!(text.contains("+3 KiB      1 KiB      4 KiB  shop::load()  main       shop\n"), "{text}");
+    let by_calls = ["new.contexts", "--diff", "old.contexts", "--metric", "calls", "--by", "function"];
+    let text = report(&files, &by_calls).expect("a table");
+    assert!(text.contains("   +30         75        105  shop::load()  main       shop\n"), "{text}");
+    let text = report(&files, &["new.contexts", "--diff", "old.contexts", "--as", "json"]).expect("records");
+    let expected = r#""id":2,"parent":1,"kind":"call","caller_module":"shop","call_site":"0x1010","old_calls":70,"new_calls":100,"old_metrics":{"allocated_bytes":1024},"new_metrics":{"allocated_bytes":4096}}"#;
+    assert!(text.contains(expected) && text.lines().count() == 2, "{text}");
+    let text = report(&files, &["new.contexts", "--diff", "new.contexts"]).expect("a text");
+    assert_eq!(text, "no context differs\n");
+}
+
+#[test]
+fn contexts_have_flags_of_their_own() {
+    let files = [("a.contexts", contexts(100, 4096)), ("a.profile", profile(100))];
+    let wrong = |words: &[&str]| {
+        let wrong = failure(report(&files, words));
+        assert_eq!(wrong.exit, Exit::Usage);
+        format!("{}; {}", wrong.what, wrong.hint)
+    };
+    let time = wrong(&["a.contexts", "--metric", "time"]);
+    assert_eq!(time, "the profile does not have the metric time; it has calls, bytes");
+    assert_eq!(wrong(&["a.profile", "--stats"]), "--stats belongs to contexts; leave out --stats");
+    assert_eq!(wrong(&["a.profile", "--metric", "calls"]), "--metric belongs to contexts; leave out --metric");
+    let module = wrong(&["a.contexts", "--module", "shop"]);
+    assert_eq!(module, "contexts are chains of functions of all modules; leave out --module");
+    let diff = wrong(&["a.contexts", "--diff", "a.contexts", "--bottom-up"]);
+    assert_eq!(diff, "differences of contexts are a list, not a tree; leave out --bottom-up");
+    assert!(
+        wrong(&["a.contexts", "--as", "lcov"]).starts_with("the format is not for calling contexts; use --as html")
+    );
+    let folded = wrong(&["a.profile", "--as", "folded"]);
+    assert!(folded.starts_with("the format is for calling contexts, and the profile has none; use --as html"));
 }

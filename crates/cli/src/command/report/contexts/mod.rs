@@ -1,5 +1,7 @@
 //! A saved profile of calling contexts as a tree, as records, and in formats of other tools.
 
+mod changes;
+
 use std::rc::Rc;
 
 use ingraft_report::{ContextProfile, ContextValue, SavedProfile};
@@ -10,6 +12,8 @@ use crate::command::contexts::{ContextLayout, ShownContexts};
 use crate::exit::{Failure, Stop};
 use crate::output::Output;
 
+pub(super) use changes::changes;
+
 /// Prints the contexts of a profile.
 pub(super) fn report(
     profile: &SavedProfile,
@@ -18,31 +22,26 @@ pub(super) fn report(
     format: Format,
     out: &mut Output,
 ) -> Result<(), Stop> {
-    let value = args.metric.map(|metric| value(contexts, metric)).transpose()?;
+    let value = args.metric.map(|_| value(contexts, args)).transpose()?;
     let layout = ContextLayout { value, ..ContextLayout::of_tree(&args.tree, args.top) };
-    let Some(shown) = ShownContexts::of(profile, layout) else { return Ok(()) };
-    match (args.export, format) {
-        (Some(Export::Json), _) | (None, Format::Json) => shown.export(out),
-        (None, Format::Table) => {
-            let code = modules::code(profile, &args.binary, format)?;
-            let code: Vec<_> = code.into_iter().map(Rc::new).collect();
-            let heading = ShownContexts::heading(profile);
-            out.text(&format!("{}{}", heading.trim_start(), shown.text(&code, out.width())))
-        }
-        (Some(Export::Tool(_)), _) => {
-            let what = "the format needs counts of blocks and edges, and the profile has calling contexts";
-            Err(Failure::usage(what, "leave --as out for a tree, or use --as json").into())
-        }
+    if let Some(Export::Tool(exporter)) = args.export {
+        return super::write(profile, exporter, value, args, format, out);
     }
+    let Some(shown) = ShownContexts::of(profile, layout) else { return Ok(()) };
+    if args.export.is_some() || format == Format::Json {
+        return shown.export(out);
+    }
+    let code = modules::code(profile, &args.binary, format)?;
+    let code: Vec<_> = code.into_iter().map(Rc::new).collect();
+    let heading = ShownContexts::heading(profile);
+    out.text(&format!("{}{}", heading.trim_start(), shown.text(&code, out.width())))
 }
 
-/// The value of a metric; fails if the profile does not have it.
-fn value(contexts: &ContextProfile, metric: MetricName) -> Result<ContextValue, Failure> {
+/// The value of `--metric`, or the main value of the contexts; fails if they do not have it.
+pub(super) fn value(contexts: &ContextProfile, args: &ReportArgs) -> Result<ContextValue, Failure> {
+    let Some(metric) = args.metric else { return Ok(contexts.main_value()) };
     let name = metric.in_profile();
-    if metric == MetricName::Calls {
-        return Ok(ContextValue::Calls);
-    }
-    contexts.metrics.iter().position(|known| known == name).map(ContextValue::Metric).ok_or_else(|| {
+    contexts.value_named(name).ok_or_else(|| {
         let known = std::iter::once("calls").chain(contexts.metrics.iter().map(String::as_str));
         let known: Vec<String> = known.map(MetricName::word_of).collect();
         let what = format!("the profile does not have the metric {}", MetricName::word_of(name));
@@ -52,14 +51,18 @@ fn value(contexts: &ContextProfile, metric: MetricName) -> Result<ContextValue, 
 
 /// Refuses flags that belong to contexts only, or that contexts do not have.
 pub(super) fn check(profile: &SavedProfile, args: &ReportArgs) -> Result<(), Failure> {
-    let is_metric = args.metric.is_some();
     if profile.contexts.is_none() {
-        let given = is_metric.then_some("--metric").or_else(|| args.tree.given());
+        let given = args.metric.map(|_| "--metric").or_else(|| args.tree.given());
         let refused = |flag| Failure::usage(format!("{flag} belongs to contexts"), format!("leave out {flag}"));
         return given.map_or(Ok(()), |flag| Err(refused(flag)));
     }
-    match &args.module {
-        Some(_) => Err(Failure::usage("contexts are chains of functions of all modules", "leave out --module")),
+    if args.module.is_some() {
+        return Err(Failure::usage("contexts are chains of functions of all modules", "leave out --module"));
+    }
+    match args.tree.of_trees_alone().filter(|_| args.diff.is_some()) {
+        Some(flag) => {
+            Err(Failure::usage("differences of contexts are a list, not a tree", format!("leave out {flag}")))
+        }
         None => Ok(()),
     }
 }
