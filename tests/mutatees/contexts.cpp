@@ -3,13 +3,16 @@
  *
  * run SEED CALLS THREADS   each thread makes about so many calls. Some calls end by an exception or by a longjmp. With `+` before SEED, the calls
  *                          are made inside of four others, which began when the program did
- * The answer has a line for each context: `node ID PARENT FUNCTION SITE CALLS BACK`. SITE is the distance of the return address from the
+ * allocate N               N times, `c_small` asks for 10 bytes, and `c_large` for 1000 in three ways, all of which are freed
+ * wait N MS                N times, `c_sleeps` sleeps, and `c_locks` waits for a mutex that another thread holds for so long
+ * The answer of `run` has a line for each context: `node ID PARENT FUNCTION SITE CALLS BACK`. SITE is the distance of the return address from the
  * program's beginning, PARENT and BACK are ids. A recursive call has the id of the context to which it leads back in BACK, others have 0. Only calls of
  * this command count. */
 extern "C" {
 #include "mutatee.h"
 }
 #include <csetjmp>
+#include <ctime>
 #include <map>
 #include <tuple>
 #include <vector>
@@ -88,6 +91,8 @@ typedef long Called(Run *, int);
 COUNTED long c_leaf(Run *, int), c_fan(Run *, int), c_self(Run *, int), c_tries(Run *, int), c_throws(Run *, int),
     c_saves(Run *, int), c_jumps(Run *, int), c_table(Run *, int), c_outer(Run *, int), c_first(Run *, int),
     c_second(Run *, int), c_third(Run *, int);
+COUNTED void *c_small(void), *c_large(int);
+COUNTED void c_allocates(long), c_sleeps(long), c_locks(void);
 
 /* The name of a function of the account; NULL for others, which have hooks too. */
 static PLAIN const char *name_of(void *function) {
@@ -195,6 +200,59 @@ long c_first(Run *run, int depth) { return c_second(run, depth) + c_leaf(run, de
 long c_second(Run *run, int depth) { return c_third(run, depth) * 2; }
 }
 
+extern "C" {
+void *c_small() { return malloc(10); }
+
+void *c_large(int how) {
+    if (how == 0) return malloc(1000);
+    if (how == 1) return calloc(10, 100);
+    return realloc(nullptr, 1000);
+}
+
+void c_allocates(long times) {
+    for (long n = 0; n < times; n++) {
+        free(c_small());
+        for (int how = 0; how < 3; how++) free(c_large(how));
+    }
+}
+
+void c_sleeps(long ms) {
+    struct timespec time = {ms / 1000, ms % 1000 * 1000000};
+    nanosleep(&time, nullptr);
+}
+
+static pthread_mutex_t held = PTHREAD_MUTEX_INITIALIZER;
+
+void c_locks() {
+    pthread_mutex_lock(&held);
+    pthread_mutex_unlock(&held);
+}
+}
+
+static pthread_barrier_t both;
+
+static PLAIN void *holder(void *of) {
+    long ms = *(long *)of;
+    pthread_mutex_lock(&held);
+    pthread_barrier_wait(&both);
+    struct timespec time = {ms / 1000, ms % 1000 * 1000000};
+    nanosleep(&time, nullptr);
+    pthread_mutex_unlock(&held);
+    return nullptr;
+}
+
+static PLAIN void wait_for(long times, long ms) {
+    pthread_barrier_init(&both, nullptr, 2);
+    for (long n = 0; n < times; n++) {
+        c_sleeps(ms);
+        pthread_t other;
+        pthread_create(&other, nullptr, holder, &ms);
+        pthread_barrier_wait(&both);
+        c_locks();
+        pthread_join(other, nullptr);
+    }
+}
+
 static PLAIN void work(unsigned long seed, long calls) {
     Run run = {seed, calls, nullptr};
     while (run.left > 0) {
@@ -237,7 +295,7 @@ static PLAIN void report() {
 static PLAIN void obey(bool inside, char *&command) {
     do {
         unsigned long seed;
-        long calls;
+        long calls, times, ms;
         int threads;
         if (!command || (command[0] == '+') != inside) return;
         if (sscanf(command, inside ? "+run %lu %ld %d" : "run %lu %ld %d", &seed, &calls, &threads) == 3) {
@@ -251,6 +309,10 @@ static PLAIN void obey(bool inside, char *&command) {
             add_to_all();
             for (pthread_t id : ids) pthread_join(id, nullptr);
             report();
+        } else if (sscanf(command, "allocate %ld", &times) == 1) {
+            c_allocates(times);
+        } else if (sscanf(command, "wait %ld %ld", &times, &ms) == 2) {
+            wait_for(times, ms);
         }
         say("done");
     } while ((command = next_command()));

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Outcome, Reply, scaled};
+use ingraft_testing::{Mutatee, Outcome, Reply, open_directory, scaled};
 use serde_json::Value;
 
 use crate::tool;
@@ -128,4 +128,75 @@ fn calls_without_room_are_counted() {
     let lost = number(all, "full") + number(all, "unrecorded");
     assert!(lost > 0, "{all}");
     assert_eq!(told.values().sum::<u64>() + lost, known.values().sum::<u64>(), "{all}");
+}
+
+/// Runs a view of contexts while the program obeys a command. Returns the sums of a metric by function and caller.
+fn viewed(view: &str, metric: &str, command: &str) -> BTreeMap<(String, String), u64> {
+    let mut target = Mutatee::start("contexts", &[]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let mut session = tool().start([view, "-p", &pid, "contexts:c_*", "--max-overhead", "10000"]);
+    session.wait_for("attached");
+    target.ask(command);
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    target::assert_clean(target.pid(), &before);
+    let records = outcome.all("context");
+    let name = |id: &Value| {
+        let record = records.iter().find(|record| record["id"] == *id);
+        record.map_or("", |record| record["function"].as_str().expect("a name")).to_owned()
+    };
+    let mut sums = BTreeMap::new();
+    for record in &records {
+        let value = number(&record["metrics"], metric);
+        if value > 0 {
+            *sums.entry((name(&record["parent"]), name(&record["id"]))).or_default() += value;
+        }
+    }
+    sums
+}
+
+#[test]
+fn allocated_bytes_are_told_by_context() {
+    let sums = viewed("heap", "allocated_bytes", "allocate 700");
+    let of = |caller: &str, function: &str| sums.get(&(caller.to_owned(), function.to_owned())).copied();
+    assert_eq!(of("c_small", "malloc"), Some(7_000), "{sums:?}");
+    for function in ["malloc", "calloc", "realloc"] {
+        assert_eq!(of("c_large", function), Some(700_000), "{function} in {sums:?}");
+    }
+    assert_eq!(of("realloc", "malloc"), None, "an allocation inside of another one");
+}
+
+#[test]
+fn waits_are_told_by_context() {
+    const EACH: u64 = 20_000_000;
+    let locks = viewed("locks", "lock_wait_ns", "wait 5 20");
+    let found = locks.iter().find(|((caller, function), _)| caller == "c_locks" && function.contains("mutex_lock"));
+    let waited = found.map_or(0, |(_, ns)| *ns);
+    assert!((5 * EACH / 2..60 * EACH).contains(&waited), "{locks:?}");
+    let waits = viewed("offcpu", "wait_ns", "wait 5 20");
+    let sleeps = ["nanosleep", "clock_nanosleep"];
+    let asleep: u64 =
+        waits.iter().filter(|((_, function), _)| sleeps.iter().any(|f| function.contains(f))).map(|(_, ns)| *ns).sum();
+    assert!((10 * EACH..120 * EACH).contains(&asleep), "c_sleeps and the holder of the lock sleep: {waits:?}");
+}
+
+/// What is saved is exported to the formats that describe contexts.
+#[test]
+fn saved_contexts_are_exported() {
+    let directory = open_directory();
+    let file = directory.path().join("contexts").display().to_string();
+    let (_, truth) = profiled(&["-o", &file], "run 2 2000 1");
+    let calls: u64 = known(&truth).values().sum();
+    let exported = |format: &str| {
+        let to = format!("{file}.{format}");
+        let _ = tool().run(["report", &file, "--as", format, "-o", &to]).assert_code(0);
+        std::fs::read_to_string(&to).expect("a file of text")
+    };
+    let folded = exported("folded");
+    let counted = folded.lines().filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum::<u64>();
+    assert_eq!(counted, calls, "{folded}");
+    for (format, begins) in [("svg", "<"), ("speedscope", "{"), ("html", "<"), ("callgrind", "# callgrind")] {
+        let text = exported(format);
+        assert!(text.starts_with(begins) && text.contains("c_tries"), "{format}: {}", &text[..text.len().min(200)]);
+    }
 }
