@@ -29,7 +29,7 @@ use crate::output::{Destination, Output};
 
 use files::ModuleFiles;
 pub(crate) use files::uses;
-pub(crate) use shown::{ContextLayout, ShownContexts, by_function};
+pub(crate) use shown::{ContextLayout, ShownContexts, by_function, leave_addresses};
 
 /// Pattern of all functions of the program, without those of its libraries.
 const PROGRAM: &str = ":*";

@@ -110,6 +110,12 @@ pub(crate) fn by_function(contexts: &ContextProfile) -> ContextProfile {
     merged
 }
 
+/// Leaves out the call sites outside of all modules: their addresses are different ones in another process of the program.
+pub(crate) fn leave_addresses(profile: &mut SavedProfile) {
+    let contexts = profile.contexts.iter_mut().flat_map(|contexts| &mut contexts.contexts);
+    contexts.filter(|context| context.site.module.is_none()).for_each(|context| context.site = CallSite::default());
+}
+
 /// The contexts that have a value, and those above them.
 fn leading(contexts: &ContextProfile, value: ContextValue) -> ContextProfile {
     let mut leads: Vec<bool> = contexts.values(value).into_iter().map(|value| value != 0).collect();
