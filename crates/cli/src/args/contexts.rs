@@ -11,7 +11,7 @@ use crate::exit::Failure;
 /// Default of `--min`, in percent.
 const MIN: f64 = 0.5;
 
-/// What is added up in contexts.
+/// A value that contexts add up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum MetricName {
     // Number of calls, which contexts always have. (No documentation comments here: they would make a page of the --help.)

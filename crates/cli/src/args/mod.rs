@@ -199,13 +199,16 @@ pub(crate) enum Command {
   ingraft heap --until-exit -- ./shop orders.csv         from the first instruction on
   ingraft heap -p 4711 --for 10s -o shop.heap            for `ingraft report shop.heap --as svg`
 
-Counted are the bytes that the program asks of the allocation functions of the C library: malloc, calloc, realloc and
-the like. What is freed is not subtracted: the numbers say how much was asked for, not how much is in use.
-FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET: the functions that contexts consist of; without one, all
-functions of the program. The first table has the places with most bytes, each with the three calls above it. The tree
-has the contexts on the way to an allocation: who called whom, with SELF for the bytes of the function alone and TOTAL
-for those of all that it has called too.
-`-o FILE` saves the profile for `ingraft report`. Ctrl-C ends the measurement, removes it, and prints the contexts."
+Counted are the bytes that the program asks of the allocation functions of the C library:
+malloc, calloc, realloc and the like. What is freed is not subtracted: the numbers say how much
+was asked for, not how much is in use.
+FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET: the functions that contexts consist
+of; without one, all functions of the program. The first table has the places with most bytes,
+each with the three calls above it. The tree has the contexts on the way to an allocation: who
+called whom, with SELF for the bytes of the function alone and TOTAL for those of all that it
+has called too.
+`-o FILE` saves the profile for `ingraft report`. Ctrl-C ends the measurement, removes it, and
+prints the contexts."
     )]
     Heap(ContextViewArgs),
     /// Show which chains of calls wait for locks, and how long
@@ -217,13 +220,15 @@ for those of all that it has called too.
   ingraft locks -n mysqld 'mysqld:*' --for 10s --bottom-up
   ingraft locks -p 4711 --for 10s -o shop.locks          for `ingraft report shop.locks --as svg`
 
-Measured is the time in the functions of the C library that wait for locks, such as pthread_mutex_lock, with the time in
-which they get the lock at once.
-FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET: the functions that contexts consist of; without one, all
-functions of the program. The first table has the places with most time, each with the three calls above it. The tree
-has the contexts on the way to a lock: who called whom, with SELF for the time of the function alone and TOTAL for that
-of all that it has called too.
-`-o FILE` saves the profile for `ingraft report`. Ctrl-C ends the measurement, removes it, and prints the contexts."
+Measured is the time in the functions of the C library that wait for locks, such as
+pthread_mutex_lock, with the time in which they get the lock at once.
+FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET: the functions that contexts consist
+of; without one, all functions of the program. The first table has the places with most time,
+each with the three calls above it. The tree has the contexts on the way to a lock: who called
+whom, with SELF for the time of the function alone and TOTAL for that of all that it has called
+too.
+`-o FILE` saves the profile for `ingraft report`. Ctrl-C ends the measurement, removes it, and
+prints the contexts."
     )]
     Locks(ContextViewArgs),
     /// Show which chains of calls wait, and how long
@@ -235,13 +240,16 @@ of all that it has called too.
   ingraft offcpu -n postgres --all 'postgres:*' --for 10s --top 40
   ingraft offcpu -p 4711 --for 10s -o shop.waits         for `ingraft report shop.waits --as svg`
 
-Measured is the time in the functions of the C library in which threads wait: for data, for locks, for other threads, for
-time to pass. A thread that the kernel lets wait for a processor is not in such a function.
-FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET: the functions that contexts consist of; without one, all
-functions of the program. The first table has the places with most time, each with the three calls above it. The tree
-has the contexts on the way to a wait: who called whom, with SELF for the time of the function alone and TOTAL for that
-of all that it has called too.
-`-o FILE` saves the profile for `ingraft report`. Ctrl-C ends the measurement, removes it, and prints the contexts."
+Measured is the time in the functions of the C library in which threads wait: for data, for
+locks, for other threads, for time to pass. A thread that the kernel lets wait for a processor
+is not in such a function.
+FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET: the functions that contexts consist
+of; without one, all functions of the program. The first table has the places with most time,
+each with the three calls above it. The tree has the contexts on the way to a wait: who called
+whom, with SELF for the time of the function alone and TOTAL for that of all that it has called
+too.
+`-o FILE` saves the profile for `ingraft report`. Ctrl-C ends the measurement, removes it, and
+prints the contexts."
     )]
     Offcpu(ContextViewArgs),
     /// Write all blocks that functions execute to a file, for `ingraft replay`

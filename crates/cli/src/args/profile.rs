@@ -54,8 +54,8 @@ pub(crate) enum TimesUnit {
   ingraft profile coverage -p 4711 'shop:*' -o shop.coverage     (for `ingraft report shop.coverage --as lcov`)
   ingraft profile times -p 4711 'shop:*' --explain load_product  (mean and variance, and what the variance comes from)
   ingraft profile times -p 4711 'shop:*' --for 10s --unit ns --measured latency.json
-  ingraft profile contexts -n postgres --for 10s                 (who calls whom, with the number of calls in each context)
-  ingraft profile contexts -p 4711 --metric time,bytes --for 10s -o shop.contexts  (for `ingraft report --as svg`)
+  ingraft profile contexts -n postgres --for 10s                 (who calls whom, and how often)
+  ingraft profile contexts -p 4711 --metric time,bytes --for 10s -o shop.contexts
 
 KIND is edges, blocks, events, coverage, times or contexts. A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. Without one, all
 functions of the program are profiled. The counts are exact: counters are on some edges only, and the other counts are
@@ -74,12 +74,14 @@ equally long, and for iterations that do not depend on each other. --explain tel
 With `--unit ns --measured FILE`, the times are nanoseconds: the costs of instructions, of accesses to memory, of branches
 and of calls are fitted to the times that `ingraft latency` has measured, and both are printed.
 
-A context is a function with the chain of calls that has led to it. Contexts are a tree: below each function stand those
-that it has called, with the number of calls. --metric adds up more there: `time` and `cpu` in the functions, `bytes` that
-they ask of the allocation functions, time in functions that `wait`, and in those that wait for `locks`. SELF is the value
-of a context alone, TOTAL that of all contexts below it too. `→` marks a function that its caller has jumped to as the
-last thing it did, `⟨signal⟩` a handler in what it has interrupted, and `↑` a recursive call: what it does is in the
-context above that has the same name, unless --recursion full."
+A context is a function with the chain of calls that has led to it. Contexts are a tree: below
+each function stand those that it has called, with the number of calls. --metric adds up more
+there: `time` and `cpu` in the functions, `bytes` that they ask of the allocation functions,
+time in functions that `wait`, and in those that wait for `locks`. SELF is the value of a
+context alone, TOTAL that of all contexts below it too. `→` marks a function that its caller has
+jumped to as the last thing it did, `⟨signal⟩` a handler in what it has interrupted, and `↑` a
+recursive call: what it does is in the context above that has the same name, unless --recursion
+full."
 )]
 pub(crate) struct ProfileArgs {
     /// Kind of the counts
@@ -132,7 +134,7 @@ pub(crate) struct ProfileArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) weights: Option<PathBuf>,
 
-    /// Contexts: add up also these metrics [default: calls]
+    /// Add up also these metrics [default: calls]
     #[arg(long, value_enum, value_name = "METRIC", value_delimiter = ',', help_heading = "Contexts")]
     pub(crate) metric: Vec<MetricName>,
 

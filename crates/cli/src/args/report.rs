@@ -19,6 +19,7 @@ use crate::exit::Failure;
   ingraft report shop.profile --as lcov -o shop.info   for genhtml
   ingraft report shop.profile --as fdata -o shop.fdata for llvm-bolt -data
   ingraft report shop.contexts --metric bytes          the tree of calling contexts
+  ingraft report shop.contexts --as svg -o shop.svg    the same as a flame graph
 
 Formats:
 {}
@@ -49,7 +50,7 @@ pub(crate) struct ReportArgs {
     #[arg(long, value_name = "NUMBER")]
     pub(crate) top: Option<usize>,
 
-    /// Contexts: the metric that counts, in the tree and in formats of other tools [default: the first one of the profile]
+    /// The metric that counts, in the tree and in formats of other tools [default: the first one of the profile]
     #[arg(long, value_enum, value_name = "METRIC", help_heading = "Contexts")]
     pub(crate) metric: Option<MetricName>,
 

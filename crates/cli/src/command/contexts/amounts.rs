@@ -42,7 +42,7 @@ pub(super) fn share(part: i64, whole: i64) -> String {
     }
 }
 
-/// How the values of a metric come about, for scripts.
+/// The way in which the values of a metric come about, for scripts.
 pub(super) fn how(metric: &str) -> &'static str {
     if ValueUnit::of(metric) == ValueUnit::Nanoseconds { "clocked" } else { "counted" }
 }

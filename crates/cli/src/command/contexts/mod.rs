@@ -10,6 +10,7 @@ pub(crate) mod records;
 mod shown;
 #[cfg(test)]
 mod tests;
+pub(crate) mod text;
 mod tree;
 
 use std::time::Duration;
@@ -28,7 +29,7 @@ use crate::output::{Destination, Output};
 
 use files::ModuleFiles;
 pub(crate) use files::uses;
-pub(crate) use shown::{ContextLayout, ShownContexts, by_function};
+pub(crate) use shown::{ContextLayout, ShownContexts, by_function, leave_addresses};
 
 /// Pattern of all functions of the program, without those of its libraries.
 const PROGRAM: &str = ":*";
@@ -103,7 +104,7 @@ impl MeasurementView for ContextsView {
         for site in sites {
             let Some((profile, _)) = contexts(site) else { continue };
             if sites.len() > 1 && !out.json() {
-                out.text(&ShownContexts::heading(profile))?;
+                out.text(&format!("\n{}", text::heading(profile)))?;
             }
             self.show(site, profile, out)?;
         }
@@ -120,7 +121,7 @@ impl ContextsView {
         if out.json() {
             return shown.objects((site.host(), site.pid()), out);
         }
-        out.text(&shown.text(&self.files.code(profile), out.width()))
+        out.text(&text::text(&shown, &self.files.code(profile), out.width()))
     }
 }
 

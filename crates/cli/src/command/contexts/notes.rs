@@ -62,7 +62,7 @@ fn shape(statistics: &ContextStatistics) -> String {
     )
 }
 
-/// What the contexts lack.
+/// Lines about calls without a context.
 fn lacks(shown: &ShownContexts<'_>, names: &ContextNames<'_>) -> Vec<String> {
     let mut lines = Vec::new();
     if shown.contexts.full > 0 {
@@ -80,7 +80,7 @@ fn lacks(shown: &ShownContexts<'_>, names: &ContextNames<'_>) -> Vec<String> {
     lines
 }
 
-/// What else is to be known.
+/// Lines about calls that did not begin or end as usual, and about functions that are left out.
 fn facts(shown: &ShownContexts<'_>, names: &ContextNames<'_>) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some((sum, functions)) = sum(shown, names, |function| function.left) {

@@ -1,19 +1,15 @@
 //! The contexts of a process as they are shown: by call site or by function, all of them or those on the way to a value.
 
 use std::borrow::Cow;
-use std::rc::Rc;
 
-use ingraft_report::{CallSite, Context, ContextKind, ContextProfile, ContextValue, ModuleCode, SavedProfile};
+use ingraft_report::{CallSite, Context, ContextKind, ContextProfile, ContextValue, SavedProfile};
 
-use super::names::ContextNames;
-use super::{callers, leaves, notes, tree};
 use crate::args::TreeArgs;
-use crate::output::HEADING;
 
 /// Largest number of contexts of a tree without `--top`.
 const ROWS: usize = 200;
 
-/// How contexts are shown.
+/// Choice of the contexts that are shown, and of their form.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ContextLayout {
     /// Whether contexts are told apart by function only.
@@ -80,26 +76,6 @@ impl<'a> ShownContexts<'a> {
         Some(ShownContexts { profile, contexts, layout, value, metrics })
     }
 
-    /// A line that names the process.
-    pub(crate) fn heading(profile: &SavedProfile) -> String {
-        let program: String = profile.program.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
-        format!("\n{HEADING}{program}{HEADING:#}, process {}\n", profile.pid)
-    }
-
-    /// Tables and notes for people. `code` is that of the modules, in their order.
-    pub(crate) fn text(&self, code: &[Rc<ModuleCode>], width: Option<usize>) -> String {
-        let names = ContextNames::new(self.profile, &self.contexts, code);
-        let mut text = String::new();
-        if self.layout.is_view {
-            text += &leaves::table(self, &names, width);
-        }
-        text += &match self.layout.bottom_up {
-            true => callers::table(self, &names, width),
-            false => tree::table(self, &names, width),
-        };
-        text + &notes::text(self, &names)
-    }
-
     /// The name of the value that decides.
     pub(super) fn value_name(&self) -> &str {
         self.contexts.value_name(self.value)
@@ -132,6 +108,12 @@ pub(crate) fn by_function(contexts: &ContextProfile) -> ContextProfile {
     let mut merged = contexts.by_function();
     merged.contexts.iter_mut().for_each(|context| context.site = CallSite::default());
     merged
+}
+
+/// Leaves out the call sites outside of all modules: their addresses are different ones in another process of the program.
+pub(crate) fn leave_addresses(profile: &mut SavedProfile) {
+    let contexts = profile.contexts.iter_mut().flat_map(|contexts| &mut contexts.contexts);
+    contexts.filter(|context| context.site.module.is_none()).for_each(|context| context.site = CallSite::default());
 }
 
 /// The contexts that have a value, and those above them.

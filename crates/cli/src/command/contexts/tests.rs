@@ -74,7 +74,7 @@ fn layout() -> ContextLayout {
 
 fn check(profile: &SavedProfile, layout: ContextLayout, expected: Expect) {
     let shown = ShownContexts::of(profile, layout).expect("contexts");
-    let text = shown.text(&[], None);
+    let text = text::text(&shown, &[], None);
     expected.assert_eq(&anstream::adapter::strip_str(&text).to_string());
 }
 
@@ -258,7 +258,7 @@ fn a_deep_chain_can_be_read() {
     let contexts = ContextProfile { functions, contexts, ..ContextProfile::default() };
     let profile = SavedProfile { contexts: Some(contexts), ..profile() };
     let shown = ShownContexts::of(&profile, ContextLayout { top: 100_000, ..layout() }).expect("contexts");
-    let text = anstream::adapter::strip_str(&shown.text(&[], None)).to_string();
+    let text = anstream::adapter::strip_str(&text::text(&shown, &[], None)).to_string();
     let line = |number: usize| text.lines().nth(number + 1).unwrap_or_default().trim_start();
     let lines = [0, 1, 39, 40, 41, 42, 43].map(line).join("\n");
     expect![[r#"

@@ -24,7 +24,7 @@ struct TreeLine {
     indent: usize,
 }
 
-/// What a line of the tree shows.
+/// Content of a line of the tree.
 enum LineContent {
     /// The context with this index.
     Context(usize),
@@ -47,7 +47,7 @@ struct HiddenContexts {
 const COLUMNS_MAX: usize = ingraft_api::ContextsOptions::METRICS_MAX;
 
 /// The tree with its values.
-struct Tree<'a> {
+struct ValuedTree<'a> {
     shown: &'a ShownContexts<'a>,
     children: ContextChildren,
     /// Calls of each context with those below it, and all calls.
@@ -66,7 +66,7 @@ struct Tree<'a> {
 
 /// The tree as a table.
 pub(super) fn table(shown: &ShownContexts<'_>, names: &ContextNames<'_>, width: Option<usize>) -> String {
-    let tree = Tree::of(shown);
+    let tree = ValuedTree::of(shown);
     let mut table = TextTable::new().right("CALLS");
     for metric in &shown.metrics {
         let title = title(shown.metric_name(*metric));
@@ -86,7 +86,7 @@ pub(super) fn table(shown: &ShownContexts<'_>, names: &ContextNames<'_>, width: 
     table.render(width)
 }
 
-impl<'a> Tree<'a> {
+impl<'a> ValuedTree<'a> {
     fn of(shown: &'a ShownContexts<'a>) -> Self {
         let contexts = &*shown.contexts;
         let column = |metric: &usize| {
@@ -121,7 +121,7 @@ impl<'a> Tree<'a> {
                 *is_shown = true;
             }
         }
-        Tree {
+        ValuedTree {
             shown,
             children: contexts.children(),
             calls: (calls, all_calls),

@@ -303,8 +303,10 @@ pub(crate) fn save(to: &Destination, sites: &[TargetMeasurement]) -> Result<(), 
     let Some((site, first)) = profiles.next() else { return Ok(()) };
     let mut sum = SavedProfile { host: site.host().unwrap_or_default(), ..first.clone() };
     for (_, other) in profiles {
+        let mut other = other.clone();
+        [&mut sum, &mut other].into_iter().for_each(contexts::leave_addresses);
         let hint = "profile processes of one program, or each process with a file of its own";
-        sum.add(other).map_err(|e| Failure::failed(format!("the counts cannot be added up: {e}"), hint))?;
+        sum.add(&other).map_err(|e| Failure::failed(format!("the counts cannot be added up: {e}"), hint))?;
     }
     sum.leave_counts();
     Ok(to.write_whole(&sum.to_bytes())?)

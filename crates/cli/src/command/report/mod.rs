@@ -11,6 +11,7 @@ use std::path::Path;
 use ingraft_report::{ContextValue, ExportOptions, Exporter, MergeError, ProfileKind, ProfiledProgram, SavedProfile};
 
 use crate::args::{Export, Format, ReportArgs, names};
+use crate::command::contexts::leave_addresses;
 use crate::exit::{Exit, Failure, Stop};
 use crate::output::{self, Output};
 
@@ -19,6 +20,9 @@ pub(crate) fn run(args: &ReportArgs, format: Format, out: &mut Output) -> Result
     let mut profile = sum(args, format)?;
     contexts::check(&profile, args)?;
     let mut old = args.diff.as_deref().map(|path| Ok::<_, Failure>((path, read(path)?))).transpose()?;
+    if let Some((_, old)) = &mut old {
+        [&mut profile, old].into_iter().for_each(leave_addresses);
+    }
     if let Some((path, old)) = &old {
         tell_other_program(&profile, old, path, format);
     }
@@ -118,7 +122,10 @@ fn changes(
 fn sum(args: &ReportArgs, format: Format) -> Result<SavedProfile, Failure> {
     let mut sum: Option<SavedProfile> = None;
     for path in &args.files {
-        let next = read(path)?;
+        let mut next = read(path)?;
+        if args.files.len() > 1 {
+            leave_addresses(&mut next);
+        }
         match &mut sum {
             Some(sum) => {
                 tell_other_program(sum, &next, path, format);

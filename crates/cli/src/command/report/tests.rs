@@ -171,7 +171,8 @@ fn contexts(calls: u64, bytes: i64) -> SavedProfile {
     let contexts = ContextProfile {
         functions: vec![function("main", 0x1000), function("_ZN4shop4loadEv", 0x1100)],
         contexts: vec![
-            context(None, 0, 0x3000, 1, 0),
+            // The caller is in no module, and elsewhere in each process.
+            Context { site: CallSite { module: None, at: Svma(0x7000 + calls) }, ..context(None, 0, 0, 1, 0) },
             context(Some(0), 1, 0x1010, calls, bytes),
             context(Some(0), 1, 0x1020, 5, 64),
         ],
@@ -195,7 +196,7 @@ fn contexts_are_a_tree() {
     let files = [("a.contexts", contexts(100, 4096))];
     let text = report(&files, &["a.contexts"]).expect("a tree");
     assert!(text.starts_with("/nowhere/shop, process 7\nCALLS  BYTES SELF  BYTES TOTAL  SHARE  CONTEXT"), "{text}");
-    assert!(text.contains("  100       4 KiB        4 KiB   98 %    shop::load()  +0x10          shop\n"), "{text}");
+    assert!(text.contains("  100       4 KiB        4 KiB   98 %    shop::load()  +0x10  shop\n"), "{text}");
     let text = report(&files, &["a.contexts", "--metric", "calls", "--by", "function", "--stats"]).expect("a tree");
     assert!(text.contains("  105    105   99 %   shop::load()  shop\n"), "{text}");
     assert!(text.contains("1.0 contexts below one that calls"), "{text}");
@@ -208,7 +209,7 @@ fn contexts_are_a_tree() {
 fn contexts_add_up_and_differ() {
     let files = [("new.contexts", contexts(100, 4096)), ("old.contexts", contexts(70, 1024))];
     let text = report(&files, &["new.contexts", "old.contexts", "--metric", "calls"]).expect("a tree");
-    assert!(text.contains("  170    170   93 %    shop::load()  +0x10          shop\n"), "{text}");
+    assert!(text.contains("  170    170   93 %    shop::load()  +0x10  shop\n"), "{text}");
     let text = report(&files, &["new.contexts", "--diff", "old.contexts"]).expect("a table");
     assert!(text.contains("+3 KiB      1 KiB      4 KiB  shop::load()  main       shop\n"), "{text}");
     let by_calls = ["new.contexts", "--diff", "old.contexts", "--metric", "calls", "--by", "function"];

@@ -8,7 +8,7 @@ use ingraft_report::{ContextProfile, ContextValue, SavedProfile};
 
 use super::modules;
 use crate::args::{Export, Format, MetricName, ReportArgs};
-use crate::command::contexts::{ContextLayout, ShownContexts};
+use crate::command::contexts::{ContextLayout, ShownContexts, text};
 use crate::exit::{Failure, Stop};
 use crate::output::Output;
 
@@ -33,8 +33,7 @@ pub(super) fn report(
     }
     let code = modules::code(profile, &args.binary, format)?;
     let code: Vec<_> = code.into_iter().map(Rc::new).collect();
-    let heading = ShownContexts::heading(profile);
-    out.text(&format!("{}{}", heading.trim_start(), shown.text(&code, out.width())))
+    out.text(&(text::heading(profile) + &text::text(&shown, &code, out.width())))
 }
 
 /// The value of `--metric`, or the main value of the contexts; fails if they do not have it.
