@@ -5,6 +5,7 @@
  *                          are made inside of four others, which began when the program did
  * allocate N               N times, `c_small` asks for 10 bytes, and `c_large` for 1000 in three ways, all of which are freed
  * wait N MS                N times, `c_sleeps` sleeps, and `c_locks` waits for a mutex that another thread holds for so long
+ * With a number as its argument, the program only does `allocate N`.
  * The answer of `run` has a line for each context: `node ID PARENT FUNCTION SITE CALLS BACK`. SITE is the distance of the return address from the
  * program's beginning, PARENT and BACK are ids. A recursive call has the id of the context to which it leads back in BACK, others have 0. Only calls of
  * this command count. */
@@ -206,7 +207,8 @@ void *c_small() { return malloc(10); }
 void *c_large(int how) {
     if (how == 0) return malloc(1000);
     if (how == 1) return calloc(10, 100);
-    return realloc(nullptr, 1000);
+    void *volatile none = nullptr;
+    return realloc(none, 1000);
 }
 
 void c_allocates(long times) {
@@ -326,7 +328,12 @@ long c_third(Run *, int depth) {
     return depth;
 }
 
-PLAIN int main() {
+PLAIN int main(int argc, char **argv) {
+    if (argc > 1) {
+        c_allocates(atol(argv[1]));
+        inside_hook = true;
+        return 0;
+    }
     say_ready();
     Run run = {1, 0, nullptr};
     c_outer(&run, 1);

@@ -74,7 +74,7 @@ pub struct SlowOptions {
 /// Options of calling contexts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContextsOptions {
-    /// What is added up in contexts besides calls, at most [`ContextsOptions::METRICS_MAX`], each once.
+    /// Values that are added up in contexts besides calls, at most [`ContextsOptions::METRICS_MAX`], each once.
     pub metrics: Vec<ContextMetric>,
     /// Whether each recursive call has a context of its own, as long as there is room. Otherwise it leads back to the context of the first call of
     /// its function, so that a deep recursion has few contexts.
@@ -86,7 +86,7 @@ impl ContextsOptions {
     pub const METRICS_MAX: usize = 4;
 }
 
-/// What is added up in calling contexts.
+/// A value that is added up in calling contexts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ContextMetric {
     /// Time in the functions, without that in the measured functions that they call.

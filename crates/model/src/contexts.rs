@@ -259,15 +259,7 @@ impl Reader<'_> {
         (context != 0).then_some(context as u32 & self.shape.mask())
     }
 
-    fn add(
-        &mut self,
-        place: u32,
-        key: u64,
-        parent: u64,
-        calls: u64,
-        target: u64,
-        metrics: [i64; METRICS_MAX],
-    ) {
+    fn add(&mut self, place: u32, key: u64, parent: u64, calls: u64, target: u64, metrics: [i64; METRICS_MAX]) {
         let index = |reader: &Self, context: u64| reader.indexes.get(&reader.place_of(context)?).copied();
         let back = if self.place_of(target) == Some(place) { None } else { index(self, target) };
         let parent = index(self, parent);

@@ -46,6 +46,7 @@ pub use body::{BodyBlock, BodyExit, Entered, FunctionBody};
 pub use buffer::Capacity;
 pub use call::{Called, ProgramCall, VectorState};
 pub use cfg::{Block, BlockEvents, Cfg, EVENT_NAMES, Edge, EdgeKind, EdgeTarget, WayIn, WayInReason};
+pub use contexts::{ContextShape, ContextTree, TreeContext};
 pub use dominators::Dominators;
 pub use flavor::{FLAVORS_MAX, Flavor, FlavorError};
 pub use histogram::{Bucket, Distribution, Resolution, Scale};
@@ -58,7 +59,6 @@ pub use instrumentation::{
 };
 pub use layout::{CpuClock, DataArea, ThreadIdentity, WallClock};
 pub use listed::{KeyListing, ListedKeys};
-pub use contexts::{ContextShape, ContextTree, TreeContext};
 pub use lists::{Lists, Successors};
 pub use loops::{Loop, LoopSearch, Loops};
 pub use metric::{Aggregate, MetricInfo, Style, UnitsType};

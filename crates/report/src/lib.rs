@@ -18,8 +18,9 @@ mod trace;
 
 pub use code::{CodeStep, ModuleCode, SourceFrame, Symbol};
 pub use contexts::{
-    CallSite, CallerNode, Context, ContextChange, ContextChildren, ContextFunction, ContextKind, ContextProfile,
-    ContextStatistics, ContextValue, ContextValues, FunctionTotal, ValueChange, ValueUnit, context_diff,
+    CallerNode, CallingContext, ChangedValue, ContextChange, ContextChildren, ContextFunction, ContextKind,
+    ContextProfile, ContextStatistics, ContextUnit, ContextValue, ContextValues, FunctionTotal, ReturnSite,
+    context_diff,
 };
 pub use diff::{BlockChange, CountChange, FunctionChange, diff};
 pub use export::{EXPORTERS, ExportOptions, Exporter, Sources, ran_lines};

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 
 use ingraft_model::Svma;
 use ingraft_report::{
-    CallSite, Context, ContextFunction, ContextKind, ContextProfile, ContextValue, EXPORTERS, ExportOptions, Exporter,
-    ModuleInfo, ProfileKind, ProfiledProgram, SavedProfile,
+    CallingContext, ContextFunction, ContextKind, ContextProfile, ContextValue, EXPORTERS, ExportOptions, Exporter,
+    ModuleInfo, ProfileKind, ProfiledProgram, ReturnSite, SavedProfile,
 };
 
 /// Names of the functions.
 const NAMES: [&str; 6] = ["main", "_ZN4shop5parseEv", "read;<&>\"'\n", "", "qsort", "handler"];
 
-fn context(parent: Option<usize>, function: usize, site: u64, calls: u64, wall_ns: i64) -> Context {
-    let site = CallSite { module: Some(0), at: Svma(site) };
-    Context { parent, function, site, kind: ContextKind::Call, calls, metrics: vec![wall_ns, 0] }
+fn context(parent: Option<usize>, function: usize, site: u64, calls: u64, wall_ns: i64) -> CallingContext {
+    let site = ReturnSite { module: Some(0), at: Svma(site) };
+    CallingContext { parent, function, site, kind: ContextKind::Call, calls, metrics: vec![wall_ns, 0] }
 }
 
 /// `main` calls `shop::parse` from two places, which calls `read;…`, itself and, through `qsort`, a function without a name. A signal
@@ -33,7 +33,7 @@ fn profile() -> SavedProfile {
         bias,
         mapped: (0, 0x8000),
     };
-    let kind = |kind, context| Context { kind, ..context };
+    let kind = |kind, context| CallingContext { kind, ..context };
     let contexts = vec![
         context(None, 0, 0, 1, 10),
         context(Some(0), 1, 0x1010, 2, 30),

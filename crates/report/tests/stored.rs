@@ -5,9 +5,9 @@
 use ingraft_model::{Block, BlockId, Cfg, Edge, EdgeId, EdgeKind, EdgeTarget, Scale, Svma, WayIn, WayInReason};
 use ingraft_profile::ProbeAt;
 use ingraft_report::{
-    BlockCount, CallCount, CallSite, CallTarget, Context, ContextFunction, ContextKind, ContextProfile, EdgeCount,
-    EdgeEnd, FunctionProfile, ModuleInfo, NewestCause, NewestPart, ProfileKind, SavedProfile, TraceChunk, TraceEnd,
-    TraceRecord, TraceRecords, TracedCode, TracedProgram, TracedRoutine, UnprofiledFunction,
+    BlockCount, CallCount, CallTarget, CallingContext, ContextFunction, ContextKind, ContextProfile, EdgeCount,
+    EdgeEnd, FunctionProfile, ModuleInfo, NewestCause, NewestPart, ProfileKind, ReturnSite, SavedProfile, TraceChunk,
+    TraceEnd, TraceRecord, TraceRecords, TracedCode, TracedProgram, TracedRoutine, UnprofiledFunction,
 };
 
 fn stored(name: &str) -> Vec<u8> {
@@ -131,8 +131,8 @@ fn contexts() -> ContextProfile {
         unrecorded: u64::MAX,
     };
     let context = |parent, function, kind, (module, at), calls, metrics: [i64; 2]| {
-        let site = CallSite { module, at: Svma(at) };
-        Context { parent, function, site, kind, calls, metrics: metrics.to_vec() }
+        let site = ReturnSite { module, at: Svma(at) };
+        CallingContext { parent, function, site, kind, calls, metrics: metrics.to_vec() }
     };
     ContextProfile {
         functions: vec![function(0, "main", 0x1000), function(1, "_ZN4shop4sellEv", 0x2000)],

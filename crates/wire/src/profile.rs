@@ -80,8 +80,9 @@ pub fn earlier(profile: v1::Profile) -> Result<EarlierProfile, FieldError> {
 mod tests {
     use ingraft_model::{BlockEvents, EdgeKind};
     use ingraft_report::{
-        BlockCount, CallCount, CallSite, CallTarget, Context, ContextFunction, ContextKind, ContextProfile, EdgeCount,
-        EdgeEnd, FunctionProfile, InclusiveTotal, ModuleInfo, ProfileKind, UnprofiledFunction, UnsavedDetails,
+        BlockCount, CallCount, CallTarget, CallingContext, ContextFunction, ContextKind, ContextProfile, EdgeCount,
+        EdgeEnd, FunctionProfile, InclusiveTotal, ModuleInfo, ProfileKind, ReturnSite, UnprofiledFunction,
+        UnsavedDetails,
     };
     use proptest::collection::vec;
     use proptest::option;
@@ -163,10 +164,10 @@ mod tests {
             left: n,
             ..ContextFunction::default()
         };
-        let context = |n: usize| Context {
+        let context = |n: usize| CallingContext {
             parent: (n > 0).then(|| (n / 3).saturating_sub(usize::from((n / 3) % 10 == 9))),
             function: if n % 10 == 9 { 0 } else { n % 20_000 },
-            site: CallSite { module: (n % 7 > 0).then_some(0), at: Svma(u64::MAX / (n as u64 + 1)) },
+            site: ReturnSite { module: (n % 7 > 0).then_some(0), at: Svma(u64::MAX / (n as u64 + 1)) },
             kind: if n % 10 == 9 { ContextKind::Recursion(0) } else { ContextKind::Call },
             calls: n as u64,
             metrics: vec![n as i64, -(n as i64)],

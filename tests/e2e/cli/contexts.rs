@@ -140,6 +140,11 @@ fn viewed(view: &str, metric: &str, command: &str) -> BTreeMap<(String, String),
     target.ask(command);
     let outcome = session.interrupt().assert_code(0).assert_removed();
     target::assert_clean(target.pid(), &before);
+    sums(&outcome, metric)
+}
+
+/// The sums of a metric by function and caller.
+fn sums(outcome: &Outcome, metric: &str) -> BTreeMap<(String, String), u64> {
     let records = outcome.all("context");
     let name = |id: &Value| {
         let record = records.iter().find(|record| record["id"] == *id);
@@ -155,15 +160,27 @@ fn viewed(view: &str, metric: &str, command: &str) -> BTreeMap<(String, String),
     sums
 }
 
-#[test]
-fn allocated_bytes_are_told_by_context() {
-    let sums = viewed("heap", "allocated_bytes", "allocate 700");
+fn assert_allocated(sums: &BTreeMap<(String, String), u64>) {
     let of = |caller: &str, function: &str| sums.get(&(caller.to_owned(), function.to_owned())).copied();
     assert_eq!(of("c_small", "malloc"), Some(7_000), "{sums:?}");
     for function in ["malloc", "calloc", "realloc"] {
         assert_eq!(of("c_large", function), Some(700_000), "{function} in {sums:?}");
     }
     assert_eq!(of("realloc", "malloc"), None, "an allocation inside of another one");
+}
+
+#[test]
+fn allocated_bytes_are_told_by_context() {
+    assert_allocated(&viewed("heap", "allocated_bytes", "allocate 700"));
+}
+
+/// The C library is mapped later than the program.
+#[test]
+fn a_started_program_has_contexts_of_libraries() {
+    let program = ingraft_testing::program("contexts").expect("g++").display().to_string();
+    let command = ["heap", "contexts:c_*", "--max-overhead", "10000", "--until-exit", "--", &program, "700"];
+    let outcome = tool().run(command).assert_code(0);
+    assert_allocated(&sums(&outcome, "allocated_bytes"));
 }
 
 #[test]
@@ -180,7 +197,7 @@ fn waits_are_told_by_context() {
     assert!((10 * EACH..120 * EACH).contains(&asleep), "c_sleeps and the holder of the lock sleep: {waits:?}");
 }
 
-/// What is saved is exported to the formats that describe contexts.
+/// Saved contexts are exported to the formats that describe them.
 #[test]
 fn saved_contexts_are_exported() {
     let directory = open_directory();

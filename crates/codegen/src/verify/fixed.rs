@@ -148,7 +148,10 @@ mod tests {
         vec![
             (data(DataArea { base: Avma(0x1000_1000), ..env.data }), &[Cut]),
             (data(DataArea { stride: 1 << 25, ..env.data }), &[Event, Cut]),
-            (data(DataArea { shards: 65, ..env.data }), &[PruneGoroutine, Park, Fetch, Call, Event, Time, Forked, Cut, Enter]),
+            (
+                data(DataArea { shards: 65, ..env.data }),
+                &[PruneGoroutine, Park, Fetch, Call, Event, Time, Forked, Cut, Enter],
+            ),
             (
                 Environment { identity: ThreadIdentity::FsOffset(0x30), ..env },
                 &[PruneGoroutine, Park, Fetch, Call, Time, Fork, Forked, Cut, Enter],
@@ -168,7 +171,10 @@ mod tests {
                 Environment { vectors: Some(VectorState { components: 0xe7, bytes: 832 }), ..env },
                 &[PruneGoroutine, Park, Fetch, Event, Time, Fork, Forked, Cut, Enter],
             ),
-            (Environment { vectors: None, ..env }, &[PruneGoroutine, Park, Fetch, Event, Time, Fork, Forked, Cut, Enter]),
+            (
+                Environment { vectors: None, ..env },
+                &[PruneGoroutine, Park, Fetch, Event, Time, Fork, Forked, Cut, Enter],
+            ),
             (
                 Environment { wall: WallClock::Vdso(Avma(0x7fff_1234_5679)), ..env },
                 &[PruneGoroutine, Park, Fetch, Call, Event, Fork, Forked, Cut, Enter],

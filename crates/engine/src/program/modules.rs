@@ -426,11 +426,6 @@ impl Modules {
         Some(format!("{}:{}{offset}", file.name, function.display_name()))
     }
 
-    /// The module whose code contains an address, if it was analysed.
-    pub fn at(&self, at: Avma) -> Option<ModuleId> {
-        self.loaded().find(|(_, file, _)| file.text().contains(&at)).map(|(module, ..)| module)
-    }
-
     /// The files that are mapped.
     pub fn mapped(&self) -> impl DoubleEndedIterator<Item = &ModuleFile> {
         self.files.iter().filter(|f| f.is_mapped)

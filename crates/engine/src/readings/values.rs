@@ -143,9 +143,8 @@ impl EndedThreads {
             self.trees.entry(first).or_default().merge(&ContextTree::from_slots(shape, value));
         }
         let own = |&(counter, value): &(u32, i64)| {
-            let apart = |shape| {
-                matches!(shape, Shape::Table(_) | Shape::Contexts(_) | Shape::Buffer(_) | Shape::Records(..))
-            };
+            let apart =
+                |shape| matches!(shape, Shape::Table(_) | Shape::Contexts(_) | Shape::Buffer(_) | Shape::Records(..));
             value != 0 && !apart(shapes.of(counter).1)
         };
         for (counter, value) in values.into_iter().filter(own) {

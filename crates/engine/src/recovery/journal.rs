@@ -14,8 +14,8 @@ use std::path::PathBuf;
 use ingraft_codegen::{Chain, Linked, RemovalRecord};
 use ingraft_model::vector::GRANULES_MAX;
 use ingraft_model::{
-    Avma, AvmaRange, Capacity, Clock, ContextShape, DataArea, Fold, KeyListing, KeyParts, PcMove, Pid, Places, Resolution, Shape,
-    TableShape, TextWrite,
+    Avma, AvmaRange, Capacity, Clock, ContextShape, DataArea, Fold, KeyListing, KeyParts, PcMove, Pid, Places,
+    Resolution, Shape, TableShape, TextWrite,
 };
 use rustc_hash::FxHashMap;
 

@@ -715,12 +715,13 @@ impl Snippet {
                     | Stmt::HandOver(_, _, body)
                     | Stmt::GiveUp(_, _, body)
                     | Stmt::CloseHanded(_, body) => all(body, visit),
+                    // The key of a context has the return address.
+                    Stmt::Enter(..) => visit(&Expr::ReturnAddress),
                     Stmt::Call(call) => call.args.iter().for_each(|e| e.each(visit)),
                     Stmt::Record(_, _, recorded) => recorded.fields.iter().for_each(|f| f.operand().each(visit)),
                     Stmt::Prune
                     | Stmt::BeginGroup(_)
                     | Stmt::KeepGroup(_)
-                    | Stmt::Enter(..)
                     | Stmt::Await
                     | Stmt::Fork
                     | Stmt::Forked

@@ -26,9 +26,11 @@ pub(super) fn set(stmts: &mut [Stmt], resolution: Resolution, places: Places) {
             | Stmt::HandOver(_, _, body)
             | Stmt::GiveUp(_, _, body)
             | Stmt::CloseHanded(_, body) => set(body, resolution, places),
-            Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Mark(_, e, _) | Stmt::Store(_, _, e) | Stmt::AddContext(_, _, _, e) => {
-                expr(e, places)
-            }
+            Stmt::Add(_, e)
+            | Stmt::Set(_, e)
+            | Stmt::Mark(_, e, _)
+            | Stmt::Store(_, _, e)
+            | Stmt::AddContext(_, _, _, e) => expr(e, places),
             Stmt::AddIn(_, _, number, e) | Stmt::AddListed(_, _, number, e) | Stmt::Write(number, _, e) => {
                 expr(number, places);
                 expr(e, places);

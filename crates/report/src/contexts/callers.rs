@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::{CallSite, ContextProfile, ContextValue};
+use super::{ContextProfile, ContextValue, ReturnSite};
 
 /// Largest number of levels of a tree of callers, so that functions over such a tree may be recursive.
 const DEPTH_MAX: usize = 500;
@@ -14,7 +14,7 @@ pub struct CallerNode {
     /// Index of the function in [`ContextProfile::functions`].
     pub function: usize,
     /// Return address of the calls that it made; `None` at the root.
-    pub site: Option<CallSite>,
+    pub site: Option<ReturnSite>,
     /// Sum of the root's own values in the contexts to which this chain of callers leads.
     pub value: i64,
     /// Number of the root's calls in these contexts.
@@ -48,11 +48,11 @@ impl ContextProfile {
     /// The nodes of groups of contexts with one function and call site.
     fn caller_nodes(
         &self,
-        groups: BTreeMap<(usize, Option<CallSite>), Vec<Climbed>>,
+        groups: BTreeMap<(usize, Option<ReturnSite>), Vec<Climbed>>,
         depth: usize,
         count: usize,
     ) -> Vec<CallerNode> {
-        let sum = |((function, site), contexts): ((usize, Option<CallSite>), Vec<Climbed>)| {
+        let sum = |((function, site), contexts): ((usize, Option<ReturnSite>), Vec<Climbed>)| {
             let value = contexts.iter().fold(0, |sum: i64, context| sum.saturating_add(context.value));
             let calls = contexts.iter().fold(0, |sum: u64, context| sum.saturating_add(context.calls));
             (CallerNode { function, site, value, calls, callers: Vec::new() }, contexts)

@@ -2,20 +2,20 @@
 
 use ingraft_model::Svma;
 
-use super::{CallSite, ContextKind, ContextProfile, ContextValue};
+use super::{ContextKind, ContextProfile, ContextValue, ReturnSite};
 use crate::merge::{MergeError, matched, same_kind};
 use crate::saved::{ModuleInfo, SavedProfile};
 
 /// An old and a new value of a context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ValueChange {
+pub struct ChangedValue {
     /// Value in the old profile; 0 if it does not have the context.
     pub old: i64,
     /// Value in the new profile; 0 if it does not have the context.
     pub new: i64,
 }
 
-impl ValueChange {
+impl ChangedValue {
     /// The new value minus the old one.
     pub fn difference(&self) -> i128 {
         i128::from(self.new) - i128::from(self.old)
@@ -26,9 +26,9 @@ impl ValueChange {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ContextValues {
     /// Values of the context alone.
-    pub own: ValueChange,
+    pub own: ChangedValue,
     /// Values with all contexts below it.
-    pub inclusive: ValueChange,
+    pub inclusive: ChangedValue,
 }
 
 /// A context of one of two profiles, or of both.
@@ -118,7 +118,7 @@ fn unchanged(tree: &ContextProfile, modules: &[&ModuleInfo]) -> Vec<ContextChang
     let name = |module: usize| modules.get(module).map(|module| module.name.clone());
     let changes = tree.contexts.iter().map(|context| {
         let function = tree.functions.get(context.function);
-        let CallSite { module, at } = context.site;
+        let ReturnSite { module, at } = context.site;
         ContextChange {
             parent: context.parent,
             module: function.and_then(|function| name(function.module)).unwrap_or_default(),

@@ -3,7 +3,7 @@
 use ingraft_model::Svma;
 use rustc_hash::FxHashMap;
 
-use super::{CallSite, Context, ContextFunction, ContextKind, ContextProfile};
+use super::{CallingContext, ContextFunction, ContextKind, ContextProfile, ReturnSite};
 use crate::merge::MergeError;
 
 impl ContextProfile {
@@ -59,7 +59,7 @@ impl ContextProfile {
             });
             functions.push(number);
         }
-        let key = |context: &Context| (context.parent, context.function, context.site, context.kind);
+        let key = |context: &CallingContext| (context.parent, context.function, context.site, context.kind);
         let mut known: FxHashMap<_, usize> =
             self.contexts.iter().enumerate().map(|(number, context)| (key(context), number)).collect();
         let mut contexts: Vec<usize> = Vec::with_capacity(other.contexts.len());
@@ -69,10 +69,10 @@ impl ContextProfile {
                 ContextKind::Recursion(target) => ContextKind::Recursion(new(target)),
                 kind @ (ContextKind::Call | ContextKind::Tail | ContextKind::Signal) => kind,
             };
-            let joined = Context {
+            let joined = CallingContext {
                 parent: context.parent.map(new),
                 function: functions.get(context.function).copied().unwrap_or(usize::MAX),
-                site: CallSite { module: context.site.module.map(&module), at: context.site.at },
+                site: ReturnSite { module: context.site.module.map(&module), at: context.site.at },
                 kind,
                 calls: 0,
                 metrics: vec![0; self.metrics.len()],

@@ -13,7 +13,7 @@ use ingraft_model::Svma;
 use rustc_hash::FxHashMap;
 
 pub use callers::CallerNode;
-pub use diff::{ContextChange, ContextValues, ValueChange, context_diff};
+pub use diff::{ChangedValue, ContextChange, ContextValues, context_diff};
 pub use statistics::ContextStatistics;
 pub use totals::FunctionTotal;
 pub(crate) use totals::TreeStep;
@@ -24,7 +24,7 @@ pub struct ContextProfile {
     /// The functions whose calls are told apart by context, those without a call too.
     pub functions: Vec<ContextFunction>,
     /// The contexts. A parent comes before its children.
-    pub contexts: Vec<Context>,
+    pub contexts: Vec<CallingContext>,
     /// Names of the metrics, such as `wall_ns`. The unit is the end of the name: `ns` or `bytes`.
     pub metrics: Vec<String>,
     /// Values of the metrics outside of all contexts, in the order of `metrics`.
@@ -54,13 +54,13 @@ pub struct ContextFunction {
 
 /// A function in a calling context.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Context {
+pub struct CallingContext {
     /// Index of the context of the call that was open when it was called; `None` if there was none.
     pub parent: Option<usize>,
     /// Index of the function in [`ContextProfile::functions`].
     pub function: usize,
     /// The return address of the call.
-    pub site: CallSite,
+    pub site: ReturnSite,
     /// The way in which control came here.
     pub kind: ContextKind,
     /// Number of calls in this context that began during the measurement.
@@ -72,7 +72,7 @@ pub struct Context {
 
 /// A return address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct CallSite {
+pub struct ReturnSite {
     /// Index of the module in the profile; `None` outside of all modules.
     pub module: Option<usize>,
     /// The address, as in the module's file; outside of all modules, as in the process.
@@ -108,7 +108,7 @@ const CALLS: &str = "calls";
 
 /// Unit of a value of a context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ValueUnit {
+pub enum ContextUnit {
     /// A number of calls or events.
     #[default]
     Count,
@@ -118,22 +118,22 @@ pub enum ValueUnit {
     Bytes,
 }
 
-impl ValueUnit {
+impl ContextUnit {
     /// The unit of the value with this name, which is its end.
     pub fn of(name: &str) -> Self {
         match name.rsplit('_').next() {
-            Some("ns") => ValueUnit::Nanoseconds,
-            Some("bytes") => ValueUnit::Bytes,
-            _ => ValueUnit::Count,
+            Some("ns") => ContextUnit::Nanoseconds,
+            Some("bytes") => ContextUnit::Bytes,
+            _ => ContextUnit::Count,
         }
     }
 
     /// Symbol of the unit; empty for numbers.
     pub fn symbol(self) -> &'static str {
         match self {
-            ValueUnit::Count => "",
-            ValueUnit::Nanoseconds => "ns",
-            ValueUnit::Bytes => "bytes",
+            ContextUnit::Count => "",
+            ContextUnit::Nanoseconds => "ns",
+            ContextUnit::Bytes => "bytes",
         }
     }
 }
@@ -168,7 +168,7 @@ impl ContextProfile {
 
     /// The values of the contexts alone, in their order.
     pub fn values(&self, of: ContextValue) -> Vec<i64> {
-        let value = |context: &Context| match of {
+        let value = |context: &CallingContext| match of {
             ContextValue::Calls => i64::try_from(context.calls).unwrap_or(i64::MAX),
             ContextValue::Metric(metric) => context.metrics.get(metric).copied().unwrap_or(0),
         };
@@ -208,7 +208,7 @@ impl ContextProfile {
     /// The same tree without call sites: contexts of one function are one context if they have one parent and came about in the same way. The
     /// call site of a context is that of the first of its contexts.
     pub fn by_function(&self) -> ContextProfile {
-        let mut contexts: Vec<Context> = Vec::new();
+        let mut contexts: Vec<CallingContext> = Vec::new();
         let mut known = FxHashMap::default();
         // The new index of each context.
         let mut mapped: Vec<usize> = Vec::with_capacity(self.contexts.len());
@@ -221,7 +221,7 @@ impl ContextProfile {
             };
             let number = *known.entry((parent, context.function, kind)).or_insert_with(|| {
                 let (calls, metrics) = (0, vec![0; self.metrics.len()]);
-                contexts.push(Context { parent, kind, calls, metrics, ..*context });
+                contexts.push(CallingContext { parent, kind, calls, metrics, ..*context });
                 contexts.len() - 1
             });
             mapped.push(number);

@@ -8,9 +8,9 @@ use super::*;
 use crate::merge::MergeError;
 use crate::saved::{ModuleInfo, ProfileKind, SavedProfile};
 
-fn context(parent: Option<usize>, function: usize, site: u64, calls: u64, value: i64) -> Context {
-    let site = CallSite { module: Some(0), at: Svma(site) };
-    Context { parent, function, site, kind: ContextKind::Call, calls, metrics: vec![value] }
+fn context(parent: Option<usize>, function: usize, site: u64, calls: u64, value: i64) -> CallingContext {
+    let site = ReturnSite { module: Some(0), at: Svma(site) };
+    CallingContext { parent, function, site, kind: ContextKind::Call, calls, metrics: vec![value] }
 }
 
 /// Functions with these names, all in the first module.
@@ -24,7 +24,7 @@ fn functions(names: &[&str]) -> Vec<ContextFunction> {
 
 /// `main` calls `parse` from two places. `parse` calls `read` and itself.
 pub(crate) fn small() -> ContextProfile {
-    let recursion = Context { kind: ContextKind::Recursion(1), ..context(Some(1), 1, 0x2020, 6, 0) };
+    let recursion = CallingContext { kind: ContextKind::Recursion(1), ..context(Some(1), 1, 0x2020, 6, 0) };
     let contexts = vec![
         context(None, 0, 0, 1, 10),
         context(Some(0), 1, 0x1010, 2, 30),
@@ -51,7 +51,7 @@ pub(crate) fn tree(modules: usize) -> impl Strategy<Value = ContextProfile> {
     (vec(context, 0..60), vec(function, 5), 0..3_usize, any::<(i64, i64, u64)>()).prop_map(
         move |(drawn, functions, metrics, (one, two, full))| {
             let each_has_its_own = full % 2 == 0;
-            let mut contexts: Vec<Context> = Vec::new();
+            let mut contexts: Vec<CallingContext> = Vec::new();
             for (parent, function, site, kind, calls, mut values) in drawn {
                 // A quarter of the contexts, and the first one, are roots.
                 let parent = parent.index(4 * contexts.len().max(1));
@@ -67,10 +67,10 @@ pub(crate) fn tree(modules: usize) -> impl Strategy<Value = ContextProfile> {
                     (_, 1) if parent.is_some() => ContextKind::Signal,
                     (_, _) => ContextKind::Call,
                 };
-                let site = CallSite { module: (site > 0).then(|| site as usize % modules), at: Svma(site) };
+                let site = ReturnSite { module: (site > 0).then(|| site as usize % modules), at: Svma(site) };
                 values.truncate(metrics);
-                let key = |c: &Context| (c.parent, c.function, c.site, c.kind);
-                let context = Context { parent, function, site, kind, calls, metrics: values };
+                let key = |c: &CallingContext| (c.parent, c.function, c.site, c.kind);
+                let context = CallingContext { parent, function, site, kind, calls, metrics: values };
                 if contexts.iter().all(|other| key(other) != key(&context)) {
                     contexts.push(context);
                 }
@@ -108,7 +108,7 @@ fn statistics_are_those_of_the_paper() {
 #[test]
 fn contexts_that_differ_in_their_call_sites_become_one() {
     let merged = small().by_function();
-    let recursion = Context { kind: ContextKind::Recursion(1), ..context(Some(1), 1, 0x2020, 6, 0) };
+    let recursion = CallingContext { kind: ContextKind::Recursion(1), ..context(Some(1), 1, 0x2020, 6, 0) };
     let expected = vec![
         context(None, 0, 0, 1, 10),
         context(Some(0), 1, 0x1010, 5, 35),
@@ -122,7 +122,7 @@ fn contexts_that_differ_in_their_call_sites_become_one() {
 fn callers_have_shares_of_the_value() {
     let found = small().callers(ContextValue::Metric(0), 1, 2);
     let caller = |function, site, value, calls| {
-        let site = Some(CallSite { module: Some(0), at: Svma(site) });
+        let site = Some(ReturnSite { module: Some(0), at: Svma(site) });
         CallerNode { function, site, value, calls, callers: Vec::new() }
     };
     let read = CallerNode { function: 2, site: None, value: 500, calls: 11, callers: vec![caller(1, 0x2010, 500, 11)] };
@@ -168,20 +168,20 @@ fn contexts_are_summed_and_compared_by_their_paths() {
     let calls: Vec<_> = tree.contexts.iter().map(|context| context.calls).collect();
     assert_eq!(calls, [2, 2, 8, 6, 6, 6, 1]);
     assert_eq!(tree.values(ContextValue::Metric(0)), [20, 30, 400, 0, 10, 200, 1]);
-    let last = Context { parent: Some(5), ..context(Some(5), 3, 0x3010, 1, 1) };
-    assert_eq!(tree.contexts[6], Context { site: CallSite { module: None, at: Svma(0x3010) }, ..last });
+    let last = CallingContext { parent: Some(5), ..context(Some(5), 3, 0x3010, 1, 1) };
+    assert_eq!(tree.contexts[6], CallingContext { site: ReturnSite { module: None, at: Svma(0x3010) }, ..last });
     assert_eq!((&tree.outside[..], tree.full, tree.functions.len()), (&[14][..], 18, 4));
     assert!(tree.functions.iter().all(|function| function.left == 2 && function.module == 0));
 
     let changes = context_diff(&one, &other).expect("differences");
     assert_eq!(changes.len(), 7);
-    let read = changes.iter().find(|change| change.calls.own == ValueChange { old: 8, new: 0 }).expect("a context");
+    let read = changes.iter().find(|change| change.calls.own == ChangedValue { old: 8, new: 0 }).expect("a context");
     assert_eq!((&*read.name, &*read.module, read.site), ("read", "shop", Svma(0x2010)));
     assert_eq!(read.metrics[0].inclusive.difference(), -400);
     let chain: Vec<_> = std::iter::successors(Some(read), |change| change.parent.map(|parent| &changes[parent]))
         .map(|change| (&*change.name, change.calls.inclusive))
         .collect();
-    let inclusive = |old, new| ValueChange { old, new };
+    let inclusive = |old, new| ChangedValue { old, new };
     assert_eq!(chain, [("read", inclusive(8, 0)), ("parse", inclusive(16, 0)), ("main", inclusive(23, 8))]);
     let same = context_diff(&one, &one).expect("differences");
     assert!(same.len() == 6 && !same.iter().any(ContextChange::differs));
@@ -203,7 +203,7 @@ fn profiles_of_other_kinds_and_metrics_are_refused() {
 }
 
 /// All nodes of trees of callers: functions and call sites from the root on, with the value and the calls.
-fn flat(nodes: &[CallerNode], above: &[(usize, Option<CallSite>)], to: &mut BTreeMap<Vec<Step>, (i64, u64)>) {
+fn flat(nodes: &[CallerNode], above: &[(usize, Option<ReturnSite>)], to: &mut BTreeMap<Vec<Step>, (i64, u64)>) {
     for node in nodes {
         let path = [above, &[(node.function, node.site)]].concat();
         flat(&node.callers, &path, to);
@@ -211,7 +211,7 @@ fn flat(nodes: &[CallerNode], above: &[(usize, Option<CallSite>)], to: &mut BTre
     }
 }
 
-type Step = (usize, Option<CallSite>);
+type Step = (usize, Option<ReturnSite>);
 
 proptest! {
     #[test]

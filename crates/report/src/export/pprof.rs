@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 
 use super::Exporter;
 use super::stacks::{Stacks, name, positive};
-use crate::contexts::{CallSite, ContextFunction, ContextProfile, ContextValue, ValueUnit};
+use crate::contexts::{ContextFunction, ContextProfile, ContextUnit, ContextValue, ReturnSite};
 use crate::program::ProfiledProgram;
 use crate::saved::ProfileKind;
 
@@ -141,7 +141,7 @@ fn pprof(program: &ProfiledProgram<'_>, tree: &ContextProfile, of: ContextValue)
         if value.iter().all(|value| *value == 0) {
             continue;
         }
-        let mut called_at: Option<CallSite> = None;
+        let mut called_at: Option<ReturnSite> = None;
         let mut location_id = Vec::new();
         for context in stacks.upwards(*index).filter_map(|at| tree.contexts.get(at)) {
             location_id.push(writer.location(context.function, called_at));
@@ -154,10 +154,10 @@ fn pprof(program: &ProfiledProgram<'_>, tree: &ContextProfile, of: ContextValue)
 
 /// Name and unit of a value as pprof has them.
 fn value_type(name: &str) -> (&str, &'static str) {
-    match ValueUnit::of(name) {
-        ValueUnit::Nanoseconds => (name.strip_suffix("_ns").unwrap_or(name), "nanoseconds"),
-        ValueUnit::Bytes => (name.strip_suffix("_bytes").unwrap_or(name), "bytes"),
-        ValueUnit::Count => (name, "count"),
+    match ContextUnit::of(name) {
+        ContextUnit::Nanoseconds => (name.strip_suffix("_ns").unwrap_or(name), "nanoseconds"),
+        ContextUnit::Bytes => (name.strip_suffix("_bytes").unwrap_or(name), "bytes"),
+        ContextUnit::Count => (name, "count"),
     }
 }
 
@@ -222,7 +222,7 @@ impl<'a> PprofWriter<'a> {
     }
 
     /// Identifier of the location of a function on a stack: at its first byte, or at the call that returns to `called_at`.
-    fn location(&mut self, function: usize, called_at: Option<CallSite>) -> u64 {
+    fn location(&mut self, function: usize, called_at: Option<ReturnSite>) -> u64 {
         let Some(tracked) = self.tree.functions.get(function) else { return 0 };
         // The byte before a return address belongs to the call.
         let call = called_at.filter(|site| site.module == Some(tracked.module)).map(|site| site.at.0.wrapping_sub(1));

@@ -8,7 +8,7 @@ use std::fmt::Write;
 use super::Exporter;
 use super::stacks::{Stacks, names, positive};
 use super::text::Quoted;
-use crate::contexts::{ContextProfile, ContextValue, ValueUnit};
+use crate::contexts::{ContextProfile, ContextUnit, ContextValue};
 use crate::program::ProfiledProgram;
 use crate::saved::ProfileKind;
 
@@ -50,10 +50,10 @@ fn speedscope(program: &ProfiledProgram<'_>, tree: &ContextProfile, of: ContextV
         total = total.saturating_add(value);
     }
     let value = tree.value_name(of);
-    let unit = match ValueUnit::of(value) {
-        ValueUnit::Count => "none",
-        ValueUnit::Nanoseconds => "nanoseconds",
-        ValueUnit::Bytes => "bytes",
+    let unit = match ContextUnit::of(value) {
+        ContextUnit::Count => "none",
+        ContextUnit::Nanoseconds => "nanoseconds",
+        ContextUnit::Bytes => "bytes",
     };
     let title = format!("{name}: {value}");
     let mut text = String::from("{\"$schema\":\"https://www.speedscope.app/file-format-schema.json\",\n");

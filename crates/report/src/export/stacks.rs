@@ -91,7 +91,7 @@ mod tests {
         let mut tree = small();
         let (first, more) = (tree.contexts.len(), STACK_MAX + 5);
         let context = tree.contexts[2].clone();
-        let chain = (first..first + more).map(|n| crate::Context { parent: Some(n - 1), ..context.clone() });
+        let chain = (first..first + more).map(|n| crate::CallingContext { parent: Some(n - 1), ..context.clone() });
         let chain: Vec<_> = chain.collect();
         tree.contexts.extend(chain);
         let (stacks, mut values) = (Stacks::of(&tree), positive(&tree, ContextValue::Metric(0)));

@@ -3,8 +3,8 @@
 use ingraft_model::Svma;
 
 use super::FileError;
-use super::convert::{address, contradiction, distance, index};
-use crate::contexts::{CallSite, Context, ContextFunction, ContextKind, ContextProfile};
+use super::checked::{address, contradiction, distance, index};
+use crate::contexts::{CallingContext, ContextFunction, ContextKind, ContextProfile, ReturnSite};
 use crate::message::{ContextRows, ContextTree, TrackedFunction};
 
 /// Largest number of contexts in one message, so that messages are small beside the parts in which a daemon sends a profile.
@@ -45,7 +45,7 @@ impl From<&ContextFunction> for TrackedFunction {
 }
 
 /// The message of consecutive contexts of a tree. `first` is the index of the first one.
-fn rows(tree: &ContextProfile, contexts: &[Context], first: usize) -> ContextRows {
+fn rows(tree: &ContextProfile, contexts: &[CallingContext], first: usize) -> ContextRows {
     let mut rows = ContextRows::default();
     for (number, context) in (first..).zip(contexts) {
         rows.parent.push(context.parent.map_or(0, |parent| number.saturating_sub(parent) as u64));
@@ -69,7 +69,7 @@ fn rows(tree: &ContextProfile, contexts: &[Context], first: usize) -> ContextRow
 }
 
 /// First byte of the function of a context's parent; 0 without a parent.
-fn start_of_parent(contexts: &[Context], functions: &[ContextFunction], parent: Option<usize>) -> u64 {
+fn start_of_parent(contexts: &[CallingContext], functions: &[ContextFunction], parent: Option<usize>) -> u64 {
     let parent = parent.and_then(|parent| contexts.get(parent));
     parent.and_then(|parent| functions.get(parent.function)).map_or(0, |function| function.start.0)
 }
@@ -98,7 +98,7 @@ fn function(message: TrackedFunction, modules: usize) -> Result<ContextFunction,
 
 /// Adds the contexts of a message to those of the messages before it.
 fn add_rows(
-    contexts: &mut Vec<Context>,
+    contexts: &mut Vec<CallingContext>,
     rows: ContextRows,
     functions: &[ContextFunction],
     metrics: usize,
@@ -136,10 +136,10 @@ fn add_rows(
             Some(module) => Some(index(module, modules, "a call site is in no module")?),
         };
         let at = Svma(address(start_of_parent(contexts, functions, parent), *site));
-        contexts.push(Context {
+        contexts.push(CallingContext {
             parent,
             function: index(*function, functions.len(), "a context is of no function")?,
-            site: CallSite { module: site_module, at },
+            site: ReturnSite { module: site_module, at },
             kind,
             calls: *calls,
             metrics: values.by_ref().take(metrics).collect(),
@@ -155,7 +155,7 @@ fn before(index: usize, distance: u64, what: &'static str) -> Result<usize, File
 }
 
 /// Fails unless each recursive call leads to an ancestor of the same function, and has no children. Parents come before their children.
-fn check_recursion(contexts: &[Context]) -> Result<(), FileError> {
+fn check_recursion(contexts: &[CallingContext]) -> Result<(), FileError> {
     // Numbers in the order of a walk of the tree: the contexts below one have the numbers that follow its own. A search of the ancestors of
     // each context would take too long in a file that is made for that.
     let mut sizes = vec![1_usize; contexts.len()];

@@ -2,6 +2,7 @@
 
 use ingraft_model::{BlockEvents, EdgeKind, Svma};
 
+use super::checked::{address, contradiction, distance, index};
 use super::{FileError, contexts};
 use crate::message::{
     CallCounts, CalleeElsewhere, ContextTree, FunctionCounts, FunctionDetails, FunctionNotCounted, InclusiveCall,
@@ -38,25 +39,6 @@ pub(crate) fn kind(number: u32) -> Result<EdgeKind, FileError> {
         5 => EdgeKind::Return,
         _ => return Err(contradiction("an edge has an unknown kind")),
     })
-}
-
-pub(crate) fn contradiction(what: &'static str) -> FileError {
-    FileError::Contradiction { what }
-}
-
-/// An index of a file, which must be below `length`.
-pub(crate) fn index(of: u64, length: usize, what: &'static str) -> Result<usize, FileError> {
-    usize::try_from(of).ok().filter(|at| *at < length).ok_or_else(|| contradiction(what))
-}
-
-/// Distance from one address to another one.
-pub(crate) fn distance(from: u64, to: u64) -> i64 {
-    to.wrapping_sub(from).cast_signed()
-}
-
-/// Address at a distance from another one.
-pub(crate) fn address(from: u64, distance: i64) -> u64 {
-    from.wrapping_add_signed(distance)
 }
 
 impl From<&SavedProfile> for Profile {

@@ -17,6 +17,7 @@
 //!
 //! *Invariant: any bytes give a profile whose indexes are valid, or an error.* Property tests and the fuzz target `profile` check this.
 
+pub(crate) mod checked;
 mod contexts;
 pub(crate) mod convert;
 

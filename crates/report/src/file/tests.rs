@@ -6,7 +6,7 @@ use proptest::sample::{Index, select};
 
 use super::*;
 use crate::contexts;
-use crate::contexts::{Context, ContextKind, ContextProfile};
+use crate::contexts::{CallingContext, ContextKind, ContextProfile};
 use crate::message::ContextRows;
 use crate::saved::*;
 
@@ -215,7 +215,7 @@ fn contexts_that_contradict_each_other_are_refused() {
 #[test]
 fn a_large_tree_is_written_in_several_messages() {
     let mut tree = contexts::tests::small();
-    let chain = (6..10_000).map(|n| Context { parent: Some(n - 1), ..tree.contexts[2].clone() });
+    let chain = (6..10_000).map(|n| CallingContext { parent: Some(n - 1), ..tree.contexts[2].clone() });
     let chain: Vec<_> = chain.collect();
     tree.contexts.extend(chain);
     let modules = vec![ModuleInfo::default()];

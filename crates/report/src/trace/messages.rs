@@ -7,7 +7,8 @@ use ingraft_profile::ProbeAt;
 use prost::Message;
 
 use crate::FileError;
-use crate::file::convert::{self, address, contradiction, distance, index, kind, number};
+use crate::file::checked::{address, contradiction, distance, index};
+use crate::file::convert::{self, kind, number};
 use crate::message::{FunctionNotCounted, ProfileModule};
 use crate::saved::ModuleInfo;
 use crate::trace;

@@ -4,8 +4,8 @@ use std::process::Command;
 
 use ingraft_model::Svma;
 use ingraft_report::{
-    CallSite, CallTarget, Context, ContextFunction, ContextKind, ContextProfile, ContextValue, ExportOptions, Exporter,
-    FunctionTotal, ProfileKind, ProfiledProgram, SavedProfile,
+    CallTarget, CallingContext, ContextFunction, ContextKind, ContextProfile, ContextValue, ExportOptions, Exporter,
+    FunctionTotal, ProfileKind, ProfiledProgram, ReturnSite, SavedProfile,
 };
 use ingraft_testing::{have, output, skip};
 
@@ -18,7 +18,7 @@ const FIBONACCI: usize = 4;
 /// Builds the tree of the contexts of a run.
 struct TreeBuilder<'a> {
     stepped: &'a Stepped,
-    contexts: Vec<Context>,
+    contexts: Vec<CallingContext>,
 }
 
 impl TreeBuilder<'_> {
@@ -29,12 +29,19 @@ impl TreeBuilder<'_> {
         let call = caller.call_sites.iter().find(|call| call.callee == callee);
         let returns_to = call.map(|call| &caller.blocks[call.block]).map(|block| block.start.0 + u64::from(block.size));
         let site = match returns_to {
-            Some(at) => CallSite { module: Some(0), at: Svma(at) },
+            Some(at) => ReturnSite { module: Some(0), at: Svma(at) },
             // The C library has made the call.
-            None => CallSite { module: None, at: Svma(0x7f00_1234_5678) },
+            None => ReturnSite { module: None, at: Svma(0x7f00_1234_5678) },
         };
         let kind = ContextKind::Call;
-        self.contexts.push(Context { parent: Some(parent), function, site, kind, calls, metrics: vec![wall_ns] });
+        self.contexts.push(CallingContext {
+            parent: Some(parent),
+            function,
+            site,
+            kind,
+            calls,
+            metrics: vec![wall_ns],
+        });
         self.contexts.len() - 1
     }
 }
@@ -42,10 +49,10 @@ impl TreeBuilder<'_> {
 /// The contexts of a run.
 fn profile(stepped: &Stepped) -> SavedProfile {
     let calls = |name| stepped.function(name).calls;
-    let root = Context {
+    let root = CallingContext {
         parent: None,
         function: MAIN,
-        site: CallSite { module: None, at: Svma(0x7f00_1234_0000) },
+        site: ReturnSite { module: None, at: Svma(0x7f00_1234_0000) },
         kind: ContextKind::Call,
         calls: 1,
         metrics: vec![1_000],

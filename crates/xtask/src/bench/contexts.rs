@@ -15,7 +15,8 @@ const LOAD: [&str; 6] = ["-q", "-n", "100000", "-t", "set,get", "--csv"];
 const REQUESTS: f64 = 200_000.0;
 
 pub fn rows() -> Vec<BenchRow> {
-    let mut rows = vec![call("a call in its context", &[], 8.0), call("the same with its time", &["--metric", "time"], 30.0)];
+    let mut rows =
+        vec![call("a call in its context", &[], 8.0), call("the same with its time", &["--metric", "time"], 30.0)];
     rows.extend(PROGRAMS.iter().map(|program| {
         let what = format!("contexts of all functions of {}, beside the plain program", program.name);
         if !have(program.name) {
@@ -39,7 +40,7 @@ pub fn rows() -> Vec<BenchRow> {
     rows
 }
 
-/// What one call costs.
+/// The cost of one call.
 fn call(what: &str, flags: &[&str], limit: f64) -> BenchRow {
     let TimedCalls { plain, woven, .. } = measured(&[&["profile", "contexts", "woven"], flags].concat());
     let detail = format!(" ({} ns a call, unmeasured {} ns)", short(woven), short(plain));

@@ -1,6 +1,6 @@
 //! Values of metrics for people.
 
-use ingraft_report::ValueUnit;
+use ingraft_report::ContextUnit;
 
 use crate::output::number::{bytes, grouped, percent, time};
 
@@ -19,10 +19,10 @@ pub(crate) fn title(metric: &str) -> String {
 /// A value with the unit that ends the name of its metric.
 pub(crate) fn amount(metric: &str, value: i64) -> String {
     let sign = if value < 0 { "-" } else { "" };
-    match ValueUnit::of(metric) {
-        ValueUnit::Nanoseconds => format!("{sign}{}", time(value.unsigned_abs() as f64)),
-        ValueUnit::Bytes => format!("{sign}{}", bytes(value.unsigned_abs())),
-        ValueUnit::Count => grouped(value),
+    match ContextUnit::of(metric) {
+        ContextUnit::Nanoseconds => format!("{sign}{}", time(value.unsigned_abs() as f64)),
+        ContextUnit::Bytes => format!("{sign}{}", bytes(value.unsigned_abs())),
+        ContextUnit::Count => grouped(value),
     }
 }
 
@@ -44,5 +44,5 @@ pub(super) fn share(part: i64, whole: i64) -> String {
 
 /// The way in which the values of a metric come about, for scripts.
 pub(super) fn how(metric: &str) -> &'static str {
-    if ValueUnit::of(metric) == ValueUnit::Nanoseconds { "clocked" } else { "counted" }
+    if ContextUnit::of(metric) == ContextUnit::Nanoseconds { "clocked" } else { "counted" }
 }

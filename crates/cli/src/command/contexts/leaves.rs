@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use ingraft_report::{CallSite, ContextKind};
+use ingraft_report::{ContextKind, ReturnSite};
 
 use super::amounts::{amount, share, title};
 use super::names::ContextNames;
@@ -22,7 +22,7 @@ const CALLERS: usize = 3;
 struct LeafPlace {
     function: usize,
     /// The callers, the next one first, each with the place of its call; none of a tail jump or a signal.
-    callers: Vec<(usize, Option<CallSite>)>,
+    callers: Vec<(usize, Option<ReturnSite>)>,
 }
 
 /// The places with the largest values as a table.

@@ -3,7 +3,9 @@
 use std::rc::Rc;
 
 use ingraft_model::Svma;
-use ingraft_report::{CallSite, Context, ContextFunction, ContextKind, ContextProfile, ModuleCode, SavedProfile};
+use ingraft_report::{
+    CallingContext, ContextFunction, ContextKind, ContextProfile, ModuleCode, ReturnSite, SavedProfile,
+};
 
 use crate::command::report::tables::{position, shown};
 
@@ -37,7 +39,7 @@ impl<'a> ContextNames<'a> {
     }
 
     /// The name of a context's function, with a mark of how control has come there.
-    pub(super) fn marked(&self, context: &Context) -> String {
+    pub(super) fn marked(&self, context: &CallingContext) -> String {
         let mark = match context.kind {
             ContextKind::Call => "",
             ContextKind::Tail => "→ ",
@@ -48,7 +50,7 @@ impl<'a> ContextNames<'a> {
     }
 
     /// The place of the call of a context; empty if control has come there by no call.
-    pub(super) fn at(&self, context: &Context) -> String {
+    pub(super) fn at(&self, context: &CallingContext) -> String {
         let caller = context.parent.and_then(|parent| self.contexts.contexts.get(parent));
         match context.kind {
             // The first function of a program, which no code has called, has any word for a return address.
@@ -60,8 +62,8 @@ impl<'a> ContextNames<'a> {
 
     /// A place that a function calls from: a source line, or else the offset in the function. In brackets the place in other code that
     /// calls for the function. Empty if the place is not known.
-    pub(super) fn site(&self, site: CallSite, caller: Option<usize>) -> String {
-        if site == CallSite::default() {
+    pub(super) fn site(&self, site: ReturnSite, caller: Option<usize>) -> String {
+        if site == ReturnSite::default() {
             return String::new();
         }
         let Some(module) = site.module else { return format!("[{:#x}]", site.at.0) };

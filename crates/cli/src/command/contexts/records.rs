@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_report::{CallSite, Context, ContextFunction, ContextKind, ContextProfile};
+use ingraft_report::{CallingContext, ContextFunction, ContextKind, ContextProfile, ReturnSite};
 
 use super::amounts::how;
 use super::shown::ShownContexts;
@@ -33,11 +33,11 @@ impl ShownContexts<'_> {
         out.verbatim(json_line(&Object::Contexts(self.all(&of))).as_bytes())
     }
 
-    fn context(&self, (host, pid): &(Host, i32), id: u64, context: &Context) -> ContextObject {
+    fn context(&self, (host, pid): &(Host, i32), id: u64, context: &CallingContext) -> ContextObject {
         let function = self.contexts.functions.get(context.function);
         let module = |module: usize| self.profile.modules.get(module).map(|module| module.name.clone());
         let number = |index: usize| index as u64 + 1;
-        let site = Some(context.site).filter(|site| *site != CallSite::default());
+        let site = Some(context.site).filter(|site| *site != ReturnSite::default());
         let metrics = || self.contexts.metrics.iter().zip(&context.metrics);
         ContextObject {
             host: host.clone(),

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use ingraft_report::{CallSite, Context, ContextKind, ContextProfile, ContextValue, SavedProfile};
+use ingraft_report::{CallingContext, ContextKind, ContextProfile, ContextValue, ReturnSite, SavedProfile};
 
 use crate::args::TreeArgs;
 
@@ -106,14 +106,14 @@ impl<'a> ShownContexts<'a> {
 /// The contexts without their call sites, told apart by function only.
 pub(crate) fn by_function(contexts: &ContextProfile) -> ContextProfile {
     let mut merged = contexts.by_function();
-    merged.contexts.iter_mut().for_each(|context| context.site = CallSite::default());
+    merged.contexts.iter_mut().for_each(|context| context.site = ReturnSite::default());
     merged
 }
 
 /// Leaves out the call sites outside of all modules: their addresses are different ones in another process of the program.
 pub(crate) fn leave_addresses(profile: &mut SavedProfile) {
     let contexts = profile.contexts.iter_mut().flat_map(|contexts| &mut contexts.contexts);
-    contexts.filter(|context| context.site.module.is_none()).for_each(|context| context.site = CallSite::default());
+    contexts.filter(|context| context.site.module.is_none()).for_each(|context| context.site = ReturnSite::default());
 }
 
 /// The contexts that have a value, and those above them.
@@ -127,7 +127,7 @@ fn leading(contexts: &ContextProfile, value: ContextValue) -> ContextProfile {
     }
     // The new index of each context; none of one that is left out.
     let mut places = Vec::with_capacity(leads.len());
-    let mut kept: Vec<Context> = Vec::new();
+    let mut kept: Vec<CallingContext> = Vec::new();
     for (context, leads) in contexts.contexts.iter().zip(leads) {
         let new = |index: usize| places.get(index).copied().flatten();
         let kind = match context.kind {
@@ -136,7 +136,7 @@ fn leading(contexts: &ContextProfile, value: ContextValue) -> ContextProfile {
         };
         let context = kind.filter(|_| leads).map(|kind| {
             let parent = context.parent.and_then(new);
-            Context { parent, kind, metrics: context.metrics.clone(), ..*context }
+            CallingContext { parent, kind, metrics: context.metrics.clone(), ..*context }
         });
         places.push(context.is_some().then_some(kept.len()));
         kept.extend(context);

@@ -1,7 +1,7 @@
 use expect_test::{Expect, expect};
 use ingraft_model::Svma;
 use ingraft_report::{
-    CallSite, Context, ContextFunction, ContextKind, ContextProfile, ContextValue, ModuleInfo, SavedProfile,
+    CallingContext, ContextFunction, ContextKind, ContextProfile, ContextValue, ModuleInfo, ReturnSite, SavedProfile,
     UnprofiledFunction,
 };
 
@@ -27,10 +27,10 @@ fn profile() -> SavedProfile {
         function(0, "tick", 0x1400),
         function(0, "idle", 0x1500),
     ];
-    let context = |parent, function, (module, at), kind, calls, metrics: [i64; 2]| Context {
+    let context = |parent, function, (module, at), kind, calls, metrics: [i64; 2]| CallingContext {
         parent,
         function,
-        site: CallSite { module, at: Svma(at) },
+        site: ReturnSite { module, at: Svma(at) },
         kind,
         calls,
         metrics: metrics.to_vec(),
@@ -245,15 +245,16 @@ fn a_view_has_the_ways_to_a_value() {
 #[test]
 fn a_deep_chain_can_be_read() {
     let function = |name: &str| ContextFunction { name: name.to_owned(), size: 1, ..ContextFunction::default() };
-    let context = |parent, function| Context {
+    let context = |parent, function| CallingContext {
         parent,
         function,
-        site: CallSite::default(),
+        site: ReturnSite::default(),
         kind: ContextKind::Call,
         calls: 1,
         metrics: Vec::new(),
     };
-    let contexts: Vec<Context> = (0..100_000_usize).map(|number| context(number.checked_sub(1), number % 2)).collect();
+    let contexts: Vec<CallingContext> =
+        (0..100_000_usize).map(|number| context(number.checked_sub(1), number % 2)).collect();
     let functions = ["f", "g"].map(function).to_vec();
     let contexts = ContextProfile { functions, contexts, ..ContextProfile::default() };
     let profile = SavedProfile { contexts: Some(contexts), ..profile() };

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use clap::Parser;
 use ingraft_model::{EdgeKind, Svma};
 use ingraft_report::{
-    BlockCount, CallSite, Context, ContextFunction, ContextKind, ContextProfile, EdgeCount, EdgeEnd, FunctionProfile,
-    ModuleInfo, UnprofiledFunction,
+    BlockCount, CallingContext, ContextFunction, ContextKind, ContextProfile, EdgeCount, EdgeEnd, FunctionProfile,
+    ModuleInfo, ReturnSite, UnprofiledFunction,
 };
 
 use super::*;
@@ -160,10 +160,10 @@ fn contexts(calls: u64, bytes: i64) -> SavedProfile {
         size: 0x100,
         ..ContextFunction::default()
     };
-    let context = |parent, function, at, calls, bytes| Context {
+    let context = |parent, function, at, calls, bytes| CallingContext {
         parent,
         function,
-        site: CallSite { module: Some(0), at: Svma(at) },
+        site: ReturnSite { module: Some(0), at: Svma(at) },
         kind: ContextKind::Call,
         calls,
         metrics: vec![bytes],
@@ -172,7 +172,7 @@ fn contexts(calls: u64, bytes: i64) -> SavedProfile {
         functions: vec![function("main", 0x1000), function("_ZN4shop4loadEv", 0x1100)],
         contexts: vec![
             // The caller is in no module, and elsewhere in each process.
-            Context { site: CallSite { module: None, at: Svma(0x7000 + calls) }, ..context(None, 0, 0, 1, 0) },
+            CallingContext { site: ReturnSite { module: None, at: Svma(0x7000 + calls) }, ..context(None, 0, 0, 1, 0) },
             context(Some(0), 1, 0x1010, calls, bytes),
             context(Some(0), 1, 0x1020, 5, 64),
         ],

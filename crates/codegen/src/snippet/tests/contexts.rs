@@ -149,8 +149,13 @@ fn a_tree_outside_of_the_counters_is_left_alone() {
         let shift = |shift: u64| shift << 32;
         let of = tree.argument();
         let at = of as u32 as u64;
-        let others =
-            [of - at + u64::from(COUNTERS) - 1, of - at + records - size + 1, of - at + 0xffff_ffff, at, at | shift(30)];
+        let others = [
+            of - at + u64::from(COUNTERS) - 1,
+            of - at + records - size + 1,
+            of - at + 0xffff_ffff,
+            at,
+            at | shift(30),
+        ];
         for other in others {
             let mut m = tree.machine(0);
             (m.registers[RCX], m.registers[RDX]) = (other, key(1, 2));

@@ -171,9 +171,18 @@ fn listings_are_golden() {
         let file = format!("{}/../../tests/golden/codegen/listing_{name}.txt", env!("CARGO_MANIFEST_DIR"));
         expect_test::expect_file![file].assert_eq(&disassembly(code));
     };
-    for (routine, name) in
-        FIXED.into_iter().zip(["prune_goroutine", "park", "fetch", "call", "event", "cut", "time", "enter", "fork", "forked"])
-    {
+    for (routine, name) in FIXED.into_iter().zip([
+        "prune_goroutine",
+        "park",
+        "fetch",
+        "call",
+        "event",
+        "cut",
+        "time",
+        "enter",
+        "fork",
+        "forked",
+    ]) {
         let filled = listing(routine, &holes(&env)).expect("a listing").expect("assembles");
         golden(name, &filled.bytes);
     }

@@ -1,11 +1,12 @@
 //! A profile of contexts, from the trees of threads.
 
 use ingraft_analysis::Function;
-use ingraft_model::{Activations, Avma, ContextTree, ModuleId, Svma};
-use ingraft_report::{
-    CallSite, Context, ContextFunction, ContextKind, ContextProfile, ProfileKind, SavedProfile, UnprofiledFunction,
-};
+use ingraft_model::{Activations, Avma, ContextTree, ModuleId, Svma, TreeContext};
 use ingraft_process::TickClock;
+use ingraft_report::{
+    CallingContext, ContextFunction, ContextKind, ContextProfile, ProfileKind, ReturnSite, SavedProfile,
+    UnprofiledFunction,
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::ContextMetric;
@@ -15,7 +16,7 @@ use crate::readings::values::Columns;
 use crate::session::{Locked, now_ns};
 
 use super::code::ACTIVATIONS;
-use super::{ContextsKind, Site};
+use super::{ContextSite, ContextsKind};
 
 /// Offsets of the numbers of calls by outcome among the counters of activations ([`ingraft_model::Shape::Activations`]).
 const OUTCOMES: u32 = 4;
@@ -44,8 +45,6 @@ impl ContextsKind {
             outcomes = activations.iter().map(|first| first.map(|first| numbers(columns, first))).collect();
         })?;
         let addresses: FxHashSet<u64> = tree.contexts.iter().map(|context| context.return_address).collect();
-        // The callers may be in files that were not analysed yet.
-        at.load(&|file| addresses.iter().any(|at| file.text().contains(&Avma(*at))));
         let sites: FxHashMap<u64, Option<(ModuleId, Svma)>> =
             addresses.iter().map(|address| (*address, place(at, *address))).collect();
         let refused = at.refused();
@@ -108,10 +107,10 @@ impl ContextsKind {
             metrics.iter().zip(all).map(|(metric, of)| value(metric, is_nested, *of)).collect()
         };
         let site = |address: u64| match sites.get(&address).copied().flatten() {
-            Some((module, at)) => CallSite { module: Some(modules.index(module)), at },
-            None => CallSite { module: None, at: Svma(address) },
+            Some((module, at)) => ReturnSite { module: Some(modules.index(module)), at },
+            None => ReturnSite { module: None, at: Svma(address) },
         };
-        let function = |site: &Site, outcome: &Option<Activations>| {
+        let function = |site: &ContextSite, outcome: &Option<Activations>| {
             let outcome = outcome.unwrap_or_default();
             let resolved = at.modules().resolve(site.function);
             let named = |(_, _, f): (_, _, &Function)| (symbol(f), f.start(), f.size());
@@ -126,14 +125,27 @@ impl ContextsKind {
                 unrecorded: outcome.unrecorded,
             }
         };
-        let context = |(n, context): (usize, &ingraft_model::TreeContext)| {
+        // After a tail jump, the call goes on that was made of the function that has jumped, so it does not return to that function.
+        let is_tail = |above: &TreeContext, context: &TreeContext| {
+            let caller = sites.get(&context.return_address).copied().flatten();
+            let jumped = self.sites.get((above.function as usize).saturating_sub(1));
+            let in_it = |(module, site): (ModuleId, Svma)| {
+                let call = Svma(site.0.wrapping_sub(1));
+                let function = jumped.filter(|jumped| jumped.function.module == module);
+                function
+                    .and_then(|jumped| at.modules().resolve(jumped.function))
+                    .is_some_and(|(_, _, function)| function.contains(call))
+            };
+            above.return_address == context.return_address && !caller.is_some_and(in_it)
+        };
+        let context = |(n, context): (usize, &TreeContext)| {
             let above = context.parent.and_then(|parent| tree.contexts.get(parent));
             let kind = match context.back {
                 Some(back) => ContextKind::Recursion(back),
-                None if above.is_some_and(|above| above.return_address == context.return_address) => ContextKind::Tail,
+                None if above.is_some_and(|above| is_tail(above, context)) => ContextKind::Tail,
                 None => ContextKind::Call,
             };
-            Context {
+            CallingContext {
                 parent: context.parent,
                 function: (context.function as usize).saturating_sub(1),
                 site: site(context.return_address),
@@ -175,7 +187,7 @@ pub fn symbol(function: &Function) -> String {
 }
 
 /// First counter of the activations of a function's calls; `None` without code.
-fn first_counter(at: &Locked<'_>, site: &Site) -> Option<u32> {
+fn first_counter(at: &Locked<'_>, site: &ContextSite) -> Option<u32> {
     at.pair(&site.key)?.counters().get(ACTIVATIONS.0 as usize).copied()
 }
 
@@ -187,7 +199,6 @@ fn numbers(columns: &Columns<'_>, first: u32) -> Activations {
 
 /// The module and the address in its file of an address of the process.
 fn place(at: &Locked<'_>, address: u64) -> Option<(ModuleId, Svma)> {
-    let id = at.modules().at(Avma(address))?;
-    let (_, module) = at.modules().module(id)?;
+    let (id, _, module) = at.modules().loaded().find(|(_, file, _)| file.text().contains(&Avma(address)))?;
     Some((id, Avma(address).to_svma(module.bias)))
 }

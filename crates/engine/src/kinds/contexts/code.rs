@@ -22,9 +22,9 @@ pub const ACTIVATIONS: VariableId = VariableId(1);
 const TREE_OF: VariableId = VariableId(2);
 const CURRENT_OF: VariableId = VariableId(3);
 
-/// What a function does besides being called.
+/// Effects of a function of the C library that metrics are about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Role {
+pub struct LibraryRole {
     /// Whether threads wait in it.
     pub waits: bool,
     /// Whether it waits for a lock.
@@ -83,7 +83,7 @@ pub struct ContextCode<'a> {
 
 impl ContextCode<'_> {
     /// The code in a function with a number.
-    pub fn of(&self, function: FunctionId, number: u32, role: Role) -> Instrumentation {
+    pub fn of(&self, function: FunctionId, number: u32, role: LibraryRole) -> Instrumentation {
         let mut kept = Vec::new();
         let (mut entry, mut exit) = (vec![Stmt::Enter(TREE_OF, self.shape, number)], Vec::new());
         for (n, metric) in (0..).zip(self.metrics) {
@@ -117,7 +117,7 @@ impl ContextCode<'_> {
 }
 
 /// The clock whose own time of a call is added to the metric in a function; `None` if none is.
-fn clock(metric: ContextMetric, role: Role) -> Option<Clock> {
+fn clock(metric: ContextMetric, role: LibraryRole) -> Option<Clock> {
     match metric {
         ContextMetric::WallTime => Some(Clock::Wall),
         ContextMetric::CpuTime => Some(Clock::Cpu),
@@ -144,7 +144,7 @@ mod tests {
 
     const F: FunctionId = FunctionId { module: ModuleId(0), function: 3 };
 
-    fn texts(metrics: &[ContextMetric], role: Role) -> Vec<String> {
+    fn texts(metrics: &[ContextMetric], role: LibraryRole) -> Vec<String> {
         let shape = ContextShape::of_bits(4, !metrics.is_empty(), false).expect("a size");
         let (variables, metric) = (variables(7), metric(METRIC));
         let code = ContextCode { shape, metrics, variables: &variables, metric: &metric };
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn a_call_enters_its_context_and_goes_back() {
         assert_eq!(
-            texts(&[], Role::default()),
+            texts(&[], LibraryRole::default()),
             ["Entry open r1 restore v3 { enter v2 9; }", "Exit close r1 restore v3 { v3 = restored; }"]
         );
     }
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn metrics_are_added_where_they_belong() {
         use ContextMetric::{AllocatedBytes, CpuTime, LockTime, WaitTime, WallTime};
-        let role = Role { waits: true, locks: false, allocates: Some(Size::Product(0, 1)) };
+        let role = LibraryRole { waits: true, locks: false, allocates: Some(Size::Product(0, 1)) };
         let all = texts(&[WallTime, WaitTime, LockTime, AllocatedBytes], role);
         assert_eq!(
             all,
@@ -171,6 +171,9 @@ mod tests {
                 "Exit close r1 time spent restore v3 { v2 metric 0 += saved spent; v2 metric 1 += saved spent; v3 = restored; }",
             ]
         );
-        assert!(texts(&[WallTime, CpuTime], Role::default())[0].contains("time cpu time spent cpu spent"), "times first");
+        assert!(
+            texts(&[WallTime, CpuTime], LibraryRole::default())[0].contains("time cpu time spent cpu spent"),
+            "times first"
+        );
     }
 }

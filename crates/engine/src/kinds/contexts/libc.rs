@@ -3,7 +3,7 @@
 use crate::api::ContextMetric;
 use crate::kinds::waits::WAITS;
 
-use super::code::{Role, Size};
+use super::code::{LibraryRole, Size};
 
 /// Functions that allocate, with the number of bytes that they are asked for.
 const ALLOCATE: &[(&str, Size)] = &[
@@ -49,12 +49,12 @@ pub fn patterns(metrics: &[ContextMetric]) -> Vec<String> {
     metrics.iter().flat_map(each).collect()
 }
 
-/// What a function with this name, which one of the patterns has matched, does.
-pub fn role(name: &str) -> Role {
+/// The role of a function with this name, which one of the patterns has matched.
+pub fn role(name: &str) -> LibraryRole {
     // The name may have a version: pthread_cond_wait@@GLIBC_2.3.2.
     let name = name.split('@').next().unwrap_or(name);
     let allocates = ALLOCATE.iter().find(|(known, _)| *known == name).map(|(_, size)| *size);
-    Role { waits: WAITS.contains(&name), locks: LOCK.contains(&name), allocates }
+    LibraryRole { waits: WAITS.contains(&name), locks: LOCK.contains(&name), allocates }
 }
 
 #[cfg(test)]
@@ -68,6 +68,6 @@ mod tests {
         assert_eq!(role("calloc").allocates, Some(Size::Product(0, 1)));
         assert!(role("pthread_cond_wait@@GLIBC_2.3.2").waits);
         assert!(role("pthread_mutex_lock").locks && role("pthread_mutex_lock").waits);
-        assert_eq!(role("main"), Role::default());
+        assert_eq!(role("main"), LibraryRole::default());
     }
 }

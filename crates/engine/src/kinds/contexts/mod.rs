@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use ingraft_model::{ContextShape, Focus, FunctionId, ResourcePath};
 use ingraft_report::SavedProfile;
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{ContextsOptions, EnableRequest, MeasurementId, MetricFocus, Removed};
 use crate::error::{Error, Reason};
@@ -19,7 +19,7 @@ use crate::pairs::PairKey;
 use crate::session::{InsertedPairs, KindRequest, Locked, Running, now_ns};
 use crate::weaving::positions::Observer;
 
-use self::code::{ContextCode, METRIC, Role, TREE};
+use self::code::{ContextCode, LibraryRole, METRIC, TREE};
 use super::code::{LOOK, look};
 use super::profile::functions::tell_last;
 use super::whole;
@@ -33,8 +33,9 @@ pub struct ContextsKind {
     shape: ContextShape,
     /// Patterns of the functions of the C library that the metrics need.
     patterns: Vec<String>,
-    /// The functions, in the order of their numbers, which begin at 1.
-    sites: Vec<Site>,
+    /// The functions, in the order of their numbers, which begin at 1. They keep their numbers when libraries are loaded.
+    sites: Vec<ContextSite>,
+    numbers: FxHashMap<FunctionId, u32>,
     /// The pairs that have counted calls before the code came, as long as they have code.
     looks: Vec<PairKey>,
     /// First counter of the tree; `None` before it is taken.
@@ -45,9 +46,9 @@ pub struct ContextsKind {
 }
 
 /// A function whose calls are told apart.
-struct Site {
+struct ContextSite {
     function: FunctionId,
-    role: Role,
+    role: LibraryRole,
     /// The pair of the function.
     key: PairKey,
 }
@@ -61,6 +62,7 @@ impl ContextsKind {
             patterns: libc::patterns(&options.metrics),
             options: options.clone(),
             sites: Vec::new(),
+            numbers: FxHashMap::default(),
             looks: Vec::new(),
             tree: None,
             began_ns: 0,
@@ -70,7 +72,7 @@ impl ContextsKind {
     }
 
     /// The functions of a request, and those that its metrics need, each with what it does.
-    fn functions(&self, asked: &KindRequest<'_>) -> Result<Vec<(FunctionId, Role)>, Error> {
+    fn functions(&self, asked: &KindRequest<'_>) -> Result<Vec<(FunctionId, LibraryRole)>, Error> {
         let mut all = whole::functions(asked, false)?;
         let mut known: FxHashSet<FunctionId> = all.iter().copied().collect();
         let of_metrics = request::resolve_patterns(asked.modules, &self.patterns, Missing::MayCome)?;
@@ -78,7 +80,7 @@ impl ContextsKind {
         all.extend(of_metrics.into_iter().filter(|function| known.insert(*function)));
         let role = |function: &FunctionId| match asked.modules.resolve(*function) {
             Some((_, _, named)) if special.contains(function) => libc::role(&answer::symbol(named)),
-            _ => Role::default(),
+            _ => LibraryRole::default(),
         };
         Ok(all.iter().map(|function| (*function, role(function))).collect())
     }
@@ -89,7 +91,7 @@ impl ContextsKind {
     }
 
     /// Whether the code of a function is not there because it would cost too much.
-    fn is_left_out(at: &Locked<'_>, site: &Site) -> bool {
+    fn is_left_out(at: &Locked<'_>, site: &ContextSite) -> bool {
         at.pair(&site.key).is_none_or(|pair| !pair.is_woven() && pair.unwoven.is_empty())
     }
 }
@@ -99,7 +101,7 @@ impl Running for ContextsKind {
         self.patterns.iter().map(String::as_str).collect()
     }
 
-    /// A pair for each function, and one that only counts its calls.
+    /// A pair for each function, and one that only counts its calls, unless the program has hardly begun.
     fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<WantedPair>, Error> {
         let functions = self.functions(asked)?;
         if functions.len() > FUNCTIONS_MAX {
@@ -110,18 +112,22 @@ impl Running for ContextsKind {
         let code =
             ContextCode { shape: self.shape, metrics: &self.options.metrics, variables: &variables, metric: &metric };
         let owner = Owner { measurement: asked.id, hidden: false };
-        let (mut sites, mut all) = (Vec::new(), Vec::new());
+        let looks = asked.missing != Missing::MayCome;
+        let mut all = Vec::new();
         for (function, role) in functions {
             let Some((module, name)) = asked.modules.focus_name(function) else { continue };
             let Ok(focus) = Focus::new([ResourcePath::new("Code", [module, name])]) else { continue };
-            let instrumentation = code.of(function, sites.len() as u32 + 1, role);
+            let next = self.sites.len() as u32 + 1;
+            let number = *self.numbers.entry(function).or_insert(next);
+            let instrumentation = code.of(function, number, role);
             let pair = Arc::new(MetricFocus { metric: METRIC.to_owned(), focus: focus.clone() });
-            let wanted =
-                WantedPair { function: Some(function), ..WantedPair::owned(owner, pair, instrumentation) };
-            sites.push(Site { function, role, key: PairKey::of(&wanted) });
-            all.extend([look(function, focus, asked.id), wanted]);
+            let wanted = WantedPair { function: Some(function), ..WantedPair::owned(owner, pair, instrumentation) };
+            if number == next {
+                self.sites.push(ContextSite { function, role, key: PairKey::of(&wanted) });
+            }
+            all.extend(looks.then(|| look(function, focus, asked.id)));
+            all.push(wanted);
         }
-        self.sites = sites;
         self.looks = all.iter().map(PairKey::of).filter(|key| key.pair().metric == LOOK).collect();
         Ok(all)
     }
@@ -132,7 +138,10 @@ impl Running for ContextsKind {
 
     /// Takes the counters of the tree, and tells the code of all functions.
     fn prepare(&mut self, at: &mut Locked<'_>, wanted: &mut Vec<WantedPair>) -> Result<Observer, Error> {
-        let tree = at.hold_counter(self.held(at.id()), code::metric(TREE), code::held(self.shape))?;
+        let tree = match self.tree {
+            Some(tree) => tree,
+            None => at.hold_counter(self.held(at.id()), code::metric(TREE), code::held(self.shape))?,
+        };
         self.tree = Some(tree);
         let variables = code::variables(tree);
         for w in wanted.iter_mut().filter(|w| w.pair.metric == METRIC) {
@@ -142,24 +151,20 @@ impl Running for ContextsKind {
     }
 
     fn failed(&mut self, at: &mut Locked<'_>) {
-        if self.tree.take().is_some() {
+        // Code that came earlier goes on.
+        if self.began_ns == 0 && self.tree.take().is_some() {
             at.release_counter(&self.held(at.id()));
         }
     }
 
     fn inserted(&mut self, at: &mut Locked<'_>, begun: &mut InsertedPairs<'_>) {
-        if self.tree.is_some() {
+        if self.began_ns == 0 && self.tree.is_some() {
             let held = self.held(at.id());
             at.keep_held(&held);
             begun.keys.push((held, None));
             self.began_ns = now_ns();
             self.program = at.program();
         }
-    }
-
-    /// Libraries that were loaded since have no part.
-    fn grown(&mut self, _: &mut Locked<'_>) -> Result<bool, Error> {
-        Ok(true)
     }
 
     /// Takes out the code that has counted calls: it costs something at each call, also of functions that are left out.

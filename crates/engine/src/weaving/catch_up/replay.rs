@@ -3,9 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_model::contexts::{
-    self, CURRENT, FIRST, FULL, KEY, PARENT, PARENT_BIAS, PLACE, PROBES, TAKEN, TARGET,
-};
+use ingraft_model::contexts::{self, CURRENT, FIRST, FULL, KEY, PARENT, PARENT_BIAS, PLACE, PROBES, TAKEN, TARGET};
 use ingraft_model::layout::{COUNTERS, OWNER, TOP, record};
 use ingraft_model::{
     CallRecord, Clock, ContextShape, DataArea, Expr, KeptValue, Restore, Stmt, Variable, VariableId, VariableKind,
@@ -124,7 +122,7 @@ fn known(e: &Expr) -> Result<(), Uncaught> {
 pub struct ReplayedCall {
     /// Address of its return address on the stack.
     pub sp: u64,
-    /// Its return address.
+    /// The return address.
     pub returns_to: u64,
 }
 
@@ -439,9 +437,8 @@ mod tests {
             let now = |_| now;
             let mut shard = Shard::new(&LAYOUT, &now, &load).expect("a shard");
             let results = states.iter();
-            let results = results.map(|(state, sp)| {
-                shard.replay(state, &COUNTERS_OF, ReplayedCall { sp: *sp, returns_to: RETURNS_TO })
-            });
+            let results = results
+                .map(|(state, sp)| shard.replay(state, &COUNTERS_OF, ReplayedCall { sp: *sp, returns_to: RETURNS_TO }));
             let results = results.collect();
             let writes = shard.writes();
             self.0.borrow_mut().extend(writes);

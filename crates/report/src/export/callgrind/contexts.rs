@@ -11,7 +11,7 @@ use ingraft_model::Svma;
 use rustc_hash::FxHashSet;
 
 use super::{CallgrindWriter, UNKNOWN, head};
-use crate::contexts::{Context, ContextFunction, ContextProfile, ContextValue, TreeStep};
+use crate::contexts::{CallingContext, ContextFunction, ContextProfile, ContextValue, TreeStep};
 use crate::export::stacks::positive;
 use crate::program::ProfiledProgram;
 
@@ -131,7 +131,7 @@ fn add(sums: &mut [u64], values: &[Vec<u64>], context: usize) {
 
 /// Address of a call in the caller, which is that of the byte before the return address; the first byte of the caller if a function between
 /// the two has made the call.
-fn place(tree: &ContextProfile, caller: &Context, callee: &Context) -> Svma {
+fn place(tree: &ContextProfile, caller: &CallingContext, callee: &CallingContext) -> Svma {
     let Some(function) = tree.functions.get(caller.function) else { return Svma(0) };
     let call = callee.site.at.0.wrapping_sub(1);
     let is_inside = call.checked_sub(function.start.0).is_some_and(|offset| offset < function.size);

@@ -9,7 +9,7 @@ use std::fmt::Write;
 use super::Exporter;
 use super::stacks::{Stacks, names, positive};
 use super::text::{Escaped, Grouped};
-use crate::contexts::{ContextKind, ContextProfile, ContextValue, ValueUnit};
+use crate::contexts::{ContextKind, ContextProfile, ContextUnit, ContextValue};
 use crate::program::ProfiledProgram;
 use crate::saved::ProfileKind;
 
@@ -82,7 +82,7 @@ pub(super) fn flame_graph(
         names: names(program, tree),
         main: program.main_module_of_contexts(tree),
         total,
-        unit: ValueUnit::of(name).symbol(),
+        unit: ContextUnit::of(name).symbol(),
     };
     let title = program.profile().program.rsplit('/').next().unwrap_or_default();
     graph.raw(format_args!(

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use super::HtmlPage;
-use crate::contexts::{ContextProfile, ContextValue, FunctionTotal, ValueUnit};
+use crate::contexts::{ContextProfile, ContextUnit, ContextValue, FunctionTotal};
 use crate::export::flame::flame_graph;
 use crate::export::stacks::names;
 use crate::export::text::{Escaped, Grouped};
@@ -22,7 +22,7 @@ pub(super) fn html(program: &ProfiledProgram<'_>, tree: &ContextProfile, of: Con
 }
 
 /// A value with its unit.
-fn shown(value: i64, unit: ValueUnit) -> String {
+fn shown(value: i64, unit: ContextUnit) -> String {
     let (sign, symbol) = (if value < 0 { "-" } else { "" }, unit.symbol());
     let space = if symbol.is_empty() { "" } else { "\u{a0}" };
     format!("{sign}{}{space}{symbol}", Grouped(value.unsigned_abs()))
@@ -39,14 +39,14 @@ impl HtmlPage {
         self.raw(format_args!(
             "<p>{of_process}. {}: {}. {} calling contexts of {} functions, at most {} functions in a stack.</p>",
             Escaped(name),
-            shown(total, ValueUnit::of(name)),
+            shown(total, ContextUnit::of(name)),
             Grouped(statistics.nodes),
             Grouped(tree.functions.len() as u64),
             Grouped(statistics.height),
         ));
         let mut notes = Vec::new();
         if let Some(outside) = tree.value_outside(of).filter(|value| *value != 0) {
-            notes.push(format!("{} outside of all contexts", shown(outside, ValueUnit::of(name))));
+            notes.push(format!("{} outside of all contexts", shown(outside, ContextUnit::of(name))));
         }
         let mut note = |number: u64, what: &str| {
             if number > 0 {
@@ -68,7 +68,7 @@ impl HtmlPage {
 
     /// Writes the table of functions.
     fn functions(&mut self, program: &ProfiledProgram<'_>, tree: &ContextProfile, of: ContextValue) {
-        let unit = ValueUnit::of(tree.value_name(of));
+        let unit = ContextUnit::of(tree.value_name(of));
         let totals = tree.function_totals(of);
         let all = totals.iter().fold(0, |sum: i64, total| sum.saturating_add(total.own));
         let called = |total: &FunctionTotal| total.calls > 0 || total.own != 0 || total.inclusive != 0;

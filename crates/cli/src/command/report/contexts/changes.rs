@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use ingraft_model::Svma;
-use ingraft_report::{ContextChange, ContextValue, MergeError, SavedProfile, ValueChange, context_diff};
+use ingraft_report::{ChangedValue, ContextChange, ContextValue, MergeError, SavedProfile, context_diff};
 
 use crate::command::contexts::amounts::{amount, title};
 use crate::command::contexts::{by_function, records};
@@ -64,7 +64,7 @@ impl ContextChanges {
         table = table.optional(&["MODULE"]).kept("FUNCTION", 20);
         for change in all.iter().take(top) {
             let values = own(change);
-            let ValueChange { old, new } = values;
+            let ChangedValue { old, new } = values;
             let difference = i64::try_from(values.difference()).unwrap_or(if new > old { i64::MAX } else { i64::MIN });
             let sign = if difference > 0 { "+" } else { "" };
             table.row(vec![
@@ -119,7 +119,7 @@ impl ContextChanges {
 
     fn record(&self, pid: u32, (id, parent): (u64, Option<u64>), change: &ContextChange) -> ContextChangeObject {
         let is_known = change.site_module.is_some() || change.site != Svma(0);
-        let metrics = |of: fn(&ValueChange) -> i64| {
+        let metrics = |of: fn(&ChangedValue) -> i64| {
             let values = self.metrics.iter().zip(&change.metrics);
             values.map(|(name, values)| (name.clone(), of(&values.own))).collect()
         };
