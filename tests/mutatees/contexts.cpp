@@ -5,6 +5,7 @@
  *                          are made inside of four others, which began when the program did
  * allocate N               N times, `c_small` asks for 10 bytes, and `c_large` for 1000 in three ways, all of which are freed
  * wait N MS                N times, `c_sleeps` sleeps, and `c_locks` waits for a mutex that another thread holds for so long
+ * signal N                 N times, `c_raises` gets a signal whose handler is `c_handles`
  * With a number as its argument, the program only does `allocate N`.
  * The answer of `run` has a line for each context: `node ID PARENT FUNCTION SITE CALLS BACK`. SITE is the distance of the return address from the
  * program's beginning, PARENT and BACK are ids. A recursive call has the id of the context to which it leads back in BACK, others have 0. Only calls of
@@ -93,7 +94,7 @@ COUNTED long c_leaf(Run *, int), c_fan(Run *, int), c_self(Run *, int), c_tries(
     c_saves(Run *, int), c_jumps(Run *, int), c_table(Run *, int), c_outer(Run *, int), c_first(Run *, int),
     c_second(Run *, int), c_third(Run *, int);
 COUNTED void *c_small(void), *c_large(int);
-COUNTED void c_allocates(long), c_sleeps(long), c_locks(void);
+COUNTED void c_allocates(long), c_sleeps(long), c_locks(void), c_raises(void), c_handles(int);
 
 /* The name of a function of the account; NULL for others, which have hooks too. */
 static PLAIN const char *name_of(void *function) {
@@ -231,6 +232,12 @@ void c_locks() {
 }
 }
 
+extern "C" {
+void c_handles(int) {}
+
+void c_raises() { raise(SIGUSR1); }
+}
+
 static pthread_barrier_t both;
 
 static PLAIN void *holder(void *of) {
@@ -313,6 +320,9 @@ static PLAIN void obey(bool inside, char *&command) {
             report();
         } else if (sscanf(command, "allocate %ld", &times) == 1) {
             c_allocates(times);
+        } else if (sscanf(command, "signal %ld", &times) == 1) {
+            signal(SIGUSR1, c_handles);
+            for (long n = 0; n < times; n++) c_raises();
         } else if (sscanf(command, "wait %ld %ld", &times, &ms) == 2) {
             wait_for(times, ms);
         }

@@ -217,3 +217,20 @@ fn saved_contexts_are_exported() {
         assert!(text.starts_with(begins) && text.contains("c_tries"), "{format}: {}", &text[..text.len().min(200)]);
     }
 }
+
+#[test]
+fn a_handler_is_called_by_a_signal() {
+    let (outcome, _) = profiled(&[], "signal 40");
+    let records = outcome.all("context");
+    let of = |function: &str| records.iter().find(|record| record["function"] == function).expect("a context");
+    let (handler, raises) = (of("c_handles"), of("c_raises"));
+    assert_eq!((&handler["kind"], &handler["parent"], number(handler, "calls")), (&"signal".into(), &raises["id"], 40));
+    assert_eq!(raises["kind"], "call");
+}
+
+/// A recursion from one place has equal return addresses, but no tail jumps.
+#[test]
+fn a_recursion_is_no_tail_jump() {
+    let (outcome, _) = profiled(&["--recursion", "full"], "run 4 2000 0");
+    assert!(outcome.all("context").iter().all(|record| record["kind"] == "call"));
+}

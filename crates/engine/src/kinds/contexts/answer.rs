@@ -9,8 +9,7 @@ use ingraft_report::{
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::ContextMetric;
-use crate::error::Error;
+use crate::api::{ContextMetric, RefusedFunction};
 use crate::kinds::graph::module_info;
 use crate::readings::values::Columns;
 use crate::session::{Locked, now_ns};
@@ -35,52 +34,66 @@ impl ProfileModules {
     }
 }
 
+/// The functions as they are while the measurement has code.
+pub struct Standing {
+    /// First counter of the activations of each function's calls; `None` without code.
+    activations: Vec<Option<u32>>,
+    /// The functions without code.
+    without: Vec<(ModuleId, UnprofiledFunction)>,
+}
+
 impl ContextsKind {
-    /// The contexts of all threads, at one moment at which all are held.
-    pub fn read(&self, at: &Locked<'_>) -> Result<SavedProfile, Error> {
-        let activations: Vec<Option<u32>> = self.sites.iter().map(|site| first_counter(at, site)).collect();
+    /// The functions as they are now.
+    pub fn standing(&self, at: &Locked<'_>) -> Standing {
+        let refused = at.refused();
+        let known: FxHashSet<_> = refused.iter().map(|(function, _)| *function).collect();
+        let dear = self.sites.iter().filter(|site| !known.contains(&site.function) && Self::is_left_out(at, site));
+        let dear = dear.filter_map(|site| {
+            let (_, _, function) = at.modules().resolve(site.function)?;
+            let (name, why) = (symbol(function), TOO_DEAR.to_owned());
+            Some((site.function.module, UnprofiledFunction { module: 0, name, start: function.start(), why }))
+        });
+        let refused = refused.into_iter().map(|(id, RefusedFunction { function, reason })| {
+            let (name, start, why) = (function.function, function.offset, reason.to_string());
+            (id.module, UnprofiledFunction { module: 0, name, start, why })
+        });
+        let without = refused.chain(dear).collect();
+        Standing { activations: self.sites.iter().map(|site| first_counter(at, site)).collect(), without }
+    }
+
+    /// The contexts of all threads. Threads run meanwhile, so calls in progress may be told in part.
+    pub fn read(&self, at: &Locked<'_>, standing: &Standing) -> SavedProfile {
         let (mut tree, mut outcomes) = (ContextTree::default(), Vec::new());
-        let (_, held, _) = at.observe(&mut |columns| {
+        let _ = at.columns(|columns| {
             tree = self.tree.map_or_else(ContextTree::default, |first| columns.tree(first, self.shape));
-            outcomes = activations.iter().map(|first| first.map(|first| numbers(columns, first))).collect();
-        })?;
+            outcomes = standing.activations.iter().map(|first| first.map(|first| numbers(columns, first))).collect();
+        });
         let addresses: FxHashSet<u64> = tree.contexts.iter().map(|context| context.return_address).collect();
         let sites: FxHashMap<u64, Option<(ModuleId, Svma)>> =
             addresses.iter().map(|address| (*address, place(at, *address))).collect();
-        let refused = at.refused();
         let functions = self.sites.iter().map(|site| site.function.module);
         let callers = sites.values().flatten().map(|(module, _)| *module);
-        let all: FxHashSet<ModuleId> = functions.chain(callers).chain(refused.iter().map(|(f, _)| f.module)).collect();
+        let all: FxHashSet<ModuleId> =
+            functions.chain(callers).chain(standing.without.iter().map(|(module, _)| *module)).collect();
         let mut all: Vec<ModuleId> = all.into_iter().collect();
         all.sort_unstable();
         let modules = ProfileModules { modules: all };
-        let without_code: FxHashSet<_> = refused.iter().map(|(function, _)| *function).collect();
-        let dear = self.sites.iter().filter(|site| !without_code.contains(&site.function));
-        let dear = dear.filter(|site| Self::is_left_out(at, site)).filter_map(|site| {
-            let (_, _, function) = at.modules().resolve(site.function)?;
-            let (name, why) = (symbol(function), TOO_DEAR.to_owned());
-            Some(UnprofiledFunction { module: modules.index(site.function.module), name, start: function.start(), why })
-        });
-        let unprofiled = refused.into_iter().map(|(id, refused)| UnprofiledFunction {
-            module: modules.index(id.module),
-            name: refused.function.function,
-            start: refused.function.offset,
-            why: refused.reason.to_string(),
-        });
-        let refused = unprofiled.chain(dear).collect();
+        let without = standing
+            .without
+            .iter()
+            .map(|(module, function)| UnprofiledFunction { module: modules.index(*module), ..function.clone() });
         let contexts = self.profile(at, &tree, &sites, &outcomes, &modules);
-        Ok(SavedProfile {
+        SavedProfile {
             kind: ProfileKind::Contexts,
             pid: u32::try_from(at.target().pid().0).unwrap_or_default(),
             program: self.program.clone(),
             began_ns: self.began_ns,
             ended_ns: now_ns(),
             modules: modules.modules.iter().map(|id| module_info(at.modules(), *id).unwrap_or_default()).collect(),
-            refused,
-            held_ns: u64::try_from(held.as_nanos()).unwrap_or(u64::MAX),
+            refused: without.collect(),
             contexts: Some(contexts),
             ..SavedProfile::default()
-        })
+        }
     }
 
     fn profile(
@@ -142,6 +155,9 @@ impl ContextsKind {
             let above = context.parent.and_then(|parent| tree.contexts.get(parent));
             let kind = match context.back {
                 Some(back) => ContextKind::Recursion(back),
+                None if sites.get(&context.return_address).is_some_and(|site| is_restorer(at, *site)) => {
+                    ContextKind::Signal
+                }
                 None if above.is_some_and(|above| is_tail(above, context)) => ContextKind::Tail,
                 None => ContextKind::Call,
             };
@@ -182,8 +198,20 @@ impl ContextsKind {
 }
 
 /// The name of a function in the symbol table, or the one to show if it has none there.
-pub fn symbol(function: &Function) -> String {
+fn symbol(function: &Function) -> String {
     function.names().first().map_or_else(|| function.display_name().into_owned(), |name| name.mangled().to_owned())
+}
+
+/// `mov rax, SYS_rt_sigreturn; syscall`: to these instructions the handler of a signal returns.
+const RESTORER: [u8; 9] = [0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05];
+
+/// Whether a call that returns there is one of a handler by the kernel.
+fn is_restorer(at: &Locked<'_>, site: Option<(ModuleId, Svma)>) -> bool {
+    let found = site.and_then(|(module, place)| {
+        let (_, module) = at.modules().module(module)?;
+        module.image.bytes_at(place, RESTORER.len())
+    });
+    found.is_some_and(|bytes| bytes == RESTORER)
 }
 
 /// First counter of the activations of a function's calls; `None` without code.

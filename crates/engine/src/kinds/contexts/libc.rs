@@ -49,12 +49,18 @@ pub fn patterns(metrics: &[ContextMetric]) -> Vec<String> {
     metrics.iter().flat_map(each).collect()
 }
 
-/// The role of a function with this name, which one of the patterns has matched.
-pub fn role(name: &str) -> LibraryRole {
-    // The name may have a version: pthread_cond_wait@@GLIBC_2.3.2.
-    let name = name.split('@').next().unwrap_or(name);
-    let allocates = ALLOCATE.iter().find(|(known, _)| *known == name).map(|(_, size)| *size);
-    LibraryRole { waits: WAITS.contains(&name), locks: LOCK.contains(&name), allocates }
+/// The role of a function with these names, one of which a pattern has matched.
+pub fn role<'a>(names: impl Iterator<Item = &'a str>) -> LibraryRole {
+    let mut role = LibraryRole::default();
+    for name in names {
+        // The name may have a version: pthread_cond_wait@@GLIBC_2.3.2.
+        let name = name.split('@').next().unwrap_or(name);
+        role.waits |= WAITS.contains(&name);
+        role.locks |= LOCK.contains(&name);
+        let size = ALLOCATE.iter().find(|(known, _)| *known == name).map(|(_, size)| *size);
+        role.allocates = role.allocates.or(size);
+    }
+    role
 }
 
 #[cfg(test)]
@@ -65,9 +71,11 @@ mod tests {
     fn each_metric_has_its_functions() {
         assert_eq!(patterns(&[ContextMetric::WallTime]), [""; 0]);
         assert!(patterns(&[ContextMetric::AllocatedBytes]).contains(&"libjemalloc:calloc".to_owned()));
-        assert_eq!(role("calloc").allocates, Some(Size::Product(0, 1)));
-        assert!(role("pthread_cond_wait@@GLIBC_2.3.2").waits);
-        assert!(role("pthread_mutex_lock").locks && role("pthread_mutex_lock").waits);
-        assert_eq!(role("main"), LibraryRole::default());
+        let of = |names: &[&str]| role(names.iter().copied());
+        assert_eq!(of(&["__libc_calloc", "calloc"]).allocates, Some(Size::Product(0, 1)));
+        assert!(of(&["pthread_cond_wait@@GLIBC_2.3.2"]).waits);
+        let lock = of(&["__pthread_mutex_lock", "pthread_mutex_lock"]);
+        assert!(lock.locks && lock.waits);
+        assert_eq!(of(&["main"]), LibraryRole::default());
     }
 }

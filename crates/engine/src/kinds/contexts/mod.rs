@@ -9,7 +9,6 @@ mod libc;
 use std::sync::Arc;
 
 use ingraft_model::{ContextShape, Focus, FunctionId, ResourcePath};
-use ingraft_report::SavedProfile;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{ContextsOptions, EnableRequest, MeasurementId, MetricFocus, Removed};
@@ -19,9 +18,9 @@ use crate::pairs::PairKey;
 use crate::session::{InsertedPairs, KindRequest, Locked, Running, now_ns};
 use crate::weaving::positions::Observer;
 
+use self::answer::Standing;
 use self::code::{ContextCode, LibraryRole, METRIC, TREE};
 use super::code::{LOOK, look};
-use super::profile::functions::tell_last;
 use super::whole;
 
 /// Largest number of functions: each has a number in the keys of contexts.
@@ -42,7 +41,8 @@ pub struct ContextsKind {
     tree: Option<u32>,
     began_ns: u64,
     program: String,
-    last: Option<Result<SavedProfile, Error>>,
+    /// The functions as they were before the code was taken out.
+    last: Option<Standing>,
 }
 
 /// A function whose calls are told apart.
@@ -79,7 +79,9 @@ impl ContextsKind {
         let special: FxHashSet<FunctionId> = of_metrics.iter().copied().collect();
         all.extend(of_metrics.into_iter().filter(|function| known.insert(*function)));
         let role = |function: &FunctionId| match asked.modules.resolve(*function) {
-            Some((_, _, named)) if special.contains(function) => libc::role(&answer::symbol(named)),
+            Some((_, _, named)) if special.contains(function) => {
+                libc::role(named.names().iter().map(|name| name.mangled()))
+            }
             _ => LibraryRole::default(),
         };
         Ok(all.iter().map(|function| (*function, role(function))).collect())
@@ -173,10 +175,12 @@ impl Running for ContextsKind {
     }
 
     fn last(&mut self, at: &mut Locked<'_>) {
-        self.last = Some(self.read(at));
+        self.last = Some(self.standing(at));
     }
 
-    fn ended(&mut self, _: &mut Locked<'_>, removed: &mut Removed) {
-        tell_last(self.last.take(), removed);
+    /// Nothing is counted any more.
+    fn ended(&mut self, at: &mut Locked<'_>, removed: &mut Removed) {
+        let last = self.last.take();
+        removed.profile = last.map(|standing| Box::new(self.read(at, &standing)));
     }
 }
