@@ -43,7 +43,9 @@ fn tree(out: &Outcome, shape: ContextShape) -> ContextTree {
 }
 
 /// Parent, number of calls, the context to which it leads back, and the values of metrics.
-fn rows(tree: &ContextTree) -> Vec<(Option<usize>, u64, Option<usize>, [i64; 4])> {
+type Row = (Option<usize>, u64, Option<usize>, [i64; 4]);
+
+fn rows(tree: &ContextTree) -> Vec<Row> {
     tree.contexts.iter().map(|c| (c.parent, c.calls, c.back, c.metrics)).collect()
 }
 

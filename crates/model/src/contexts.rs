@@ -295,7 +295,9 @@ mod tests {
     }
 
     /// Function, return address, parent, calls, whether it leads back and where, first metric.
-    fn rows(tree: &ContextTree) -> Vec<(u32, u64, Option<usize>, u64, Option<usize>, i64)> {
+    type Row = (u32, u64, Option<usize>, u64, Option<usize>, i64);
+
+    fn rows(tree: &ContextTree) -> Vec<Row> {
         let row = |c: &TreeContext| (c.function, c.return_address, c.parent, c.calls, c.back, c.metrics[0]);
         tree.contexts.iter().map(row).collect()
     }

@@ -167,7 +167,7 @@ mod tests {
         let context = |n: usize| CallingContext {
             parent: (n > 0).then(|| (n / 3).saturating_sub(usize::from((n / 3) % 10 == 9))),
             function: if n % 10 == 9 { 0 } else { n % 20_000 },
-            site: ReturnSite { module: (n % 7 > 0).then_some(0), at: Svma(u64::MAX / (n as u64 + 1)) },
+            site: ReturnSite { module: (!n.is_multiple_of(7)).then_some(0), at: Svma(u64::MAX / (n as u64 + 1)) },
             kind: if n % 10 == 9 { ContextKind::Recursion(0) } else { ContextKind::Call },
             calls: n as u64,
             metrics: vec![n as i64, -(n as i64)],

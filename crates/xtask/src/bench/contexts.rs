@@ -67,7 +67,7 @@ fn server(redis: &Redis, what: &str, command: &[&str], overhead: &str, limit: f6
             }
         });
         let told = load();
-        session.interrupt().assert_code(0).assert_removed();
+        let _ = session.interrupt().assert_code(0).assert_removed();
         ratios.push(told / plain.max(1e-9));
         plain_us = 1e6 * plain / REQUESTS;
     }
