@@ -38,7 +38,7 @@ const VARIABLE: Avma = Avma(0x5555_5555_8000);
 
 /// Environment of the generated code in a target whose C library is glibc.
 fn environment(wall: WallClock) -> Environment {
-    let data = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 };
+    let data = DataArea { base: Avma(1 << 30), stride: 1 << 24, shards: 64, journal_bytes: 0 };
     // the offset of the rseq area and its signature are those of glibc
     let cpu = CpuClock::Rseq { slot: -0x98, signature: 0x5305_3053 };
     // the cost of code does not depend on the place of data, and this code is never executed

@@ -23,7 +23,7 @@ use crate::weaving::sites::{Text, entry_site, host, sites, whole};
 /// The environment of code that is woven only to see whether it can be.
 pub fn environment() -> Environment {
     Environment {
-        data: DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 },
+        data: DataArea { base: Avma(1 << 30), stride: 1 << 24, shards: 64, journal_bytes: 0 },
         identity: ThreadIdentity::FsOffset(0x2d0),
         shadow_stack: false,
         ticks: Scale::ONE,

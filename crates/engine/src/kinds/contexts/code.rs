@@ -138,7 +138,9 @@ impl Size {
 
 #[cfg(test)]
 mod tests {
-    use ingraft_model::ModuleId;
+    use ingraft_model::{ModuleId, WallClock};
+
+    use crate::measure::lower::worst_case;
 
     use super::*;
 
@@ -159,6 +161,18 @@ mod tests {
         );
     }
 
+    /// Without a prediction, a request would not know which functions are called too often.
+    #[test]
+    fn the_cost_of_the_largest_tree_is_predicted() {
+        let shape = ContextShape::of_bits(*ContextShape::BITS.end(), true, false).expect("a size");
+        let (variables, metric) = (variables(0), metric(METRIC));
+        let code = ContextCode { shape, metrics: &ContextMetric::ALL[..4], variables: &variables, metric: &metric };
+        for insertion in code.of(F, 1, LibraryRole::default()).insertions {
+            let cost = worst_case(&insertion, &variables, WallClock::Tsc);
+            assert!(cost.is_some(), "{}", insertion.snippet);
+        }
+    }
+
     #[test]
     fn metrics_are_added_where_they_belong() {
         use ContextMetric::{AllocatedBytes, CpuTime, LockTime, WaitTime, WallTime};
@@ -172,7 +186,7 @@ mod tests {
             ]
         );
         assert!(
-            texts(&[WallTime, CpuTime], LibraryRole::default())[0].contains("time cpu time spent cpu spent"),
+            texts(&[WallTime, CpuTime], LibraryRole::default())[0].contains("time cpu_time spent cpu_spent"),
             "times first"
         );
     }
