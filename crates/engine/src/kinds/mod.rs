@@ -52,7 +52,7 @@ pub fn read_profile(session: &Session, id: MeasurementId) -> Result<SavedProfile
         } else if let Some(coverage) = kind.downcast_ref::<CoverageKind>() {
             coverage.read(at)
         } else if let Some(contexts) = kind.downcast_ref::<ContextsKind>() {
-            Ok(contexts.read(at, &contexts.standing(at)))
+            Ok(contexts.read(at, &contexts.states(at)))
         } else {
             Err(no_profile(id))
         }

@@ -35,7 +35,7 @@ impl ProfileModules {
 }
 
 /// The functions as they are while the measurement has code.
-pub struct Standing {
+pub struct FunctionStates {
     /// First counter of the activations of each function's calls; `None` without code.
     activations: Vec<Option<u32>>,
     /// The functions without code.
@@ -44,7 +44,7 @@ pub struct Standing {
 
 impl ContextsKind {
     /// The functions as they are now.
-    pub fn standing(&self, at: &Locked<'_>) -> Standing {
+    pub fn states(&self, at: &Locked<'_>) -> FunctionStates {
         let refused = at.refused();
         let known: FxHashSet<_> = refused.iter().map(|(function, _)| *function).collect();
         let dear = self.sites.iter().filter(|site| !known.contains(&site.function) && Self::is_left_out(at, site));
@@ -58,15 +58,15 @@ impl ContextsKind {
             (id.module, UnprofiledFunction { module: 0, name, start, why })
         });
         let without = refused.chain(dear).collect();
-        Standing { activations: self.sites.iter().map(|site| first_counter(at, site)).collect(), without }
+        FunctionStates { activations: self.sites.iter().map(|site| first_counter(at, site)).collect(), without }
     }
 
     /// The contexts of all threads. Threads run meanwhile, so calls in progress may be told in part.
-    pub fn read(&self, at: &Locked<'_>, standing: &Standing) -> SavedProfile {
+    pub fn read(&self, at: &Locked<'_>, states: &FunctionStates) -> SavedProfile {
         let (mut tree, mut outcomes) = (ContextTree::default(), Vec::new());
         let _ = at.columns(|columns| {
             tree = self.tree.map_or_else(ContextTree::default, |first| columns.tree(first, self.shape));
-            outcomes = standing.activations.iter().map(|first| first.map(|first| numbers(columns, first))).collect();
+            outcomes = states.activations.iter().map(|first| first.map(|first| numbers(columns, first))).collect();
         });
         let addresses: FxHashSet<u64> = tree.contexts.iter().map(|context| context.return_address).collect();
         let sites: FxHashMap<u64, Option<(ModuleId, Svma)>> =
@@ -74,11 +74,11 @@ impl ContextsKind {
         let functions = self.sites.iter().map(|site| site.function.module);
         let callers = sites.values().flatten().map(|(module, _)| *module);
         let all: FxHashSet<ModuleId> =
-            functions.chain(callers).chain(standing.without.iter().map(|(module, _)| *module)).collect();
+            functions.chain(callers).chain(states.without.iter().map(|(module, _)| *module)).collect();
         let mut all: Vec<ModuleId> = all.into_iter().collect();
         all.sort_unstable();
         let modules = ProfileModules { modules: all };
-        let without = standing
+        let without = states
             .without
             .iter()
             .map(|(module, function)| UnprofiledFunction { module: modules.index(*module), ..function.clone() });

@@ -18,7 +18,7 @@ use crate::pairs::PairKey;
 use crate::session::{InsertedPairs, KindRequest, Locked, Running, now_ns};
 use crate::weaving::positions::Observer;
 
-use self::answer::Standing;
+use self::answer::FunctionStates;
 use self::code::{ContextCode, LibraryRole, METRIC, TREE};
 use super::code::{LOOK, look};
 use super::whole;
@@ -42,7 +42,7 @@ pub struct ContextsKind {
     began_ns: u64,
     program: String,
     /// The functions as they were before the code was taken out.
-    last: Option<Standing>,
+    last: Option<FunctionStates>,
 }
 
 /// A function whose calls are told apart.
@@ -175,12 +175,12 @@ impl Running for ContextsKind {
     }
 
     fn last(&mut self, at: &mut Locked<'_>) {
-        self.last = Some(self.standing(at));
+        self.last = Some(self.states(at));
     }
 
     /// Nothing is counted any more.
     fn ended(&mut self, at: &mut Locked<'_>, removed: &mut Removed) {
         let last = self.last.take();
-        removed.profile = last.map(|standing| Box::new(self.read(at, &standing)));
+        removed.profile = last.map(|states| Box::new(self.read(at, &states)));
     }
 }
