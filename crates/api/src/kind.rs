@@ -83,7 +83,7 @@ pub struct ContextsOptions {
 
 impl ContextsOptions {
     /// Largest number of metrics.
-    pub const METRICS_MAX: usize = 4;
+    pub const METRICS_MAX: usize = ingraft_model::contexts::METRICS_MAX;
 }
 
 /// A value that is added up in calling contexts.

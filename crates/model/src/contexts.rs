@@ -71,6 +71,11 @@ impl ContextShape {
     /// Number of bits that has room for most programs, and whose places take one MiB in each thread.
     pub const USUAL_BITS: u8 = 15;
 
+    /// The tree with [`ContextShape::USUAL_BITS`].
+    pub const fn usual(metrics: bool, full: bool) -> Self {
+        ContextShape { bits: ContextShape::USUAL_BITS, metrics, full }
+    }
+
     /// A tree with 2^`bits` places; `None` if it cannot have so many. `metrics` tells whether contexts have values of metrics, and `full` whether each
     /// recursive call has a context of its own.
     pub fn of_bits(bits: u8, metrics: bool, full: bool) -> Option<Self> {
@@ -124,9 +129,9 @@ impl ContextShape {
     }
 }
 
-/// The key of a call.
+/// The key of a call. Of a return address that is none, as a function may find if control has come to it by a jump, the lowest bits count.
 pub const fn key(function: u32, return_address: u64) -> u64 {
-    ((function as u64) << ADDRESS_BITS).wrapping_add(return_address)
+    (function as u64) << ADDRESS_BITS | address_of(return_address)
 }
 
 /// The number of the function in a key.
@@ -344,6 +349,14 @@ mod tests {
         slots[(FIRST + 24) as usize] = key(4, 1).cast_signed();
         let tree = read(&slots);
         assert!(tree.contexts.iter().enumerate().all(|(n, c)| c.parent.is_none_or(|parent| parent < n)));
+    }
+
+    #[test]
+    fn a_word_that_is_no_address_leaves_the_function_alone() {
+        for word in [u64::MAX, 1 << ADDRESS_BITS, 0x7fff_ffff_f000] {
+            assert_eq!(function_of(key(9, word)), 9);
+        }
+        assert_eq!(address_of(key(9, 0x7fff_ffff_f000)), 0x7fff_ffff_f000);
     }
 
     #[test]

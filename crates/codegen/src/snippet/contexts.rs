@@ -37,8 +37,10 @@ impl Generator<'_> {
         let current = self.word_of(v, CURRENT)?;
         // The key in rdx, and the first place to compare in rcx.
         self.value(&Expr::ReturnAddress)?;
+        self.a.shl(rax, u64::BITS - ADDRESS_BITS)?;
+        self.a.shr(rax, u64::BITS - ADDRESS_BITS)?;
         self.a.mov(rdx, key(function, 0).cast_signed())?;
-        self.a.add(rdx, rax)?;
+        self.a.or(rdx, rax)?;
         self.a.mov(rax, current)?;
         self.a.shl(rax, CONTEXT_SHIFT)?;
         self.a.xor(rax, rdx)?;
