@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 
 pub use self::outcome::CaughtUp;
 use self::outcome::Uncaught;
-use self::replay::{ReplayedCall, Shard, StateChanges};
+use self::replay::{Shard, StateChanges};
 use self::walk::{ActiveCall, Walk};
 pub use self::walk::{OriginalPositions, Walker};
 use crate::program::modules::Modules;
@@ -193,24 +193,20 @@ impl<'a> CatchUp<'a> {
         let start = layout.stride * u64::from(shard);
         let load = |at: u32| self.counters.area.read_u64(start + u64::from(at)).ok();
         let now = |clock| (self.counters.now)(clock, tid);
-        let Some(mut state) = Shard::new(&layout, &now, &load) else {
+        let word_at = |sp: u64| {
+            let mut word = [0; 8];
+            held.read(Avma(sp), &mut word).map_or(0, |()| u64::from_le_bytes(word))
+        };
+        let Some(mut state) = Shard::new(&layout, &now, &word_at, &load) else {
             done.missed(Uncaught::NoShard, all);
             return done;
         };
         for call in &calls {
             let mut missed = None;
-            let replayed = |sp: u64| {
-                let mut word = [0; 8];
-                let read = held.read(Avma(sp), &mut word);
-                ReplayedCall { sp, returns_to: read.map_or(0, |()| u64::from_le_bytes(word)) }
-            };
-            let states = call.iter().flat_map(|(states, sp)| {
-                let of = replayed(*sp);
-                states.iter().map(move |s| (s, of))
-            });
-            for ((number, counters), of) in states {
+            let states = call.iter().flat_map(|(states, sp)| states.iter().map(|s| (s, *sp)));
+            for ((number, counters), sp) in states {
                 let outcome = match self.prepared.get(*number) {
-                    Some(Ok(prepared)) => state.replay(prepared, counters, of),
+                    Some(Ok(prepared)) => state.replay(prepared, counters, sp),
                     Some(Err(why)) => Err(*why),
                     None => Ok(()),
                 };

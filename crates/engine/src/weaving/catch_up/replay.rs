@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_model::contexts::{self, CURRENT, FIRST, FULL, KEY, PARENT, PARENT_BIAS, PLACE, PROBES, TAKEN, TARGET};
+use ingraft_model::contexts::{self, CURRENT, FIRST, KEY, PARENT, PARENT_BIAS, PLACE, PROBES, TAKEN, TARGET};
 use ingraft_model::layout::{COUNTERS, OWNER, TOP, record};
 use ingraft_model::{
     CallRecord, Clock, ContextShape, DataArea, Expr, KeptValue, Restore, Stmt, Variable, VariableId, VariableKind,
@@ -117,20 +117,12 @@ fn known(e: &Expr) -> Result<(), Uncaught> {
     }
 }
 
-/// A call that began before the code was there.
-#[derive(Clone, Copy, Debug)]
-pub struct ReplayedCall {
-    /// Address of its return address on the stack.
-    pub sp: u64,
-    /// The return address.
-    pub returns_to: u64,
-}
-
 /// A thread's shard while its calls are caught up. All offsets are relative to the shard.
 pub struct Shard<'a> {
     load: &'a dyn Fn(u32) -> Option<u64>,
     records_at: u32,
     now: &'a dyn Fn(Clock) -> u64,
+    word_at: &'a dyn Fn(u64) -> u64,
     /// The open records, including the sentinel that ends every search, and the number of records at the beginning.
     records: Vec<[u64; WORDS]>,
     before: usize,
@@ -141,8 +133,14 @@ pub struct Shard<'a> {
 }
 
 impl<'a> Shard<'a> {
-    /// Reads the records of a shard; `now` reads a clock, in ticks. `None` if the shard is not in a state that an engine leaves.
-    pub fn new(layout: &DataArea, now: &'a dyn Fn(Clock) -> u64, load: &'a dyn Fn(u32) -> Option<u64>) -> Option<Self> {
+    /// Reads the records of a shard. `now` reads a clock, in ticks, and `word_at` a word of the thread's stack; it is 0 if that cannot be read. `None` if
+    /// the shard is not in a state that an engine leaves.
+    pub fn new(
+        layout: &DataArea,
+        now: &'a dyn Fn(Clock) -> u64,
+        word_at: &'a dyn Fn(u64) -> u64,
+        load: &'a dyn Fn(u32) -> Option<u64>,
+    ) -> Option<Self> {
         let records_at = layout.records();
         let top =
             u32::try_from(load(TOP)?).ok().filter(|top| *top <= record::ROOM && top.is_multiple_of(record::SIZE))?;
@@ -160,21 +158,21 @@ impl<'a> Shard<'a> {
             records.push(new_record(u64::MAX, 0, 0, 0));
         }
         let names = records.iter().map(name_of).filter(|name| *name != 0).collect();
-        Some(Shard { load, records_at, now, records, before, names, words: BTreeMap::new() })
+        Some(Shard { load, records_at, now, word_at, records, before, names, words: BTreeMap::new() })
     }
 
     /// Changes the shard as the code would have done at the entry of the call whose return address is at `sp`. Must be called from the
     /// outermost call to the innermost one. On an error the shard is not changed.
-    pub fn replay(&mut self, state: &StateChanges, counters: &[u32], call: ReplayedCall) -> Result<(), Uncaught> {
+    pub fn replay(&mut self, state: &StateChanges, counters: &[u32], sp: u64) -> Result<(), Uncaught> {
         let mixed = |name: u32| self.names.contains(&name);
         if opened(&state.0).any(|r| offset(counters, r.activations).is_some_and(mixed)) {
             return Err(Uncaught::Mixed);
         }
-        self.run(&state.0, counters, call);
+        self.run(&state.0, counters, sp);
         Ok(())
     }
 
-    fn run(&mut self, stmts: &[Stmt], counters: &[u32], call: ReplayedCall) {
+    fn run(&mut self, stmts: &[Stmt], counters: &[u32], sp: u64) {
         for stmt in stmts {
             match stmt {
                 Stmt::Add(v, e) => {
@@ -187,15 +185,15 @@ impl<'a> Shard<'a> {
                 }
                 Stmt::If(condition, body) => {
                     if self.eval(condition, counters) != 0 {
-                        self.run(body, counters, call);
+                        self.run(body, counters, sp);
                     }
                 }
                 Stmt::Open(r, body) => {
-                    if self.open(r, counters, call.sp) || r.is_optional() {
-                        self.run(body, counters, call);
+                    if self.open(r, counters, sp) || r.is_optional() {
+                        self.run(body, counters, sp);
                     }
                 }
-                Stmt::Enter(v, shape, function) => self.enter((*v, *shape), counters, *function, call.returns_to),
+                Stmt::Enter(v, shape, function) => self.enter((*v, *shape), counters, *function, sp),
                 Stmt::Start(timer, clock) => {
                     let nest = self.variable(counters, *timer);
                     if nest == 0 {
@@ -277,10 +275,11 @@ impl<'a> Shard<'a> {
         self.records.first().and_then(|first| first.get(word)).copied().unwrap_or(0)
     }
 
-    /// Makes the context of a call that of the thread, as code does, without counting the call.
-    fn enter(&mut self, (v, shape): (VariableId, ContextShape), counters: &[u32], function: u32, returns_to: u64) {
+    /// Makes the context of the call whose return address is at `sp` that of the thread, as code does, without counting the call. If there is no
+    /// room, the context of the caller stays.
+    fn enter(&mut self, (v, shape): (VariableId, ContextShape), counters: &[u32], function: u32, sp: u64) {
         let word = |shard: &Self, n: u32| shard.at(counters, v, n).cast_unsigned();
-        let (current, key) = (word(self, CURRENT), contexts::key(function, returns_to));
+        let (current, key) = (word(self, CURRENT), contexts::key(function, (self.word_at)(sp)));
         let parent = current + PARENT_BIAS;
         let first = shape.place(current, key);
         for probe in 0..PROBES {
@@ -305,8 +304,6 @@ impl<'a> Shard<'a> {
                 _ => {}
             }
         }
-        let full = word(self, FULL) + 1;
-        self.set(counters, v, FULL, full.cast_signed());
     }
 
     /// The context of a function at or above another context; 0 if there is none.
@@ -400,7 +397,7 @@ fn name_of(words: &[u64; WORDS]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ingraft_model::{Avma, BinaryOp, KeptValue, Shape, ValueUnit};
+    use ingraft_model::{Avma, BinaryOp, ContextTree, KeptValue, Shape, ValueUnit};
     use rustc_hash::FxHashMap;
     use std::cell::RefCell;
 
@@ -435,11 +432,8 @@ mod tests {
         fn replay(&self, now: u64, states: &[(&StateChanges, u64)]) -> Vec<Result<(), Uncaught>> {
             let load = |at: u32| Some(self.0.borrow().get(&at).copied().unwrap_or(0));
             let now = |_| now;
-            let mut shard = Shard::new(&LAYOUT, &now, &load).expect("a shard");
-            let results = states.iter();
-            let results = results
-                .map(|(state, sp)| shard.replay(state, &COUNTERS_OF, ReplayedCall { sp: *sp, returns_to: RETURNS_TO }));
-            let results = results.collect();
+            let mut shard = Shard::new(&LAYOUT, &now, &|sp| sp + RETURNS_TO, &load).expect("a shard");
+            let results = states.iter().map(|(state, sp)| shard.replay(state, &COUNTERS_OF, *sp)).collect();
             let writes = shard.writes();
             self.0.borrow_mut().extend(writes);
             results
@@ -472,6 +466,34 @@ mod tests {
         assert_eq!((memory.counter(1), memory.counter(0)), (3, 0));
         assert_eq!(memory.open(), [(900, 0), (800, 1), (700, 2)]);
         assert_eq!(memory.at(LAYOUT.records()), u64::MAX, "what ends every search");
+    }
+
+    #[test]
+    fn calls_in_progress_have_contexts_and_do_not_count() {
+        const TREE: u32 = 100;
+        let shape = ContextShape::of_bits(3, false, false).expect("a size");
+        let code = |function| {
+            let enter = vec![Stmt::Enter(VALUE, shape, function)];
+            let code = [Stmt::Open(record(Some(Restore::Value(FLAG))), enter)];
+            StateChanges::of(&code, &variables()).expect("known").expect("a state")
+        };
+        let (main, f) = (code(1), code(2));
+        let memory = Memory::default();
+        let load = |at: u32| Some(memory.at(at));
+        let mut shard = Shard::new(&LAYOUT, &|_| 0, &|sp| sp + RETURNS_TO, &load).expect("a shard");
+        for (state, sp) in [(&main, 900), (&f, 800), (&f, 700)] {
+            shard.replay(state, &[TREE, TREE + CURRENT, 2, 5], sp).expect("known");
+        }
+        let writes = shard.writes();
+        memory.0.borrow_mut().extend(writes);
+        let tree = ContextTree::from_slots(shape, |n| memory.counter(TREE + n));
+        let found: Vec<_> = tree.contexts.iter().map(|c| (c.function, c.return_address, c.parent, c.back)).collect();
+        let at = |sp| RETURNS_TO + sp;
+        assert_eq!(found, [(1, at(900), None, None), (2, at(800), Some(0), None), (2, at(700), Some(1), Some(1))]);
+        assert!(tree.contexts.iter().all(|context| context.calls == 0) && tree.full == 0);
+        // The recursive call leads back to the context that its own record restores.
+        let saved: Vec<u64> = memory.open().into_iter().map(|(_, saved)| saved).collect();
+        assert_eq!((saved[0], saved[2]), (0, memory.counter(TREE + CURRENT).cast_unsigned()));
     }
 
     #[test]
@@ -524,9 +546,9 @@ mod tests {
     fn a_damaged_shard_is_left_alone() {
         let top = |top: u64| move |at: u32| Some(if at == TOP { top } else { 0 });
         for bad in [7, u64::MAX, u64::from(record::ROOM) + 64] {
-            assert!(Shard::new(&LAYOUT, &|_| 0, &top(bad)).is_none());
+            assert!(Shard::new(&LAYOUT, &|_| 0, &|_| 0, &top(bad)).is_none());
         }
-        assert!(Shard::new(&LAYOUT, &|_| 0, &|_| None).is_none());
+        assert!(Shard::new(&LAYOUT, &|_| 0, &|_| 0, &|_| None).is_none());
     }
 
     #[test]
