@@ -3,15 +3,17 @@
 use std::sync::Arc;
 
 use ingraft_model::{
-    Aggregate, Focus, FunctionId, Insertion, Instrumentation, MetricInfo, Order, Parts, PointKind, Refusal, Role,
-    Shape, Snippet, Style, UnitsType, ValueUnit, Variable, VariableId, VariableKind,
+    Aggregate, Focus, FunctionId, Insertion, Instrumentation, MetricInfo, Order, Parts, PointKind, Refusal,
+    ResourcePath, Role, Shape, Snippet, Style, UnitsType, ValueUnit, Variable, VariableId, VariableKind,
 };
 
 use crate::api::{MeasurementId, MetricFocus};
 use crate::measure::request::{Owner, WantedPair};
+use crate::pairs::PairKey;
+use crate::program::modules::Modules;
 
 /// Name of the metric of the pairs that count calls before costly code comes.
-pub const LOOK: &str = "calls_looked_at";
+const LOOK: &str = "calls_looked_at";
 
 /// Code of a metric of the engine's own that is refused in a function for this reason.
 pub fn refused(function: FunctionId, metric: &str, why: Refusal) -> Instrumentation {
@@ -53,6 +55,17 @@ pub fn look(function: FunctionId, focus: Focus, measurement: MeasurementId) -> W
     let code = Instrumentation { variables: [variable(0)].into(), ..empty(vec![count], metric_named(LOOK)) };
     let pair = Arc::new(MetricFocus { metric: LOOK.to_owned(), focus });
     WantedPair { function: Some(function), ..WantedPair::owned(Owner { measurement, hidden: true }, pair, code) }
+}
+
+/// The pairs among these that only count calls before costly code comes.
+pub fn looks_among(wanted: &[WantedPair]) -> Vec<PairKey> {
+    wanted.iter().filter(|wanted| wanted.pair.metric == LOOK).map(PairKey::of).collect()
+}
+
+/// The whole of a function as a focus; `None` if it has no name that a focus can have.
+pub fn focus(modules: &Modules, function: FunctionId) -> Option<Focus> {
+    let (module, name) = modules.focus_name(function)?;
+    Focus::new([ResourcePath::new("Code", [module, name])]).ok()
 }
 
 /// An instrumentation of a developer's metric, without variables.

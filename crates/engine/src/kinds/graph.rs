@@ -46,7 +46,7 @@ impl FunctionGraph {
         }
         let cfg = module.image.cfg(f);
         let name = f.display_name().into_owned();
-        let symbol = f.names().first().map_or_else(|| name.clone(), |name| name.mangled().to_owned());
+        let symbol = symbol(f);
         let events = events(module, &cfg);
         Ok((FunctionGraph { function, symbol, name, first: f.start(), size: f.size(), cfg, events }, module, f))
     }
@@ -192,6 +192,11 @@ pub fn module_info(modules: &Modules, module: ModuleId) -> Option<ModuleInfo> {
             segments().map(|s| s.svma.0.saturating_add(s.mem_size)).max().unwrap_or_default(),
         ),
     })
+}
+
+/// The name of a function in the symbol table, or the one to show if it has none there.
+pub fn symbol(function: &Function) -> String {
+    function.names().first().map_or_else(|| function.display_name().into_owned(), |name| name.mangled().to_owned())
 }
 
 /// Events of one execution of each block.

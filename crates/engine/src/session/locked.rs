@@ -78,6 +78,11 @@ impl<'s> Locked<'s> {
         self.control.pairs.get(key)
     }
 
+    /// Whether a pair has no code although nothing refuses it: its code would cost too much.
+    pub fn is_left_out(&self, key: &PairKey) -> bool {
+        self.pair(key).is_none_or(|pair| !pair.is_woven() && pair.unwoven.is_empty())
+    }
+
     /// The functions that are refused to the measurement, with the reasons.
     pub fn refused(&self) -> Vec<(FunctionId, RefusedFunction)> {
         let measurement = self.control.measurements.get(&self.id);
@@ -142,13 +147,6 @@ impl<'s> Locked<'s> {
         let counter = counter.ok_or_else(|| too_many(limit).about(self.session.pid()))?;
         self.control.pairs.insert(key, Pair::holding(metric, [variable].into(), vec![counter]));
         Ok(counter)
-    }
-
-    /// Notes the shape of a variable whose counters are held, for which code was inserted: what threads leave in it when they end is kept.
-    pub fn keep_held(&self, key: &PairKey) {
-        let Some(pair) = self.control.pairs.get(key) else { return };
-        let shapes = pair.variables.iter().map(|variable| variable.shape);
-        self.session.shared_mut().add_shapes(pair.counters.iter().copied().zip(shapes));
     }
 
     /// Gives a counter back of which no code was inserted.

@@ -1,7 +1,7 @@
 //! A profile of contexts, from the trees of threads.
 
 use ingraft_analysis::Function;
-use ingraft_model::{Activations, Avma, ContextTree, ModuleId, Svma, TreeContext};
+use ingraft_model::{Activations, Avma, ContextTree, ModuleId, Shape, Svma, TreeContext};
 use ingraft_process::TickClock;
 use ingraft_report::{
     CallingContext, ContextFunction, ContextKind, ContextProfile, ProfileKind, ReturnSite, SavedProfile,
@@ -10,15 +10,12 @@ use ingraft_report::{
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{ContextMetric, RefusedFunction};
-use crate::kinds::graph::module_info;
-use crate::readings::values::Columns;
+use crate::kinds::graph::{module_info, symbol};
+use crate::readings::values::{Columns, Ruler, Slots};
 use crate::session::{Locked, now_ns};
 
 use super::code::ACTIVATIONS;
 use super::{ContextSite, ContextsKind};
-
-/// Offsets of the numbers of calls by outcome among the counters of activations ([`ingraft_model::Shape::Activations`]).
-const OUTCOMES: u32 = 4;
 
 /// Reason for a function without code.
 const TOO_DEAR: &str = "its calls are so many that telling their contexts would exceed --max-overhead";
@@ -47,7 +44,7 @@ impl ContextsKind {
     pub fn states(&self, at: &Locked<'_>) -> FunctionStates {
         let refused = at.refused();
         let known: FxHashSet<_> = refused.iter().map(|(function, _)| *function).collect();
-        let dear = self.sites.iter().filter(|site| !known.contains(&site.function) && Self::is_left_out(at, site));
+        let dear = self.sites.iter().filter(|site| !known.contains(&site.function) && at.is_left_out(&site.key));
         let dear = dear.filter_map(|site| {
             let (_, _, function) = at.modules().resolve(site.function)?;
             let (name, why) = (symbol(function), TOO_DEAR.to_owned());
@@ -66,7 +63,7 @@ impl ContextsKind {
         let (mut tree, mut outcomes) = (ContextTree::default(), Vec::new());
         let _ = at.columns(|columns| {
             tree = self.tree.map_or_else(ContextTree::default, |first| columns.tree(first, self.shape));
-            outcomes = states.activations.iter().map(|first| first.map(|first| numbers(columns, first))).collect();
+            outcomes = states.activations.iter().map(|first| first.map(|first| outcomes_of(columns, first))).collect();
         });
         let addresses: FxHashSet<u64> = tree.contexts.iter().map(|context| context.return_address).collect();
         let sites: FxHashMap<u64, Option<(ModuleId, Svma)>> =
@@ -197,11 +194,6 @@ impl ContextsKind {
     }
 }
 
-/// The name of a function in the symbol table, or the one to show if it has none there.
-fn symbol(function: &Function) -> String {
-    function.names().first().map_or_else(|| function.display_name().into_owned(), |name| name.mangled().to_owned())
-}
-
 /// `mov rax, SYS_rt_sigreturn; syscall`: to these instructions the handler of a signal returns.
 const RESTORER: [u8; 9] = [0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05];
 
@@ -220,9 +212,8 @@ fn first_counter(at: &Locked<'_>, site: &ContextSite) -> Option<u32> {
 }
 
 /// Numbers of calls by outcome.
-fn numbers(columns: &Columns<'_>, first: u32) -> Activations {
-    let of = |n: u32| columns.sum(first + n % OUTCOMES).cast_unsigned();
-    Activations { left: of(0), unseen: of(1), unrecorded: of(2), left_by_tail_jump: of(3) }
+fn outcomes_of(columns: &Columns<'_>, first: u32) -> Activations {
+    columns.together(Slots { first, shape: Shape::Counter }, &[first], Ruler::PLAIN).1
 }
 
 /// The module and the address in its file of an address of the process.

@@ -8,7 +8,7 @@ mod libc;
 
 use std::sync::Arc;
 
-use ingraft_model::{ContextShape, Focus, FunctionId, ResourcePath};
+use ingraft_model::{ContextShape, Focus, FunctionId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{ContextsOptions, EnableRequest, MeasurementId, MetricFocus, Removed};
@@ -20,7 +20,7 @@ use crate::weaving::positions::Observer;
 
 use self::answer::FunctionStates;
 use self::code::{ContextCode, LibraryRole, METRIC, TREE};
-use super::code::{LOOK, look};
+use super::code::{focus, look, looks_among};
 use super::whole;
 
 /// Largest number of functions: each has a number in the keys of contexts.
@@ -56,9 +56,8 @@ struct ContextSite {
 impl ContextsKind {
     /// A measurement that has not begun.
     pub fn new(options: &ContextsOptions) -> Self {
-        let shape = ContextShape::of_bits(ContextShape::USUAL_BITS, !options.metrics.is_empty(), options.full);
         ContextsKind {
-            shape: shape.expect("the usual number is in the range"),
+            shape: ContextShape::usual(!options.metrics.is_empty(), options.full),
             patterns: libc::patterns(&options.metrics),
             options: options.clone(),
             sites: Vec::new(),
@@ -91,11 +90,6 @@ impl ContextsKind {
         let pair = Arc::new(MetricFocus { metric: TREE.to_owned(), focus: Focus::default() });
         PairKey::owned(Owner { measurement: id, hidden: true }, pair)
     }
-
-    /// Whether the code of a function is not there because it would cost too much.
-    fn is_left_out(at: &Locked<'_>, site: &ContextSite) -> bool {
-        at.pair(&site.key).is_none_or(|pair| !pair.is_woven() && pair.unwoven.is_empty())
-    }
 }
 
 impl Running for ContextsKind {
@@ -117,8 +111,7 @@ impl Running for ContextsKind {
         let looks = asked.missing != Missing::MayCome;
         let mut all = Vec::new();
         for (function, role) in functions {
-            let Some((module, name)) = asked.modules.focus_name(function) else { continue };
-            let Ok(focus) = Focus::new([ResourcePath::new("Code", [module, name])]) else { continue };
+            let Some(focus) = focus(asked.modules, function) else { continue };
             let next = self.sites.len() as u32 + 1;
             let number = *self.numbers.entry(function).or_insert(next);
             let instrumentation = code.of(function, number, role);
@@ -130,7 +123,7 @@ impl Running for ContextsKind {
             all.extend(looks.then(|| look(function, focus, asked.id)));
             all.push(wanted);
         }
-        self.looks = all.iter().map(PairKey::of).filter(|key| key.pair().metric == LOOK).collect();
+        self.looks.extend(looks_among(&all));
         Ok(all)
     }
 
@@ -161,9 +154,7 @@ impl Running for ContextsKind {
 
     fn inserted(&mut self, at: &mut Locked<'_>, begun: &mut InsertedPairs<'_>) {
         if self.began_ns == 0 && self.tree.is_some() {
-            let held = self.held(at.id());
-            at.keep_held(&held);
-            begun.keys.push((held, None));
+            begun.keys.push((self.held(at.id()), None));
             self.began_ns = now_ns();
             self.program = at.program();
         }

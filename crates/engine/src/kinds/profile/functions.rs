@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ingraft_model::{Focus, FunctionId, Instrumentation, MetricInfo, ModuleId, Refusal, ResourcePath};
+use ingraft_model::{FunctionId, Instrumentation, MetricInfo, ModuleId, Refusal};
 use ingraft_profile::ProbeAt;
 use ingraft_report::{FunctionProfile, ModuleInfo, SavedProfile, UnprofiledFunction};
 use rayon::prelude::*;
@@ -124,8 +124,7 @@ impl<P: Plan> Functions<P> {
     ) -> Vec<WantedPair> {
         let metric = code::metric_named(metric);
         let wanted = |function: &FunctionId| {
-            let (module, name) = asked.modules.focus_name(*function)?;
-            let focus = Focus::new([ResourcePath::new("Code", [module, name])]).ok()?;
+            let focus = code::focus(asked.modules, *function)?;
             let (plan, instrumentation) = match plan(*function) {
                 Ok(plan) => {
                     let instrumentation = plan.instrumentation(Arc::clone(&metric));

@@ -9,9 +9,7 @@ mod tree;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ingraft_model::records::TakenRecord;
-use ingraft_model::{
-    Focus, FunctionId, Instrumentation, RecordColumn, ResourcePath, Variable, VariableId, VariableKind,
-};
+use ingraft_model::{Focus, FunctionId, Instrumentation, RecordColumn, Variable, VariableId, VariableKind};
 use ingraft_process::TickClock;
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -28,7 +26,7 @@ use crate::weaving::positions::Observer;
 
 use self::code::{BEGAN, ENDED, HEAD, INSIDE, InsideCode, MET, OPEN, RECORDS, SLOW, SharedCounters};
 use self::tree::{CallSpan, tree};
-use super::code::{LOOK, look, metric_named};
+use super::code::{focus, look, looks_among, metric_named};
 use super::no_print;
 use super::prints::answer::{Counted, Limiter, call};
 use super::prints::{UNRECORDED, place_callers, printed_column, printing};
@@ -114,12 +112,6 @@ fn pair(
     WantedPair { function: Some(function), ..WantedPair::owned(owner, pair, instrumentation) }
 }
 
-/// The whole of a function as a focus; `None` if it has no name that a focus can have.
-fn focus(modules: &Modules, function: FunctionId) -> Option<Focus> {
-    let (module, name) = modules.focus_name(function)?;
-    Focus::new([ResourcePath::new("Code", [module, name])]).ok()
-}
-
 fn number(site: usize) -> u16 {
     u16::try_from(site).unwrap_or(u16::MAX)
 }
@@ -176,8 +168,7 @@ impl SlowKind {
 
     /// Whether the code of a function is not there because it would cost too much.
     fn is_left_out(&self, at: &Locked<'_>, site: &SlowSite) -> bool {
-        self.left_out.contains(&site.function)
-            || at.pair(&site.key).is_none_or(|pair| !pair.is_woven() && pair.unwoven.is_empty())
+        self.left_out.contains(&site.function) || at.is_left_out(&site.key)
     }
 
     /// The slow calls in what threads have appended since the last time.
@@ -288,7 +279,7 @@ impl Running for SlowKind {
             all.extend([look(function, focus, asked.id), wanted]);
         }
         (self.sites, self.outer) = (sites, outer.len());
-        self.looks = all.iter().map(PairKey::of).filter(|key| key.pair().metric == LOOK).collect();
+        self.looks = looks_among(&all);
         Ok(all)
     }
 
