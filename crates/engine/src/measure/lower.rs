@@ -8,6 +8,7 @@ use ingraft_mdl::{
     Evaluated, Evaluator, IntegerPath, Library, Parameter, ProgramFacts, ProgramVariable, Unresolved, VariableLocation,
     WithNames, codes,
 };
+use ingraft_model::layout::STRIDE_MAX;
 use ingraft_model::{
     Avma, Bias, Called, CpuClock, DataArea, EdgeKind, Flavor, Focus, FunctionId, Insertion, LoopEdges, ModuleId,
     Offset, Parts, Pid, PointId, PointKind, Refusal, ResourcePath, Scalar, Scale, Site, Snippet, Stmt, ThreadIdentity,
@@ -38,7 +39,8 @@ const VARIABLE: Avma = Avma(0x5555_5555_8000);
 
 /// Environment of the generated code in a target whose C library is glibc.
 fn environment(wall: WallClock) -> Environment {
-    let data = DataArea { base: Avma(1 << 30), stride: 1 << 24, shards: 64, journal_bytes: 0 };
+    // any variable has room in it
+    let data = DataArea { base: Avma(1 << 30), stride: STRIDE_MAX, shards: 64, journal_bytes: 0 };
     // the offset of the rseq area and its signature are those of glibc
     let cpu = CpuClock::Rseq { slot: -0x98, signature: 0x5305_3053 };
     // the cost of code does not depend on the place of data, and this code is never executed

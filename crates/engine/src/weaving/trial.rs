@@ -7,6 +7,7 @@ use ingraft_codegen::{
     Arena, BodyRequest, Environment, MiniRequest, PointRequest, Readable, StackView, TextSpace, WovenBody, WovenPoint,
     weave_body, weave_points_on,
 };
+use ingraft_model::layout::STRIDE_MAX;
 use ingraft_model::machine::SHORT_JUMP;
 use ingraft_model::{
     Avma, CpuClock, DataArea, FunctionBody, FunctionId, ModuleId, Offset, PointId, PointKind, Refusal, Scale, Site,
@@ -23,7 +24,8 @@ use crate::weaving::sites::{Text, entry_site, host, sites, whole};
 /// The environment of code that is woven only to see whether it can be.
 pub fn environment() -> Environment {
     Environment {
-        data: DataArea { base: Avma(1 << 30), stride: 1 << 24, shards: 64, journal_bytes: 0 },
+        // Any variable has room in it.
+        data: DataArea { base: Avma(1 << 30), stride: STRIDE_MAX, shards: 64, journal_bytes: 0 },
         identity: ThreadIdentity::FsOffset(0x2d0),
         shadow_stack: false,
         ticks: Scale::ONE,
