@@ -6,6 +6,8 @@
  * allocate N               N times, `c_small` asks for 10 bytes, and `c_large` for 1000 in three ways, all of which are freed
  * wait N MS                N times, `c_sleeps` sleeps, and `c_locks` waits for a mutex that another thread holds for so long
  * signal N                 N times, `c_raises` gets a signal whose handler is `c_handles`
+ * pass N                   N times, `c_begins` calls `c_passes`, which ends by a jump to `c_hands`, and that one by a jump to `c_takes`; then it
+ *                          calls `c_after`
  * With a number as its argument, the program only does `allocate N`.
  * The answer of `run` has a line for each context: `node ID PARENT FUNCTION SITE CALLS BACK`. SITE is the distance of the return address from the
  * program's beginning, PARENT and BACK are ids. A recursive call has the id of the context to which it leads back in BACK, others have 0. Only calls of
@@ -232,7 +234,23 @@ void c_locks() {
 }
 }
 
+/* Functions without hooks, which would follow what is to be the last call. */
+#define JUMPS __attribute__((noipa, used, no_instrument_function, optimize("optimize-sibling-calls")))
+
 extern "C" {
+JUMPS long c_after(long n) { return n; }
+
+JUMPS long c_takes(long n) { return c_after(n) + 1; }
+
+JUMPS long c_hands(long n) { return c_takes(n + 1); }
+
+JUMPS long c_passes(long n) { return c_hands(n * 2); }
+
+JUMPS long c_begins(long n) {
+    long sum = c_passes(n);
+    return sum + c_after(n) * 3;
+}
+
 void c_handles(int) {}
 
 void c_raises() { raise(SIGUSR1); }
@@ -320,6 +338,8 @@ static PLAIN void obey(bool inside, char *&command) {
             report();
         } else if (sscanf(command, "allocate %ld", &times) == 1) {
             c_allocates(times);
+        } else if (sscanf(command, "+pass %ld", &times) == 1) {
+            for (long n = 0; n < times; n++) c_begins(n);
         } else if (sscanf(command, "signal %ld", &times) == 1) {
             signal(SIGUSR1, c_handles);
             for (long n = 0; n < times; n++) c_raises();

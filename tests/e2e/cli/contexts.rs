@@ -103,10 +103,12 @@ fn contexts_equal_the_programs_account() {
 /// Four calls have begun before the profile.
 #[test]
 fn calls_in_progress_are_contexts_of_later_calls() {
-    let (outcome, truth) = profiled(&[], "+run 7 3000 1");
-    assert_equal(&outcome, &truth);
-    let outer = known(&truth).into_keys().filter(|(path, _)| path[0].0 == "c_outer").count();
-    assert!(outer > 10, "{outer} contexts inside of earlier calls");
+    for metric in ["calls", "time,cpu"] {
+        let (outcome, truth) = profiled(&["--metric", metric], "+run 7 3000 1");
+        assert_equal(&outcome, &truth);
+        let outer = known(&truth).into_keys().filter(|(path, _)| path[0].0 == "c_outer").count();
+        assert!(outer > 10, "{outer} contexts inside of earlier calls");
+    }
 }
 
 /// The times of all contexts are own times, which add up to the time of the calls from outside.
@@ -231,6 +233,33 @@ fn a_handler_is_called_by_a_signal() {
     let (handler, raises) = (of("c_handles"), of("c_raises"));
     assert_eq!((&handler["kind"], &handler["parent"], number(handler, "calls")), (&"signal".into(), &raises["id"], 40));
     assert_eq!(raises["kind"], "call");
+}
+
+/// The functions that are jumped to are below those that jump, and later calls are those of the function that was called first.
+#[test]
+fn a_tail_jump_goes_on_below() {
+    let (outcome, _) = profiled(&[], "+pass 300");
+    let records = outcome.all("context");
+    let name = |id: &Value| {
+        records.iter().find(|record| record["id"] == *id).map_or("", |r| r["function"].as_str().expect("a name"))
+    };
+    let mut found: Vec<_> = records
+        .iter()
+        .map(|record| (name(&record["parent"]), name(&record["id"]), &record["kind"], number(record, "calls")))
+        .filter(|(.., calls)| *calls > 0)
+        .collect();
+    found.sort_by_key(|(caller, function, ..)| (*function, *caller));
+    let (call, tail) = (Value::from("call"), Value::from("tail"));
+    let expected = [
+        ("c_begins", "c_after", &call, 300),
+        ("c_takes", "c_after", &call, 300),
+        ("c_third", "c_begins", &call, 300),
+        ("c_passes", "c_hands", &tail, 300),
+        ("c_begins", "c_passes", &call, 300),
+        ("c_hands", "c_takes", &tail, 300),
+    ];
+    assert_eq!(found, expected);
+    assert_eq!([&outcome.one("contexts")["left"], &outcome.one("contexts")["unseen"]], [0, 0]);
 }
 
 /// A recursion from one place has equal return addresses, but no tail jumps.
