@@ -27,7 +27,7 @@ struct TreeLine {
 /// Content of a line of the tree.
 enum LineContent {
     /// The context with this index.
-    CallingContext(usize),
+    Context(usize),
     /// The hidden contexts below a context.
     Hidden(HiddenContexts),
 }
@@ -142,7 +142,7 @@ impl<'a> ValuedTree<'a> {
         let mut lines = Vec::new();
         let mut next = self.below(None, (0, 0));
         while let Some(line) = next.pop() {
-            if let LineContent::CallingContext(index) = line.what {
+            if let LineContent::Context(index) = line.what {
                 next.extend(self.below(Some(index), (line.depth + 1, line.indent)));
             }
             lines.push(line);
@@ -163,7 +163,7 @@ impl<'a> ValuedTree<'a> {
             (Some(_), _) => indent + INDENTS.1,
         };
         let contents = hidden.map(LineContent::Hidden).into_iter();
-        let contents = contents.chain(shown.into_iter().rev().map(LineContent::CallingContext));
+        let contents = contents.chain(shown.into_iter().rev().map(LineContent::Context));
         contents.map(|what| TreeLine { what, depth, indent }).collect()
     }
 
@@ -189,7 +189,7 @@ impl<'a> ValuedTree<'a> {
     fn row(&self, line: &TreeLine, names: &ContextNames<'_>, indent_max: usize) -> Vec<Cell> {
         let blanks = " ".repeat(line.indent.min(indent_max));
         let index = match &line.what {
-            LineContent::CallingContext(index) => *index,
+            LineContent::Context(index) => *index,
             LineContent::Hidden(hidden) => return self.hidden_row(hidden, &blanks),
         };
         let Some(context) = self.shown.contexts.contexts.get(index) else { return Vec::new() };
