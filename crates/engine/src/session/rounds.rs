@@ -59,7 +59,7 @@ impl Session {
         let known = control.measurements.get(&id).map_or(&[][..], |measurement| &measurement.hidden);
         let known: FxHashSet<&PairKey> = known.iter().map(|view| &view.key).collect();
         hidden.retain(|(key, _)| !known.contains(key));
-        // What threads leave in counters that a pair only holds is kept by their shapes when they end.
+        // Counters that a pair only holds keep the values of ended threads by these shapes.
         let held = hidden.iter().filter_map(|(key, _)| control.pairs.get(key));
         let shapes = held.flat_map(|pair| pair.counters.iter().copied().zip(pair.variables.iter().map(|v| v.shape)));
         self.shared_mut().add_shapes(shapes);

@@ -889,7 +889,11 @@ fn sort(plan: &mut PatchPlan) -> Result<(), Error> {
 }
 
 pub(super) fn codegen_error(e: ingraft_codegen::CodegenError) -> Error {
-    Error::new(Reason::Codegen, format!("code could not be generated: {e}"), "")
+    let hint = match e {
+        ingraft_codegen::CodegenError::ArenaFull => "name fewer functions, or those of one library",
+        _ => "",
+    };
+    Error::new(Reason::Codegen, format!("code could not be generated: {e}"), hint)
 }
 
 pub(super) fn defect(e: &dyn std::fmt::Display) -> Error {

@@ -42,7 +42,7 @@ pub(super) const PROGRAMS: &[BenchProgram] = &[
     BenchProgram { name: "xz", arguments: &["-T1", "-3", "-c"], functions: "liblzma*:*", input: || words(500_000) },
     BenchProgram { name: "bc", arguments: &["-lq"], functions: "bc:*", input: || b"scale=1200; a(1)\n".to_vec() },
     BenchProgram { name: "sqlite3", arguments: &[":memory:"], functions: "libsqlite3*:*", input: || SQL.into() },
-    BenchProgram { name: "lua5.4", arguments: &["-e", LUA], functions: "*", input: line },
+    BenchProgram { name: "lua5.4", arguments: &["-e", LUA], functions: "lua5.4:*", input: line },
     BenchProgram { name: "sed", arguments: &["-E", SED], functions: "sed:*", input: || words(300_000) },
 ];
 
