@@ -13,7 +13,8 @@
 //!    does this for functions of a running program, and [`ThreadReplay`] regenerates the sequence of a thread over all of them.
 //! 6. [`Runs`] cuts a control-flow graph at its calls, so that the profile of a process that was running before, and that runs on, needs few
 //!    corrections.
-//! 7. [`PathNumbers`] numbers the acyclic paths of a function, by Ball and Larus, "Efficient path profiling" (1996).
+//! 7. [`PathNumbers`] numbers the acyclic paths of a function, by Ball and Larus, "Efficient path profiling" (1996). [`FunctionPaths`]
+//!    does this for functions of a running program.
 //! 8. [`ProgramTimes`] predicts mean and variance of the times of calls, by Sarkar, "Determining average program execution times and their
 //!    variance" (1989).
 //! 9. [`Coverage`] tells which blocks and edges have run, from probes that tell it of some of them.
@@ -30,6 +31,7 @@ mod earlier;
 mod estimate;
 mod events;
 mod flow;
+mod function_paths;
 mod graph;
 mod map;
 mod paths;
@@ -52,6 +54,7 @@ pub use correction::Corrections;
 pub use coverage::{Coverage, Inside, coverage_probes};
 pub use earlier::{Earlier, EarlierProfile};
 pub use events::{EventPlan, Events, Uncountable};
+pub use function_paths::{FunctionPath, FunctionPaths, PathBegin, PathEnd, PathStep};
 pub use graph::{ProfileEdge, ProfileEdgeKind, ProfileGraph};
 pub use map::{ArcId, Map, PerEdge, PerVertex, Vertex};
 pub use paths::{BackEdge, Path, PathIncrements, PathNumbers, TooManyPaths};

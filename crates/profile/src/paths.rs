@@ -61,6 +61,12 @@ impl PathNumbers {
     /// Numbers the paths of a graph. Takes linear time. A back edge leads to a vertex on the current path of a depth-first search from ENTRY, so
     /// without the back edges even an irreducible graph has no directed cycle. Fails if the function has too many paths.
     pub fn new(graph: &ProfileGraph) -> Result<Self, TooManyPaths> {
+        Self::cut(graph, i64::MAX, &|_| false)
+    }
+
+    /// As [`PathNumbers::new`], but at most `limit` paths lead from a vertex to their ends. Where there would be more, paths end at edges of
+    /// which `may_end` holds, and others begin behind them, as at back edges: at those edges first behind which most paths lie.
+    pub fn cut(graph: &ProfileGraph, limit: i64, may_end: &dyn Fn(ArcId) -> bool) -> Result<Self, TooManyPaths> {
         let structure = Structure::new(graph);
         let (mut values, mut back) = (graph.per_edge(), graph.per_edge::<bool>());
         let (mut behind, mut heads): (PerVertex<i64>, PerVertex<bool>) = (graph.per_vertex(), graph.per_vertex());
@@ -70,6 +76,22 @@ impl PathNumbers {
         }
         behind.set(graph.exit(), 1);
         for vertex in structure.order.iter().rev().filter(|vertex| **vertex != graph.exit()) {
+            let paths = |id, edge: &ProfileEdge, back: &PerEdge<bool>| if back.get(id) { 1 } else { behind.get(edge.to) };
+            let all = |back: &PerEdge<bool>| {
+                graph.leaving(*vertex).try_fold(0i64, |sum, (id, edge)| sum.checked_add(paths(id, edge, back)))
+            };
+            let mut candidates: Vec<(ArcId, &ProfileEdge)> = Vec::new();
+            if all(&back).is_none_or(|all| all > limit) {
+                let can_end = |(id, edge): &(ArcId, &ProfileEdge)| paths(*id, edge, &back) > 1 && may_end(*id);
+                candidates = graph.leaving(*vertex).filter(can_end).collect();
+                candidates.sort_by_key(|(id, edge)| (paths(*id, edge, &back), *id));
+            }
+            while all(&back).is_none_or(|all| all > limit)
+                && let Some((id, edge)) = candidates.pop()
+            {
+                back.set(id, true);
+                heads.set(edge.to, true);
+            }
             let mut sum = 0i64;
             for (id, edge) in graph.leaving(*vertex) {
                 values.set(id, sum);
@@ -97,7 +119,7 @@ impl PathNumbers {
         self.values.get(edge)
     }
 
-    /// Whether an edge ends a path and begins another one.
+    /// Whether an edge ends a path and begins another one: a back edge, or an edge at which paths were cut.
     pub fn is_back_edge(&self, edge: ArcId) -> bool {
         self.back.get(edge)
     }
@@ -137,8 +159,8 @@ impl PathNumbers {
     }
 
     /// Moves the values to the chords of a maximum spanning tree of the graph without back edges, as [`EventPlan`] does with events (1996,
-    /// section 3.3). Code on root edges, leave edges and back edges sets or reads the register anyway, so values there cost nothing. If an edge
-    /// of these kinds is silent or barred, it is refused.
+    /// section 3.3). Code on root edges, leave edges and back edges sets or reads the register anyway, so values there cost nothing. If a root
+    /// edge or a back edge is silent or barred, it is refused. Leave edges may be barred: then their code adds nothing to the register.
     pub fn increments(
         &self,
         graph: &ProfileGraph,
@@ -146,7 +168,7 @@ impl PathNumbers {
         barred: &Barred,
     ) -> Result<PathIncrements, Uncountable> {
         let needed = |id, edge: &ProfileEdge| {
-            matches!(edge.kind, ProfileEdgeKind::Root | ProfileEdgeKind::Leave) || self.is_back_edge(id)
+            edge.kind == ProfileEdgeKind::Root || self.is_back_edge(id)
         };
         if let Some((id, _)) = graph.live_edges().find(|(id, edge)| needed(*id, edge) && !barred.allows_edge(*id, edge))
         {

@@ -6,6 +6,7 @@ mod coverage;
 mod events;
 mod execution;
 mod figures;
+mod function_paths;
 mod misuse;
 mod paths;
 mod placements;
