@@ -1,5 +1,6 @@
 //! Kinds of measurements.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use ingraft_model::Capacity;
@@ -23,6 +24,8 @@ pub enum Kind {
     Slow(SlowOptions),
     /// The calls of `functions` by calling context, and what they take.
     Contexts(ContextsOptions),
+    /// Counts of the paths of `functions`.
+    Paths(PathsOptions),
 }
 
 impl Kind {
@@ -33,7 +36,7 @@ impl Kind {
 
     /// Whether the measurement is a profile: its counts are read as a whole.
     pub fn is_profile(&self) -> bool {
-        matches!(self, Kind::Counts(_) | Kind::Coverage(_) | Kind::Contexts(_))
+        matches!(self, Kind::Counts(_) | Kind::Coverage(_) | Kind::Contexts(_) | Kind::Paths(_))
     }
 
     /// The options of a trace; `None` for other kinds.
@@ -41,7 +44,7 @@ impl Kind {
         match self {
             Kind::Trace(options) => Some(options),
             Kind::Metrics | Kind::Counts(_) | Kind::Coverage(_) => None,
-            Kind::Print(_) | Kind::Slow(_) | Kind::Contexts(_) => None,
+            Kind::Print(_) | Kind::Slow(_) | Kind::Contexts(_) | Kind::Paths(_) => None,
         }
     }
 }
@@ -121,6 +124,14 @@ impl ContextMetric {
             ContextMetric::LockTime => "lock_wait_ns",
         }
     }
+}
+
+/// Options of paths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathsOptions {
+    /// Largest number of paths from a block to their ends. Where there would be more, paths end earlier and others begin. `None` for a number
+    /// that few functions exceed.
+    pub longest: Option<NonZeroU32>,
 }
 
 /// Options of exact counts.

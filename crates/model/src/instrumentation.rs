@@ -178,6 +178,9 @@ pub enum VariableKind {
     Activations,
     /// Outcomes in an outer record of the same calls. The innermost record counts each of these outcomes too.
     OuterActivations,
+    /// The sum of the values on the present path of a call. It is no state of calls that began before the measurement: their paths have begun
+    /// with values that nobody has added.
+    PathSum,
 }
 
 /// Phase in which code runs at a point: first the code that sets flags, then the code of metrics, which reads them, then the code that

@@ -701,6 +701,11 @@ impl SharedArea {
         at.map(|at| Ok((at, self.read_u32(at + u64::from(record::NAME))?))).collect()
     }
 
+    /// The names of the activation records that are open in a shard.
+    pub fn open_names(&self, shard: u32) -> Result<Vec<u32>, ProcessError> {
+        Ok(self.open_records(shard)?.into_iter().map(|(_, name)| name).collect())
+    }
+
     /// Clears the open records with these names (offsets in a shard), because their counters and flags get another use. No woven code may
     /// open or close these records any more.
     pub fn forget_records(&self, shard: u32, names: &HashSet<u32, impl BuildHasher>) -> Result<(), ProcessError> {

@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ingraft_model::{BlockId, Cfg, Edge, EdgeId, EdgeKind, EdgeTarget, IndexVec, Key};
+use ingraft_model::{BlockId, Cfg, Edge, EdgeId, EdgeKind, EdgeTarget, IndexVec, Key, WayInReason};
 
 use crate::barred::{Barred, NoPlacement};
 use crate::events::Uncountable;
@@ -71,6 +71,8 @@ pub struct FunctionPath {
     pub edges: Vec<EdgeId>,
     /// Its end.
     pub ends: PathEnd,
+    /// The block at which the next path begins, if it ends at a back edge or at an edge at which paths were cut.
+    pub next: Option<BlockId>,
 }
 
 /// The paths of a function, with the code that counts them.
@@ -131,7 +133,7 @@ impl PathPlaces<'_> {
                 more(&mut into, to);
             }
         }
-        cfg.roots().into_iter().for_each(|root| more(&mut into, root));
+        ways_in(cfg).into_iter().for_each(|root| more(&mut into, root));
         PathPlaces { cfg, probes, into, out }
     }
 
@@ -265,6 +267,7 @@ impl FunctionPaths {
             Some(ArcOrigin::Leave(_)) => PathEnd::Exit,
             _ => PathEnd::Never,
         };
+        let next = self.graph.edge(last).filter(|_| ends == PathEnd::Loop).and_then(|edge| block(edge.to));
         let passed = path.edges.iter().take_while(|arc| **arc != last);
         let entered = passed.filter_map(|arc| self.graph.edge(*arc)).filter_map(|edge| block(edge.to));
         let blocks = block(path.start).into_iter().chain(entered).collect();
@@ -273,13 +276,24 @@ impl FunctionPaths {
             ArcOrigin::Leave(edge) => edge,
             ArcOrigin::Call(_) | ArcOrigin::Root(_) => None,
         };
-        Some(FunctionPath { begins, blocks, edges: path.edges.iter().filter_map(edge).collect(), ends })
+        Some(FunctionPath { begins, blocks, edges: path.edges.iter().filter_map(edge).collect(), ends, next })
     }
 
     fn is_entry(&self, block: BlockId) -> bool {
         let first = self.origins.iter().find(|origin| matches!(origin, ArcOrigin::Root(_)));
         first == Some(&ArcOrigin::Root(block))
     }
+}
+
+/// The blocks at which control arrives from outside, the entry first. The address after a call is no way in if no edge of the call leads there:
+/// such a call certainly never returns.
+fn ways_in(cfg: &Cfg) -> Vec<BlockId> {
+    let is_return = |reason| matches!(reason, WayInReason::CallReturn | WayInReason::SyscallReturn);
+    let returns = |root: &BlockId| {
+        let start = cfg.blocks.get(*root).map(|block| block.range.start);
+        start.is_some_and(|start| cfg.reasons_at(start).all(is_return))
+    };
+    cfg.roots().into_iter().filter(|root| Some(*root) == cfg.entry || !returns(root)).collect()
 }
 
 /// The graph of a whole function, without the possibility that a call does not return; and the meaning of each edge but those that [`GraphBuilder`]
@@ -290,7 +304,7 @@ fn whole(cfg: &Cfg, twice: &BTreeSet<BlockId>) -> Result<(ProfileGraph, Vec<ArcO
     let mut leaving: BTreeMap<BlockId, usize> = BTreeMap::new();
     let mut ended = BTreeSet::new();
     // The entry is the first root.
-    for root in cfg.roots() {
+    for root in ways_in(cfg) {
         shape.root(root);
         origins.push(ArcOrigin::Root(root));
     }

@@ -76,7 +76,8 @@ impl PathNumbers {
         }
         behind.set(graph.exit(), 1);
         for vertex in structure.order.iter().rev().filter(|vertex| **vertex != graph.exit()) {
-            let paths = |id, edge: &ProfileEdge, back: &PerEdge<bool>| if back.get(id) { 1 } else { behind.get(edge.to) };
+            let paths =
+                |id, edge: &ProfileEdge, back: &PerEdge<bool>| if back.get(id) { 1 } else { behind.get(edge.to) };
             let all = |back: &PerEdge<bool>| {
                 graph.leaving(*vertex).try_fold(0i64, |sum, (id, edge)| sum.checked_add(paths(id, edge, back)))
             };
@@ -167,9 +168,7 @@ impl PathNumbers {
         weights: &Weights,
         barred: &Barred,
     ) -> Result<PathIncrements, Uncountable> {
-        let needed = |id, edge: &ProfileEdge| {
-            edge.kind == ProfileEdgeKind::Root || self.is_back_edge(id)
-        };
+        let needed = |id, edge: &ProfileEdge| edge.kind == ProfileEdgeKind::Root || self.is_back_edge(id);
         if let Some((id, _)) = graph.live_edges().find(|(id, edge)| needed(*id, edge) && !barred.allows_edge(*id, edge))
         {
             return Err(NoPlacement::Edge(id).into());

@@ -27,14 +27,14 @@ pub use export::{EXPORTERS, ExportOptions, Exporter, Sources, ran_lines};
 pub use file::FileError;
 pub use ingraft_analysis::demangle;
 pub use ingraft_profile::{
-    ComparedCounters, CostFit, CounterCost, Earlier, EarlierProfile, NoTimes, NodeTime, PredictedTimes, TimedPart,
-    TraceStep, TracedFunction, Unknown, VarianceCause, VarianceRange, VarianceShare,
+    ComparedCounters, CostFit, CounterCost, Earlier, EarlierProfile, NoTimes, NodeTime, PathBegin, PathEnd,
+    PredictedTimes, TimedPart, TraceStep, TracedFunction, Unknown, VarianceCause, VarianceRange, VarianceShare,
 };
 pub use merge::MergeError;
 pub use program::{ProfiledProgram, ProfiledRoutine};
 pub use saved::{
     BlockCount, CallCount, CallTarget, Covered, EdgeCount, EdgeEnd, FunctionProfile, InclusiveTotal, ModuleInfo,
-    ProfileKind, SavedProfile, UnprofiledFunction, UnsavedDetails,
+    PathCount, PathProfile, ProfileKind, SavedProfile, UnprofiledFunction, UnsavedDetails,
 };
 pub use times::{
     COST_CLASSES, CostUnit, FunctionTimes, MeasuredCalls, OtherMeasurements, ProfileTimes, UNPROFILED, Untimed,

@@ -1,10 +1,13 @@
 //! Sums of profiles, and the match of functions of two profiles.
 
+use std::cmp::Reverse;
+
 use ingraft_model::Svma;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::saved::{
-    BlockCount, CallTarget, EdgeCount, FunctionProfile, ModuleInfo, ProfileKind, SavedProfile, UnprofiledFunction,
+    BlockCount, CallTarget, EdgeCount, FunctionProfile, ModuleInfo, PathCount, PathProfile, ProfileKind, SavedProfile,
+    UnprofiledFunction,
 };
 
 /// Reason why profiles are not summed or compared.
@@ -29,6 +32,12 @@ pub enum MergeError {
         one: String,
         /// Names of the metrics of the other profile.
         other: String,
+    },
+    /// One profile has counts of a function's paths, the other one has none.
+    #[error("one of the profiles has paths of the function {function}, and the other one has none")]
+    OtherPaths {
+        /// Name of the function.
+        function: String,
     },
     /// A function has other blocks or edges in the other profile: another version of the program has written that profile.
     #[error("the profiles divide the function {function} differently into blocks")]
@@ -187,13 +196,12 @@ impl FunctionProfile {
             blocks.for_each(|block| self.blocks.get_mut(*block).into_iter().for_each(|block| block.count = 0));
         }
         self.add_calls(other, &sum)?;
-        if let Some(other) = &other.inexact {
-            match &mut self.inexact {
-                Some(own) if own != other => *own = format!("{own}; {other}"),
-                Some(_) => {}
-                None => self.inexact = Some(other.clone()),
-            }
+        match (&mut self.paths, &other.paths) {
+            (None, None) => {}
+            (Some(own), Some(other)) => own.add(other).ok_or_else(too_large)?,
+            _ => return Err(MergeError::OtherPaths { function: self.name.clone() }),
         }
+        add_reason(&mut self.inexact, other.inexact.as_ref());
         Ok(())
     }
 
@@ -231,5 +239,43 @@ impl FunctionProfile {
         self.call_sites.append(&mut more);
         self.call_sites.sort_by_key(|call| call.block);
         Ok(())
+    }
+}
+
+impl PathProfile {
+    /// Adds the counts of the same function in another profile. Paths are the same if their blocks are. Returns `None` if a sum does not fit.
+    fn add(&mut self, other: &PathProfile) -> Option<()> {
+        let way = |path: &PathCount| PathCount { number: 0, count: 0, ..path.clone() };
+        let known: FxHashMap<PathCount, usize> =
+            self.paths.iter().enumerate().map(|(at, path)| (way(path), at)).collect();
+        for path in &other.paths {
+            match known.get(&way(path)).and_then(|at| self.paths.get_mut(*at)) {
+                Some(own) => own.count = own.count.checked_add(path.count)?,
+                None => self.paths.push(path.clone()),
+            }
+        }
+        self.paths.sort_by_key(|path| (Reverse(path.count), path.number));
+        self.possible = self.possible.max(other.possible);
+        self.is_cut |= other.is_cut;
+        let sums = [
+            (&mut self.late, other.late),
+            (&mut self.unlisted, other.unlisted),
+            (&mut self.open, other.open),
+            (&mut self.left, other.left),
+        ];
+        for (own, other) in sums {
+            *own = own.checked_add(other)?;
+        }
+        add_reason(&mut self.inexact, other.inexact.as_ref());
+        Some(())
+    }
+}
+
+/// Adds the reason why counts are not exact, unless it is known.
+fn add_reason(own: &mut Option<String>, other: Option<&String>) {
+    match (own, other) {
+        (Some(own), Some(other)) if own != other => *own = format!("{own}; {other}"),
+        (own @ None, Some(other)) => *own = Some(other.clone()),
+        _ => {}
     }
 }

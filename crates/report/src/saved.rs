@@ -1,7 +1,7 @@
 //! The profile of one process as a value: how often the blocks and edges of its functions were executed.
 
 use ingraft_model::{BlockEvents, EdgeKind, Svma};
-use ingraft_profile::{Earlier, EarlierProfile};
+use ingraft_profile::{Earlier, EarlierProfile, PathBegin, PathEnd};
 
 use crate::contexts::ContextProfile;
 
@@ -109,6 +109,53 @@ pub struct FunctionProfile {
     pub inexact: Option<String>,
     /// Details; `None` in a saved profile.
     pub details: Option<UnsavedDetails>,
+    /// Counts of its paths; `None` if they were not counted. The counts of blocks and edges are then those on the paths.
+    pub paths: Option<PathProfile>,
+}
+
+/// The acyclic paths of a function that control has taken.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PathProfile {
+    /// Number of different paths that the function has.
+    pub possible: u64,
+    /// Whether paths end, and others begin, at edges that are no back edges, because there would be too many otherwise.
+    pub is_cut: bool,
+    /// The paths that have run, those that ran most often first.
+    pub paths: Vec<PathCount>,
+    /// Number of paths that have ended and had begun before the measurement.
+    pub late: u64,
+    /// Number of paths that have ended and are not among `paths`: there was no place for their numbers, or too many others ran more often.
+    pub unlisted: u64,
+    /// Number of calls in progress when the counts were read. A call that was left by an exception counts until its thread makes another one.
+    pub open: u64,
+    /// Number of paths that were left in the middle: by an exception, by longjmp, or with their threads.
+    pub left: u64,
+    /// Reason why the counts of paths are not exact; `None` if they are.
+    pub inexact: Option<String>,
+}
+
+/// A path of a function, and how often it has run.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PathCount {
+    /// Its number among all paths of the function.
+    pub number: u64,
+    /// Its beginning.
+    pub begins: PathBegin,
+    /// Indexes of its blocks, in the order of their execution; at least one.
+    pub blocks: Vec<usize>,
+    /// Its end.
+    pub ends: PathEnd,
+    /// Index of the block at which the next path begins, if it ends at a back edge or a cut.
+    pub next: Option<usize>,
+    /// How often it has run.
+    pub count: u64,
+}
+
+impl PathCount {
+    /// Number of instructions of one run.
+    pub fn instructions(&self, blocks: &[BlockCount]) -> u64 {
+        self.blocks.iter().filter_map(|block| blocks.get(*block)).map(|block| u64::from(block.instructions)).sum()
+    }
 }
 
 /// Details of a function that saved profiles do not have.

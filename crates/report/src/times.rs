@@ -319,6 +319,7 @@ mod tests {
             call_sites: vec![CallCount { block: 1, callee, count: made }],
             inexact: None,
             details: None,
+            paths: None,
         }
     }
 

@@ -27,6 +27,7 @@ fn function(name: &str, start: u64, calls: u64, blocks: Vec<BlockCount>) -> Func
         unknown: Vec::new(),
         inexact: None,
         details: None,
+        paths: None,
     }
 }
 

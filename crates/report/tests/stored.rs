@@ -69,6 +69,7 @@ fn busy() -> FunctionProfile {
         ],
         inexact: Some("1 thread was at an unknown place".to_owned()),
         details: None,
+        paths: None,
     }
 }
 
@@ -104,6 +105,7 @@ fn short() -> FunctionProfile {
         call_sites: Vec::new(),
         inexact: None,
         details: None,
+        paths: None,
     }
 }
 

@@ -1,13 +1,14 @@
 //! Requests for measurements.
 
 use std::ffi::OsString;
+use std::num::NonZeroU32;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_api::{
     ContextMetric, ContextsOptions, CountsOptions, CoverageOptions, EnableRequest, Inclusive, Kind, LaunchRequest,
-    PrintOptions, SlowOptions, TargetSpec, Terms, TraceCondition, TraceOptions,
+    PathsOptions, PrintOptions, SlowOptions, TargetSpec, Terms, TraceCondition, TraceOptions,
 };
 use ingraft_model::{Capacity, EVENT_NAMES, FLAVORS_MAX, Flavor};
 
@@ -173,6 +174,9 @@ fn kind_to_wire(kind: Kind) -> Option<Wire> {
             let metrics = metrics.into_iter().map(|metric| metric.name().to_owned()).collect();
             Some(Wire::Contexts(v1::ContextsKind { metrics, full }))
         }
+        Kind::Paths(PathsOptions { longest }) => {
+            Some(Wire::Paths(v1::PathsKind { longest: longest.map_or(0, NonZeroU32::get) }))
+        }
         Kind::Trace(TraceOptions { capacity, times, lossless, when }) => {
             let buffer = capacity.bytes();
             Some(Wire::Trace(v1::TraceKind { buffer, times, lossless, when: when.to_wire() }))
@@ -190,6 +194,7 @@ fn kind(kind: Wire) -> Result<Kind, FieldError> {
         Wire::Print(options) => print(options).map(Kind::Print).map_err(|e| e.inside("print")),
         Wire::Slow(options) => slow(options).map(Kind::Slow).map_err(|e| e.inside("slow")),
         Wire::Contexts(options) => contexts(options).map(Kind::Contexts).map_err(|e| e.inside("contexts")),
+        Wire::Paths(v1::PathsKind { longest }) => Ok(Kind::Paths(PathsOptions { longest: NonZeroU32::new(longest) })),
         Wire::Trace(options) => trace(options).map(Kind::Trace).map_err(|e| e.inside("trace")),
     }
 }
@@ -267,7 +272,7 @@ mod tests {
 
     impl Any for Kind {
         fn any(s: &mut Source<'_>) -> Self {
-            match s.one_of(&[0, 1, 2, 3, 4, 5, 6]) {
+            match s.one_of(&[0, 1, 2, 3, 4, 5, 6, 7]) {
                 0 => Kind::Metrics,
                 1 => {
                     let inclusive = s.next::<Option<bool>>().map(|calls| Inclusive { event: s.one_of(&[0, 4]), calls });
@@ -296,6 +301,7 @@ mod tests {
                     let metrics = ContextMetric::ALL.into_iter().cycle().skip(from).take(metrics).collect();
                     Kind::Contexts(ContextsOptions { metrics, full: s.next() })
                 }
+                7 => Kind::Paths(PathsOptions { longest: s.next::<Option<u32>>().and_then(NonZeroU32::new) }),
                 2 => Kind::Coverage(CoverageOptions { branches: s.next(), in_place: false }),
                 _ => Kind::Trace(TraceOptions {
                     capacity: Capacity::of_bytes(s.one_of(&[1, 4096, 1 << 20])).expect("a capacity"),

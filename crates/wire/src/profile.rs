@@ -133,6 +133,7 @@ mod tests {
             unknown: if n == 5 { vec![0, 3] } else { Vec::new() },
             inexact: (n == 3).then(|| "why".to_owned()),
             details: Some(details.clone()),
+            paths: None,
         };
         let module =
             ModuleInfo { name: "m".to_owned(), path: "/m".to_owned(), build_id: vec![1, 2], bias: 3, mapped: (4, 5) };

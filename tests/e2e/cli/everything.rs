@@ -2,10 +2,11 @@
 //! and nearly all functions have counts of their edges.
 
 use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
 
 use ingraft_testing::server::{Nginx, Postgres, PostgresSession};
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Outcome, scaled, skip};
+use ingraft_testing::{Outcome, scaled, skip, wait_until};
 
 use crate::tool;
 
@@ -76,6 +77,29 @@ fn of_a_postgresql_backend() {
         assert_alike(function, times(&all, function)[1], times(&alone, function)[1]);
     }
     target::assert_clean(sql.pid, &before);
+}
+
+/// The code that only counts comes first, and leaves room in its arenas for the code that times.
+#[test]
+fn of_the_libraries_of_a_program() {
+    if !ingraft_testing::have("lua5.4") {
+        skip!("lua5.4 is not installed");
+    }
+    let mut lua = Command::new("lua5.4");
+    lua.args(["-e", "io.read() for i = 1, 20000 do string.format('%d', i) end io.read()"]);
+    let mut lua = lua.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("lua5.4 starts");
+    let pid = i32::try_from(lua.id()).expect("a process id");
+    wait_until("lua5.4 reads", || target::waits_in(pid, 0));
+    let before = Text::of(pid);
+    for command in [&["latency"][..], &["profile", "contexts"]] {
+        let own = [command, &["-p", &pid.to_string(), "*", "--max-overhead", "10000"]].concat();
+        let mut session = tool().start(own);
+        session.wait_for("attached");
+        let _ = session.interrupt().assert_code(0).assert_removed();
+        target::assert_clean(pid, &before);
+    }
+    lua.kill().expect("lua5.4 ends");
+    lua.wait().expect("lua5.4 ends");
 }
 
 #[test]

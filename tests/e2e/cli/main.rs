@@ -67,6 +67,7 @@ mod moved;
 mod objects;
 mod oracle;
 mod output;
+mod paths;
 mod patterns;
 mod postgres;
 mod predicted;

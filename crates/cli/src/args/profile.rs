@@ -1,5 +1,6 @@
 //! Arguments of `ingraft profile`.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -26,6 +27,8 @@ pub(crate) enum ProfileMode {
     Times,
     // Calls by calling context.
     Contexts,
+    // Acyclic paths through functions.
+    Paths,
 }
 
 /// Unit of `ingraft profile times`.
@@ -56,8 +59,9 @@ pub(crate) enum TimesUnit {
   ingraft profile times -p 4711 'shop:*' --for 10s --unit ns --measured latency.json
   ingraft profile contexts -n postgres --for 10s                 (who calls whom, and how often)
   ingraft profile contexts -p 4711 --metric time,bytes --for 10s -o shop.contexts
+  ingraft profile paths -p 4711 'shop:*' --for 10s               (which ways control takes through functions)
 
-KIND is edges, blocks, events, coverage, times or contexts. A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. Without one, all
+KIND is edges, blocks, events, coverage, times, contexts or paths. A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. Without one, all
 functions of the program are profiled. The counts are exact: counters are on some edges only, and the other counts are
 derived from them. A function whose counts cannot all be derived is not profiled, and is named with the reason.
 Ctrl-C ends the measurement, removes it, and prints the counts. `-o FILE` also saves them for `ingraft report`; the
@@ -81,7 +85,13 @@ time in functions that `wait`, and in those that wait for `locks`. SELF is the v
 context alone, TOTAL that of all contexts below it too. `→` marks a function that its caller has
 jumped to as the last thing it did, `⟨signal⟩` a handler in what it has interrupted, and `↑` a
 recursive call: what it does is in the context above that has the same name, unless --recursion
-full."
+full.
+
+A path is a way through a function without repetitions: from its entry, or from where a loop
+begins again, to an exit, or to where a loop goes back (↻). Calls are parts of paths. RUNS counts
+how often control went the whole way, WAY tells the source lines of its blocks, or their offsets.
+Functions with too many paths have shorter ones: their paths are cut, also by --truncate. The
+counts of blocks and edges that are saved with paths are those on the paths."
 )]
 pub(crate) struct ProfileArgs {
     /// Kind of the counts
@@ -133,6 +143,10 @@ pub(crate) struct ProfileArgs {
     /// Place the counters by the counts of this saved profile of the same program, which makes the profile cheaper
     #[arg(long, value_name = "FILE")]
     pub(crate) weights: Option<PathBuf>,
+
+    /// Paths: cut paths so that at most so many lead from a block to their ends
+    #[arg(long, value_name = "N")]
+    pub(crate) truncate: Option<NonZeroU32>,
 
     /// Add up also these metrics [default: calls]
     #[arg(long, value_enum, value_name = "METRIC", value_delimiter = ',', help_heading = "Contexts")]

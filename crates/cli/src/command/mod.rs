@@ -17,6 +17,7 @@ pub(crate) mod lower;
 pub(crate) mod manual;
 pub(crate) mod mdl;
 pub(crate) mod metrics;
+mod paths;
 pub(crate) mod print;
 pub(crate) mod profile;
 pub(crate) mod ps;

@@ -182,6 +182,7 @@ impl TraceOutline {
             call_sites: Vec::new(),
             inexact: None,
             details: None,
+            paths: None,
         };
         SavedProfile {
             host: self.program.host.clone(),

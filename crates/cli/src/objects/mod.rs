@@ -10,6 +10,7 @@ pub(crate) mod hot;
 pub(crate) mod inserted;
 pub(crate) mod keyed;
 pub(crate) mod lowered;
+pub(crate) mod paths;
 pub(crate) mod printed;
 pub(crate) mod refused;
 pub(crate) mod slow;
@@ -39,6 +40,7 @@ use ingraft_api::{
 };
 use ingraft_model::{Activations, Bin, MetricInfo, ObjectState, Pid};
 use keyed::{CallerObject, HistObject, KeyText, KeyedObject};
+use paths::{PathObject, PathsObject};
 use printed::{CallObject, CallsObject};
 use serde::Serialize;
 use slow::SlowObject;
@@ -84,6 +86,8 @@ pub(crate) enum Object {
     Slow(SlowObject),
     Context(ContextObject),
     Contexts(ContextsObject),
+    Path(PathObject),
+    Paths(PathsObject),
     Edge(EdgeObject),
     Events(EventsObject),
     CallSite(CallSiteObject),

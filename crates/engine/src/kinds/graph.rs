@@ -122,6 +122,7 @@ impl FunctionGraph {
                 events: self.events.as_slice().to_vec(),
                 ..UnsavedDetails::default()
             }),
+            paths: None,
         }
     }
 

@@ -7,6 +7,7 @@ mod counts;
 mod coverage;
 mod graph;
 mod metrics;
+mod paths;
 mod prints;
 mod profile;
 mod slow;
@@ -26,6 +27,7 @@ use self::contexts::ContextsKind;
 use self::counts::CountsKind;
 use self::coverage::CoverageKind;
 use self::metrics::MetricsKind;
+use self::paths::PathsKind;
 use self::prints::PrintKind;
 use self::profile::functions::no_profile;
 use self::slow::SlowKind;
@@ -40,11 +42,12 @@ pub fn new(kind: &Kind) -> Box<dyn Running> {
         Kind::Trace(options) => Box::new(TraceKind::new(options)),
         Kind::Print(options) => Box::new(PrintKind::new(*options)),
         Kind::Contexts(options) => Box::new(ContextsKind::new(options)),
+        Kind::Paths(options) => Box::new(PathsKind::new(options)),
         Kind::Slow(options) => Box::new(SlowKind::new(options.clone())),
     }
 }
 
-/// Counts or coverage of all blocks and edges of a profile's functions, or their calls by context, at one moment at which all threads are held.
+/// Counts or coverage of all blocks and edges of a profile's functions, their paths, or their calls by context, at one moment at which all threads are held.
 pub fn read_profile(session: &Session, id: MeasurementId) -> Result<SavedProfile, Error> {
     session.with_kind(id, |kind: &dyn Any, at| {
         if let Some(counts) = kind.downcast_ref::<CountsKind>() {
@@ -53,6 +56,8 @@ pub fn read_profile(session: &Session, id: MeasurementId) -> Result<SavedProfile
             coverage.read(at)
         } else if let Some(contexts) = kind.downcast_ref::<ContextsKind>() {
             Ok(contexts.read(at, &contexts.states(at)))
+        } else if let Some(paths) = kind.downcast_ref::<PathsKind>() {
+            paths.read(at)
         } else {
             Err(no_profile(id))
         }

@@ -261,10 +261,11 @@ impl Pair {
     }
 }
 
-/// Whether code with these variables does more than count.
+/// Whether code with these variables does more than count, and may be left out if it costs too much. Traces and paths of functions are asked for
+/// as a whole.
 pub fn is_costly(variables: &[Variable]) -> bool {
-    let has_buffer = variables.iter().any(|v| matches!(v.shape, Shape::Buffer(_)));
-    !has_buffer
+    let is_asked_for = |v: &Variable| matches!(v.shape, Shape::Buffer(_)) || v.kind == VariableKind::PathSum;
+    !variables.iter().any(is_asked_for)
         && variables.iter().any(|v| !matches!(v.shape, Shape::Counter | Shape::Alias(_) | Shape::Records(_, true)))
 }
 

@@ -25,6 +25,8 @@ pub trait Shards {
     fn free(&self, shard: u32, counters: u32) -> Vec<(u32, i64)>;
     /// Sets counters to 0 in every shard. No code may count into them any more.
     fn clear(&self, counters: Range<u32>);
+    /// The names of the open records of a shard.
+    fn open(&self, shard: u32) -> Vec<u32>;
     /// Detaches the open records with these names, so that their ends change nothing.
     fn forget(&self, names: &FxHashSet<u32>);
 }
@@ -58,6 +60,10 @@ impl Shards for SharedArea {
         if let Err(error) = self.zero_counters(counters) {
             tracing::debug!(%error, "counters were not cleared");
         }
+    }
+
+    fn open(&self, shard: u32) -> Vec<u32> {
+        self.open_names(shard).unwrap_or_default()
     }
 
     fn forget(&self, names: &FxHashSet<u32>) {
@@ -489,6 +495,15 @@ impl<'a, S: Shards> Columns<'a, S> {
         tree
     }
 
+    /// The number of open records of all threads, by name. A call that was left has a record until its thread makes another call.
+    pub fn open(&self) -> FxHashMap<u32, u64> {
+        let mut open: FxHashMap<u32, u64> = FxHashMap::default();
+        for name in self.held.iter().flat_map(|held| self.shards.open(held.shard)) {
+            *open.entry(name).or_default() += 1;
+        }
+        open
+    }
+
     /// The values of counters by thread.
     pub fn rows(&self, counters: &[u32]) -> Rows {
         let one = |value: &dyn Fn(u32) -> i64| -> Vec<(usize, i64)> {
@@ -607,6 +622,9 @@ mod tests {
         }
         fn clear(&self, counters: Range<u32>) {
             self.values.borrow_mut().retain(|k, _| !counters.contains(&k.1));
+        }
+        fn open(&self, shard: u32) -> Vec<u32> {
+            vec![8; shard as usize]
         }
         fn forget(&self, _: &FxHashSet<u32>) {}
     }

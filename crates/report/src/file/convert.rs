@@ -3,10 +3,10 @@
 use ingraft_model::{BlockEvents, EdgeKind, Svma};
 
 use super::checked::{address, contradiction, distance, index};
-use super::{FileError, contexts};
+use super::{FileError, contexts, paths};
 use crate::message::{
     CallCounts, CalleeElsewhere, ContextTree, FunctionCounts, FunctionDetails, FunctionNotCounted, InclusiveCall,
-    InclusiveEvents, Profile, ProfileModule, UNKNOWN_PASSAGES, call_counts,
+    InclusiveEvents, PathCounts, Profile, ProfileModule, UNKNOWN_PASSAGES, call_counts,
 };
 use crate::saved::{
     BlockCount, CallCount, CallTarget, EdgeCount, EdgeEnd, FunctionProfile, InclusiveTotal, ModuleInfo, ProfileKind,
@@ -144,6 +144,7 @@ impl From<&FunctionProfile> for FunctionCounts {
             call_sites: function.call_sites.iter().map(CallCounts::from).collect(),
             unknown: function.unknown.iter().map(|block| *block as u64).collect(),
             details: function.details.as_ref().map(FunctionDetails::from),
+            paths: function.paths.as_ref().map(PathCounts::from),
         }
     }
 }
@@ -153,6 +154,7 @@ fn function(message: FunctionCounts, modules: usize) -> Result<FunctionProfile, 
     let blocks = blocks(&message)?;
     let edges = edges(&message, blocks.len())?;
     let details = message.details.map(|message| details(message, &blocks)).transpose()?;
+    let paths = message.paths.map(|message| paths::paths(message, blocks.len())).transpose()?;
     let call_sites = message.call_sites.into_iter().map(|message| call(message, modules, blocks.len()));
     let call_sites: Vec<_> = call_sites.collect::<Result<_, _>>()?;
     if !message.edge_from.is_sorted() || !call_sites.is_sorted_by_key(|call| call.block) {
@@ -175,6 +177,7 @@ fn function(message: FunctionCounts, modules: usize) -> Result<FunctionProfile, 
         unknown,
         call_sites,
         details,
+        paths,
     })
 }
 

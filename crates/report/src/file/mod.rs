@@ -20,6 +20,7 @@
 pub(crate) mod checked;
 mod contexts;
 pub(crate) mod convert;
+mod paths;
 
 use prost::Message;
 

@@ -4,10 +4,12 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
+use ingraft_profile::{PathBegin, PathEnd};
+
 use super::*;
 use crate::contexts;
 use crate::contexts::{CallingContext, ContextKind, ContextProfile};
-use crate::message::ContextRows;
+use crate::message::{ContextRows, PathCounts};
 use crate::saved::*;
 
 fn module() -> impl Strategy<Value = ModuleInfo> {
@@ -54,11 +56,40 @@ fn details(blocks: &[BlockCount]) -> impl Strategy<Value = UnsavedDetails> + use
         .prop_map(|(name, events, inclusive, calls)| UnsavedDetails { name, events, inclusive, calls })
 }
 
+/// Counts of the paths of a function with so many blocks.
+fn paths(blocks: usize) -> impl Strategy<Value = PathProfile> {
+    let begins = [PathBegin::Entry, PathBegin::Elsewhere, PathBegin::Loop, PathBegin::Return];
+    let ends = [PathEnd::Exit, PathEnd::Loop, PathEnd::Call, PathEnd::Never];
+    let path = (
+        any::<Index>(),
+        select(begins.to_vec()),
+        vec(0..blocks, 1..5),
+        select(ends.to_vec()),
+        (option::of(0..blocks), any::<u64>()),
+    );
+    let numbers = (any::<(u64, u64, u64, u64, bool)>(), option::of(".{0,8}"));
+    (1_u64.., numbers, vec(path, 0..4)).prop_map(
+        |(possible, ((late, unlisted, open, left, is_cut), inexact), paths)| {
+            let path = |(number, begins, blocks, ends, (next, count)): (Index, _, _, _, _)| PathCount {
+                number: number.index(usize::try_from(possible).expect("64 bits")) as u64,
+                begins,
+                blocks,
+                ends,
+                next,
+                count,
+            };
+            let paths = paths.into_iter().map(path).collect();
+            PathProfile { possible, is_cut, paths, late, unlisted, open, left, inexact }
+        },
+    )
+}
+
 fn function(modules: usize) -> impl Strategy<Value = FunctionProfile> {
     let calls = vec((any::<Index>(), 0..5_u8, any::<u64>(), any::<u64>(), ".{0,6}"), 0..4);
     let facts = (0..modules, ".{0,8}", any::<(u64, u64, u64)>(), option::of(".{0,8}"));
-    let blocks = blocks().prop_flat_map(|blocks| (option::of(details(&blocks)), Just(blocks)));
-    (facts, blocks, vec(edge(), 0..6), calls).prop_map(move |(facts, (details, blocks), edges, calls)| {
+    let blocks =
+        blocks().prop_flat_map(|blocks| (option::of(details(&blocks)), option::of(paths(blocks.len())), Just(blocks)));
+    (facts, blocks, vec(edge(), 0..6), calls).prop_map(move |(facts, (details, paths, blocks), edges, calls)| {
         let (module, name, (start, size, count), inexact) = facts;
         let edges = edges.into_iter().map(|(from, end, at, kind, count)| EdgeCount {
             from: from.index(blocks.len()),
@@ -98,6 +129,7 @@ fn function(modules: usize) -> impl Strategy<Value = FunctionProfile> {
             call_sites,
             inexact,
             details,
+            paths,
         }
     })
 }
@@ -246,4 +278,69 @@ fn fields_of_a_later_version_are_skipped() {
     bytes[12..16].copy_from_slice(&crc32fast::hash(&body).to_le_bytes());
     bytes[16..24].copy_from_slice(&(body.len() as u64).to_le_bytes());
     assert_eq!(SavedProfile::from_bytes(&bytes).map(|profile| profile.pid), Ok(7));
+}
+
+/// A function with two blocks and two paths, with the message of its paths changed.
+fn with_paths(change: impl Fn(&mut PathCounts)) -> Result<SavedProfile, FileError> {
+    let path = |number, blocks| PathCount {
+        number,
+        begins: PathBegin::Entry,
+        blocks,
+        ends: PathEnd::Exit,
+        next: None,
+        count: 7,
+    };
+    let paths =
+        PathProfile { possible: 2, paths: vec![path(0, vec![0, 1]), path(1, vec![1])], ..PathProfile::default() };
+    let block = BlockCount { start: Svma(0), size: 1, instructions: 1, last: Svma(0), count: 7 };
+    let function = FunctionProfile {
+        module: 0,
+        name: "f".to_owned(),
+        start: Svma(0),
+        size: 2,
+        calls: 14,
+        blocks: vec![block; 2],
+        unknown: Vec::new(),
+        edges: Vec::new(),
+        call_sites: Vec::new(),
+        inexact: None,
+        details: None,
+        paths: Some(paths),
+    };
+    let modules = vec![ModuleInfo::default()];
+    let mut message = Profile::from(&SavedProfile { modules, functions: vec![function], ..SavedProfile::default() });
+    message.functions.iter_mut().filter_map(|function| function.paths.as_mut()).for_each(change);
+    message.try_into()
+}
+
+#[test]
+fn paths_that_contradict_each_other_are_refused() {
+    let why = |change: fn(&mut PathCounts)| match with_paths(change) {
+        Err(FileError::Contradiction { what }) => what,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(why(|paths| paths.count.push(1)), "the lists of paths have different lengths");
+    assert_eq!(why(|paths| paths.length[1] = 2), "a path has no blocks, or fewer than it says");
+    assert_eq!(why(|paths| paths.length[1] = 0), "a path has no blocks, or fewer than it says");
+    assert_eq!(why(|paths| paths.length[0] = 1), "there are more blocks than paths have");
+    assert_eq!(why(|paths| paths.block[1] = 2), "a path has a block that does not exist");
+    assert_eq!(why(|paths| paths.block[1] = -1), "a path has a block that does not exist");
+    assert_eq!(why(|paths| paths.number[0] = 2), "a path has a number that the function does not have");
+    assert_eq!(why(|paths| paths.next[0] = 3), "a path goes on at a block that does not exist");
+    assert_eq!(why(|paths| paths.begins[0] = 4), "a path has an unknown beginning or end");
+    assert!(with_paths(|_| ()).is_ok());
+}
+
+#[test]
+fn counts_of_the_same_paths_are_added_up() {
+    let mut sum = with_paths(|_| ()).expect("a profile");
+    let other = with_paths(|paths| paths.block[2] = 0).expect("a profile");
+    sum.add(&other).expect("a sum");
+    let paths = sum.functions[0].paths.as_ref().expect("paths");
+    let shown: Vec<_> = paths.paths.iter().map(|path| (path.blocks.as_slice(), path.count)).collect();
+    assert_eq!(shown, [(&[0, 1][..], 14), (&[1][..], 7), (&[0][..], 7)]);
+    let mut without = other;
+    without.functions[0].paths = None;
+    let refused = sum.add(&without).expect_err("a profile without paths");
+    assert_eq!(refused.to_string(), "one of the profiles has paths of the function f, and the other one has none");
 }

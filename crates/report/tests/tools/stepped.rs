@@ -175,6 +175,7 @@ fn profile(image: &AnalysedImage, function: &Function, steps: &Steps) -> Functio
         unknown: Vec::new(),
         inexact: None,
         details: None,
+        paths: None,
     }
 }
 

@@ -13,6 +13,7 @@ mod hot;
 mod keys;
 mod markdown;
 mod pairs;
+mod paths;
 mod predictions;
 mod prints;
 mod programs;
@@ -121,6 +122,7 @@ const GROUPS: &[BenchGroup] = &[
     ("prints", prints::rows),
     ("slow", slow::rows),
     ("contexts", contexts::rows),
+    ("paths", paths::rows),
     ("hold", hold::rows),
     ("start", start::rows),
     ("code", code::rows),

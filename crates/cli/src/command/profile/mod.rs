@@ -11,15 +11,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ingraft_api::{CountsOptions, CoverageOptions, EnableRequest, Inclusive, Kind, TotalsReading};
+use ingraft_api::{CountsOptions, CoverageOptions, EnableRequest, Inclusive, Kind, PathsOptions, TotalsReading};
 use ingraft_model::{EVENT_NAMES, Offset, Svma};
 use ingraft_report::{
     Covered, EarlierProfile, EdgeEnd, FunctionProfile, InclusiveTotal, ProfileKind, SavedProfile, UnsavedDetails,
 };
 
 use crate::args::{ProfileArgs, ProfileMode};
-use crate::command::contexts;
 use crate::command::report::{self, records};
+use crate::command::{contexts, paths};
 use crate::conn::RequestTarget;
 use crate::exit::{Failure, Stop};
 use crate::measure::{self, CommandContext, MeasurementPlan, MeasurementView, Query, TargetMeasurement};
@@ -41,7 +41,8 @@ pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mu
         return contexts::run(args, context, out).await;
     }
     let options = TimesOptions::of(&args)?;
-    let ProfileArgs { kind, check, query, inclusive, sites, explain, branches, weights, measure, .. } = args;
+    let rows = args.contexts.top.map_or(ROWS, Into::into);
+    let ProfileArgs { kind, check, query, inclusive, sites, explain, branches, weights, truncate, measure, .. } = args;
     let (functions, target) = (args.functions, args.target);
     let inclusive = inclusive.and_then(|event| EVENT_NAMES.into_iter().position(|name| *name == event));
     let query = match (query, measure.interval) {
@@ -52,9 +53,10 @@ pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mu
     let earlier = weights.as_deref().map(weights_of).transpose()?.map(Arc::new);
     let functions = if functions.is_empty() { vec!["*".to_owned()] } else { functions };
     let functions = functions.into_iter().chain(explain.clone()).collect();
-    let measured = match kind == ProfileMode::Coverage {
-        true => Kind::Coverage(CoverageOptions { branches, in_place: !branches }),
-        false => {
+    let measured = match kind {
+        ProfileMode::Coverage => Kind::Coverage(CoverageOptions { branches, in_place: !branches }),
+        ProfileMode::Paths => Kind::Paths(PathsOptions { longest: truncate }),
+        _ => {
             let inclusive = inclusive.map(|event| Inclusive { event, calls: sites });
             Kind::Counts(CountsOptions { check, inclusive, earlier })
         }
@@ -65,7 +67,7 @@ pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mu
     let format = context.common.format;
     // A file that cannot be written is refused before the target is touched.
     let save = context.common.output.as_deref().map(Destination::prepare).transpose()?;
-    let mut view = Profiles { kind, format, save, query, explain, options, told: false };
+    let mut view = Profiles { kind, format, save, query, explain, options, rows, told: false };
     measure::run(plan, context, &mut view, out).await
 }
 
@@ -83,7 +85,19 @@ fn check_flags(args: &ProfileArgs) -> Result<(), Failure> {
     let contexts = is(ProfileMode::Contexts);
     wrong(args.check && contexts, "contexts have no derived counts to check", "leave out --check")?;
     wrong(args.weights.is_some() && contexts, "contexts have no counters to place", "leave out --weights")?;
-    let of_contexts = args.contexts.given().or_else(|| (!args.metric.is_empty()).then_some("--metric"));
+    let paths = is(ProfileMode::Paths);
+    wrong(args.check && paths, "paths have no derived counts to check", "leave out --check")?;
+    wrong(args.weights.is_some() && paths, "paths have no counters to place", "leave out --weights")?;
+    wrong(
+        args.truncate.is_some() && !paths,
+        "--truncate belongs to paths",
+        "use `ingraft profile paths --truncate N`",
+    )?;
+    let of_contexts = args
+        .contexts
+        .given()
+        .filter(|flag| !paths || *flag != "--top")
+        .or_else(|| (!args.metric.is_empty()).then_some("--metric"));
     if let Some(flag) = of_contexts.filter(|_| !contexts) {
         return Err(Failure::usage(
             format!("{flag} belongs to contexts"),
@@ -143,6 +157,8 @@ struct Profiles {
     explain: Option<String>,
     /// Further choices for times.
     options: TimesOptions,
+    /// Largest number of paths in a table.
+    rows: usize,
     /// Whether the user has been told that a reading is not exact.
     told: bool,
 }
@@ -212,6 +228,7 @@ impl Profiles {
         }
         out.text(&match self.kind {
             ProfileMode::Coverage => coverage_table(site, profile, out.width()),
+            ProfileMode::Paths => paths::with_files(profile, self.rows, out.width()),
             ProfileMode::Edges
             | ProfileMode::Blocks
             | ProfileMode::Events
@@ -254,8 +271,12 @@ impl Profiles {
         if self.save.is_some() && !profile.inclusive.is_empty() {
             output::warn("the inclusive totals are not saved, only the counts of blocks and edges", self.format);
         }
-        let inexact: Vec<(&str, &str)> =
-            Counts::named(profile).filter_map(|(c, d)| Some((d.name.as_str(), c.inexact.as_deref()?))).collect();
+        let why = |counts: &'_ FunctionProfile| match &counts.paths {
+            Some(paths) => paths.inexact.clone(),
+            None => counts.inexact.clone(),
+        };
+        let inexact: Vec<(&str, String)> =
+            Counts::named(profile).filter_map(|(c, d)| Some((d.name.as_str(), why(c)?))).collect();
         let Some((name, why)) = inexact.first() else { return };
         let others = inexact.len() - 1;
         let more = match others {
@@ -264,6 +285,7 @@ impl Profiles {
         };
         let what = match self.kind {
             ProfileMode::Coverage => format!("the coverage of `{name}`{more} is not complete: {why}"),
+            ProfileMode::Paths => format!("the paths of `{name}`{more} are not exact: {why}"),
             ProfileMode::Edges
             | ProfileMode::Blocks
             | ProfileMode::Events
@@ -286,7 +308,7 @@ impl Profiles {
             ProfileMode::Edges => text += &edges_table(&all, width),
             ProfileMode::Blocks => text += &blocks_table(&all, whole, width),
             ProfileMode::Events => text += &inclusive::table(&all, profile, width),
-            ProfileMode::Coverage | ProfileMode::Times | ProfileMode::Contexts => {}
+            ProfileMode::Coverage | ProfileMode::Times | ProfileMode::Contexts | ProfileMode::Paths => {}
         }
         let idle = functions - all.len();
         if idle > 0 {
@@ -561,6 +583,7 @@ impl<'a> Counts<'a> {
                 records::ran_blocks(self.counts, &self.id).iter().try_for_each(|block| out.object(block))?;
                 records::ran_edges(self.counts, &self.id).iter().try_for_each(|edge| out.object(edge))
             }
+            ProfileMode::Paths => paths::records(self.counts, &self.id).iter().try_for_each(|path| out.object(path)),
             ProfileMode::Times | ProfileMode::Contexts => Ok(()),
             ProfileMode::Events => EVENT_NAMES.into_iter().zip(self.events()).try_for_each(|(event, own)| {
                 let inclusive = if self.event == event { self.inclusive() } else { InclusiveTotal::default() };

@@ -12,6 +12,7 @@ use ingraft_report::{ContextValue, ExportOptions, Exporter, MergeError, ProfileK
 
 use crate::args::{Export, Format, ReportArgs, names};
 use crate::command::contexts::leave_addresses;
+use crate::command::paths;
 use crate::exit::{Exit, Failure, Stop};
 use crate::output::{self, Output};
 
@@ -44,6 +45,10 @@ pub(crate) fn run(args: &ReportArgs, format: Format, out: &mut Output) -> Result
             let code = modules::code(&profile, &args.binary, format)?;
             let program = ProfiledProgram::new(&profile, code);
             return out.text(&match profile.kind {
+                ProfileKind::Counts if profile.functions.iter().any(|function| function.paths.is_some()) => {
+                    let counts = tables::profile(&program, args.rows(), out.width());
+                    format!("{counts}\n{}", paths::text(&program, args.rows(), out.width()))
+                }
                 ProfileKind::Counts => tables::profile(&program, args.rows(), out.width()),
                 ProfileKind::Coverage => coverage::table(&program, args.rows(), out.width()),
                 ProfileKind::Contexts => String::new(),

@@ -4,6 +4,7 @@ use ingraft_api::PairFacts;
 use ingraft_model::{BlockId, IndexVec, Key, Loops, Svma};
 use ingraft_report::{Covered, EdgeEnd, FunctionChange, FunctionProfile, ProfileKind, SavedProfile};
 
+use crate::command::paths;
 use crate::exit::Stop;
 use crate::objects::code::BlockObject;
 use crate::objects::{self, CoverageObject, EdgeObject, Object, RecordedFunction};
@@ -15,7 +16,10 @@ pub(super) fn profile(profile: &SavedProfile, out: &mut Output) -> Result<(), St
     for function in &profile.functions {
         let id = id(profile.pid, module(function.module), &function.name, function.start);
         let records: Vec<Object> = match profile.kind {
-            ProfileKind::Counts => blocks(function, &id).into_iter().chain(edges(function, &id)).collect(),
+            ProfileKind::Counts => {
+                let counts = blocks(function, &id).into_iter().chain(edges(function, &id));
+                counts.chain(paths::records(function, &id)).collect()
+            }
             ProfileKind::Coverage => {
                 let parts = ran_blocks(function, &id).into_iter().chain(ran_edges(function, &id));
                 std::iter::once(Object::Coverage(coverage(function, &id))).chain(parts).collect()

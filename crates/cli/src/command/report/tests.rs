@@ -53,6 +53,7 @@ fn profile(iterations: u64) -> SavedProfile {
         unknown: Vec::new(),
         inexact: None,
         details: None,
+        paths: None,
     };
     let module = ModuleInfo {
         name: "shop".to_owned(),

@@ -32,6 +32,7 @@ pub fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32
                     // A counter that a record restores holds a level, not a count.
                     VariableKind::Counter => restored.is_some(),
                     VariableKind::Scratch
+                    | VariableKind::PathSum
                     | VariableKind::Flag
                     | VariableKind::Activations
                     | VariableKind::OuterActivations => !is_time,

@@ -1,0 +1,233 @@
+//! Paths of functions: `ingraft profile paths`, and saved profiles with paths.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use ingraft_report::{
+    FunctionProfile, PathBegin, PathCount, PathEnd, PathProfile, ProfiledProgram, ProfiledRoutine, SavedProfile,
+};
+
+use super::report::modules;
+use super::report::records::offset;
+use super::report::tables::shown;
+use crate::objects::paths::{PathObject, PathsObject};
+use crate::objects::{Object, RecordedFunction};
+use crate::output::DIM;
+use crate::output::number::{grouped, plural};
+use crate::output::table::TextTable;
+
+/// Part of all instructions on paths that a hot path has, as in the tables of Ammons, Ball and Larus (1997).
+const HOT: f64 = 0.01;
+/// Largest number of blocks of a path in a table. Longer paths have their first and last blocks there.
+const WAY: usize = 12;
+/// Largest number of paths of a function that are compared, so that lines tell them apart.
+const COMPARED: usize = 200;
+
+/// A path of a function, with the instructions of all its runs.
+struct RanPath<'a> {
+    routine: ProfiledRoutine<'a>,
+    path: &'a PathCount,
+    each: u64,
+    instructions: u64,
+}
+
+/// The paths of a profile with their source lines, as far as the files of the modules can be read.
+pub(crate) fn with_files(profile: &SavedProfile, rows: usize, width: Option<usize>) -> String {
+    let has_paths = |number: usize| profile.functions.iter().any(|f| f.module == number && f.paths.is_some());
+    let code = profile.modules.iter().enumerate().map(|(number, module)| match has_paths(number) {
+        true => modules::read(module).unwrap_or_default(),
+        false => ingraft_report::ModuleCode::default(),
+    });
+    text(&ProfiledProgram::new(profile, code.collect()), rows, width)
+}
+
+/// The paths with the most instructions, and what they are among all.
+pub(crate) fn text(program: &ProfiledProgram<'_>, rows: usize, width: Option<usize>) -> String {
+    let mut all: Vec<RanPath<'_>> = program.functions().flat_map(paths_of).collect();
+    all.sort_by_key(|ran| (Reverse(ran.instructions), ran.routine.key(), ran.path.number));
+    let whole = all.iter().fold(0_u64, |sum, ran| sum.saturating_add(ran.instructions));
+    let runs = all.iter().fold(0_u64, |sum, ran| sum.saturating_add(ran.path.count));
+    let mut table = TextTable::new()
+        .shrinking("FUNCTION")
+        .right("PATH")
+        .right("RUNS")
+        .right("SHARE")
+        .right("INSTR/RUN")
+        .right("INSTRUCTIONS")
+        .right("SHARE OF THEM")
+        .shrinking("WAY")
+        .optional(&["INSTRUCTIONS", "SHARE"]);
+    for ran in all.iter().take(rows) {
+        table.row(vec![
+            shown(&ran.routine.function.name, ran.routine.function.start).into(),
+            number(ran.path.number).into(),
+            number(ran.path.count).into(),
+            share(ran.path.count, runs).into(),
+            number(ran.each).into(),
+            number(ran.instructions).into(),
+            share(ran.instructions, whole).into(),
+            way(&ran.routine, ran.path).into(),
+        ]);
+    }
+    if all.is_empty() {
+        return notes(program, &all, whole);
+    }
+    table.render(width) + &notes(program, &all, whole)
+}
+
+/// The lines below a table.
+fn notes(program: &ProfiledProgram<'_>, all: &[RanPath<'_>], whole: u64) -> String {
+    let of = |take: &dyn Fn(&PathProfile) -> u64| {
+        let each = program.functions().filter_map(|routine| routine.function.paths.as_ref().map(take));
+        each.fold(0_u64, u64::saturating_add)
+    };
+    let functions = program.functions().filter(|routine| routine.function.paths.is_some()).count() as u64;
+    let (possible, ran) = (of(&|paths| paths.possible), all.len() as u64);
+    let mut notes = vec![format!(
+        "{} of {} ran, in {}",
+        number(ran),
+        plural(possible, "path", "paths"),
+        plural(functions, "function", "functions")
+    )];
+    let is_hot = |ran: &&RanPath<'_>| ran.instructions as f64 >= HOT * whole as f64 && ran.instructions > 0;
+    let (hot, of_hot) =
+        all.iter().filter(is_hot).fold((0, 0_u64), |(n, sum), ran| (n + 1, sum.saturating_add(ran.instructions)));
+    if hot > 0 {
+        let has = if hot == 1 { "has" } else { "have" };
+        notes.push(format!(
+            "{} of 1 % or more of the instructions {has} {} of them",
+            plural(hot, "path", "paths"),
+            share(of_hot, whole)
+        ));
+    }
+    let mut more = |number: u64, one: &str, many: &str| {
+        if number > 0 {
+            notes.push(plural(number, one, many));
+        }
+    };
+    more(of(&|paths| paths.late), "path had begun before", "paths had begun before");
+    more(of(&|paths| paths.open), "call is in progress", "calls are in progress");
+    more(of(&|paths| paths.left), "path was left in the middle", "paths were left in the middle");
+    more(of(&|paths| paths.unlisted), "run is of paths that are not listed", "runs are of paths that are not listed");
+    let cut = of(&|paths| u64::from(paths.is_cut));
+    more(cut, "function has too many paths, which were cut", "functions have too many paths, which were cut");
+    notes.into_iter().map(|note| format!("{DIM}{note}{DIM:#}\n")).collect()
+}
+
+/// The paths of a function that have run.
+fn paths_of<'a>(routine: ProfiledRoutine<'a>) -> impl Iterator<Item = RanPath<'a>> {
+    let paths = routine.function.paths.as_ref().map(|paths| paths.paths.as_slice()).unwrap_or_default();
+    paths.iter().map(move |path| {
+        let each = path.instructions(&routine.function.blocks);
+        RanPath { routine, path, each, instructions: path.count.saturating_mul(each) }
+    })
+}
+
+/// The way of a path in words: lines of source, or offsets of blocks if these are not known or do not tell the paths of the function apart.
+fn way(routine: &ProfiledRoutine<'_>, path: &PathCount) -> String {
+    let own = by_lines(routine, path).filter(|own| {
+        let paths = routine.function.paths.iter().flat_map(|paths| &paths.paths).take(COMPARED);
+        paths.filter(|other| by_lines(routine, other).as_ref() == Some(own)).count() <= 1
+    });
+    let offsets = || path.blocks.iter().filter_map(|block| start(routine.function, *block)).collect();
+    let parts = own.unwrap_or_else(offsets);
+    let (first, last) = parts.split_at(parts.len().min(WAY / 2));
+    let (left_out, last) = last.split_at(last.len().saturating_sub(WAY / 2));
+    let dots = if left_out.is_empty() { "" } else { " …" };
+    let rest = if last.is_empty() { String::new() } else { format!(" {}", last.join(" ")) };
+    let begins = match path.begins {
+        PathBegin::Entry => "",
+        PathBegin::Elsewhere => "(from outside) ",
+        PathBegin::Loop => "↻ ",
+        PathBegin::Return => "(returned again) ",
+    };
+    let ends = match path.ends {
+        PathEnd::Exit => "",
+        PathEnd::Loop => " ↻",
+        PathEnd::Call => " (call that may return again)",
+        PathEnd::Never => " (no end)",
+    };
+    format!("{begins}{}{dots}{rest}{ends}", first.join(" "))
+}
+
+/// The lines of the blocks of a path, the first one with its file; `None` if the line of a block is not known.
+fn by_lines(routine: &ProfiledRoutine<'_>, path: &PathCount) -> Option<Vec<String>> {
+    let (mut parts, mut file) = (Vec::new(), String::new());
+    for block in &path.blocks {
+        let (of, line) = line(routine, *block)?;
+        parts.push(if of == file { line } else { format!("{of}:{line}") });
+        file = of;
+    }
+    Some(parts)
+}
+
+/// Name of the source file of a block, and its lines there.
+fn line(routine: &ProfiledRoutine<'_>, block: usize) -> Option<(String, String)> {
+    let (file, first, last) = routine.lines(routine.function.blocks.get(block)?)?;
+    let name = file.rsplit('/').next().unwrap_or(file).to_owned();
+    Some((name, if first == last { first.to_string() } else { format!("{first}-{last}") }))
+}
+
+/// Offset of a block in its function.
+fn start(function: &FunctionProfile, block: usize) -> Option<String> {
+    function.blocks.get(block).map(|block| offset(block.start, function.start))
+}
+
+/// The records of a function with paths.
+pub(crate) fn records(function: &FunctionProfile, id: &RecordedFunction) -> Vec<Object> {
+    let Some(paths) = &function.paths else { return Vec::new() };
+    let signed = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+    let path = |path: &PathCount| {
+        let instructions = path.count.saturating_mul(path.instructions(&function.blocks));
+        Object::Path(PathObject {
+            id: id.clone(),
+            path: path.number,
+            blocks: path.blocks.iter().filter_map(|block| start(function, *block)).collect(),
+            begins: begin_word(path.begins),
+            ends: end_word(path.ends),
+            next: path.next.and_then(|block| start(function, block)),
+            count: signed(path.count),
+            late: 0,
+            open: 0,
+            metrics: BTreeMap::from([("instructions", signed(instructions))]),
+        })
+    };
+    let summary = Object::Paths(PathsObject {
+        id: id.clone(),
+        possible: paths.possible,
+        ran: paths.paths.len() as u64,
+        cut: paths.is_cut,
+        late: paths.late,
+        open: paths.open,
+        left: paths.left,
+        unlisted: paths.unlisted,
+        inexact: paths.inexact.clone(),
+    });
+    paths.paths.iter().map(path).chain([summary]).collect()
+}
+
+fn begin_word(begin: PathBegin) -> &'static str {
+    match begin {
+        PathBegin::Entry => "entry",
+        PathBegin::Elsewhere => "elsewhere",
+        PathBegin::Loop => "loop",
+        PathBegin::Return => "return",
+    }
+}
+
+fn end_word(end: PathEnd) -> &'static str {
+    match end {
+        PathEnd::Exit => "exit",
+        PathEnd::Loop => "loop",
+        PathEnd::Call => "call",
+        PathEnd::Never => "never",
+    }
+}
+
+fn number(count: u64) -> String {
+    grouped(i64::try_from(count).unwrap_or(i64::MAX))
+}
+
+fn share(part: u64, whole: u64) -> String {
+    if whole == 0 { String::new() } else { format!("{:.1} %", 100.0 * part as f64 / whole as f64) }
+}

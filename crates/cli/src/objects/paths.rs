@@ -1,0 +1,55 @@
+//! Records of paths.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::RecordedFunction;
+
+/// An acyclic path of a function that has run.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct PathObject {
+    #[serde(flatten)]
+    pub(crate) id: RecordedFunction,
+    /// Number of the path among all paths of the function, from 0.
+    pub(crate) path: u64,
+    /// Offsets in the function of the blocks on the path, in the order of their execution.
+    pub(crate) blocks: Vec<String>,
+    /// `entry`, `loop` (behind a back edge or a cut), `return` (a call has returned again), or `elsewhere` (a landing pad, or another way in).
+    pub(crate) begins: &'static str,
+    /// `exit`, `loop` (at a back edge or a cut), or `call` (in front of a call that may return several times).
+    pub(crate) ends: &'static str,
+    /// With `loop`, the offset of the block at which the next path begins; else null.
+    pub(crate) next: Option<String>,
+    /// How often the path has run from its beginning to its end.
+    pub(crate) count: i64,
+    /// Number of runs that had begun before the measurement: always 0, because only their number in the function is known.
+    pub(crate) late: u64,
+    /// Number of runs that have not ended: always 0, because only their number in the function is known.
+    pub(crate) open: u64,
+    /// Sums over all runs. `instructions` are those of the function itself.
+    pub(crate) metrics: BTreeMap<&'static str, i64>,
+}
+
+/// The paths of a function together.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct PathsObject {
+    #[serde(flatten)]
+    pub(crate) id: RecordedFunction,
+    /// Number of different paths that the function has.
+    pub(crate) possible: u64,
+    /// Number of paths with a record.
+    pub(crate) ran: u64,
+    /// Whether paths end, and others begin, at edges that are no back edges, because there would be too many otherwise.
+    pub(crate) cut: bool,
+    /// Number of paths that have ended and had begun before the measurement.
+    pub(crate) late: u64,
+    /// Number of calls in progress.
+    pub(crate) open: u64,
+    /// Number of paths that were left in the middle: by an exception, by longjmp, or with their threads.
+    pub(crate) left: u64,
+    /// Number of paths that have ended and have no record.
+    pub(crate) unlisted: u64,
+    /// Reason why the counts of paths are not exact; null if they are.
+    pub(crate) inexact: Option<String>,
+}

@@ -1,0 +1,154 @@
+//! A profile of the counts of paths.
+
+use ingraft_model::{Activations, BlockId, EdgeId, IndexVec, Key};
+use ingraft_profile::{FunctionPath, PathBegin};
+use ingraft_report::{FunctionProfile, PathCount, PathProfile};
+
+use crate::kinds::profile::functions::Plan as _;
+
+use super::plan::{PathNumberCounts, PathsPlan};
+
+/// Largest number of blocks of all paths of a function in a profile. Paths beyond it, those that ran least, are not listed one by one.
+const BLOCKS_MAX: usize = 400_000;
+
+/// What the code of a function has counted.
+#[derive(Clone, Debug, Default)]
+pub struct CountedPaths {
+    /// Whether the function has code.
+    pub is_known: bool,
+    /// The paths that have ended.
+    pub counts: PathNumberCounts,
+    /// The outcomes of its calls.
+    pub outcomes: Activations,
+    /// Number of paths that control has left for another way in to the same call.
+    pub broken_off: u64,
+    /// Number of calls in progress.
+    pub open: u64,
+}
+
+impl CountedPaths {
+    /// The profile of the function. `module` is the index of its module. `family` tells whether fork children count too, `lost` whether a thread
+    /// was at an unknown place when counting began or ended.
+    pub fn profile(self, plan: &PathsPlan, module: usize, (family, lost): (bool, bool)) -> FunctionProfile {
+        let graph = plan.graph();
+        let cfg = &graph.cfg;
+        let mut blocks = IndexVec::filled(0_u64, cfg.blocks.len());
+        let mut edges = IndexVec::filled(0_u64, cfg.edges.len());
+        let mut calls = 0_u64;
+        let (mut paths, mut listed, mut unlisted) = (Vec::new(), 0, 0_u64);
+        let mut counts = self.counts.counts.clone();
+        counts.sort_by_key(|(number, count)| (std::cmp::Reverse(*count), *number));
+        for (number, count) in counts {
+            let Some(path) = plan.paths.path(number) else { continue };
+            let add = |sum: &mut u64| *sum = sum.saturating_add(count);
+            path.blocks.iter().for_each(|block| blocks.get_mut(*block).into_iter().for_each(add));
+            path.edges.iter().for_each(|edge| edges.get_mut(*edge).into_iter().for_each(add));
+            if path.begins == PathBegin::Entry {
+                calls = calls.saturating_add(count);
+            }
+            listed += path.blocks.len();
+            match listed <= BLOCKS_MAX {
+                true => paths.push(listed_path(number, count, &path)),
+                false => unlisted = unlisted.saturating_add(count),
+            }
+        }
+        let shared = shared_ways_out(cfg);
+        let edge = |id: EdgeId| edges.get(id).copied().filter(|_| shared.get(id) != Some(&true));
+        let block = |id: BlockId| blocks.get(id).copied().unwrap_or(0);
+        let doubts = self.doubts(family, lost);
+        let missing = self.missing().filter(|_| self.is_known);
+        let inexact: Vec<String> = doubts.iter().cloned().chain(missing).collect();
+        let inexact = (!inexact.is_empty()).then(|| inexact.join("; "));
+        let of = PathProfile {
+            possible: plan.paths.paths().unsigned_abs(),
+            is_cut: plan.paths.is_cut(),
+            paths,
+            late: self.counts.late,
+            unlisted: unlisted.saturating_add(self.counts.unplaced),
+            open: self.open,
+            left: self.left(),
+            inexact: doubts,
+        };
+        FunctionProfile { calls, inexact, paths: Some(of), ..graph.profile(module, &block, &edge) }
+    }
+
+    /// Number of paths that were left in the middle.
+    fn left(&self) -> u64 {
+        self.outcomes.left.saturating_add(self.broken_off)
+    }
+
+    /// The reasons why paths may be wrong, in words; `None` if there are none.
+    fn doubts(&self, family: bool, lost: bool) -> Option<String> {
+        if !self.is_known {
+            return Some("its code was taken out before the paths were read".to_owned());
+        }
+        if family {
+            return Some("fork children count with the target, for another measurement".to_owned());
+        }
+        let Activations { unseen, unrecorded, .. } = self.outcomes;
+        let mut doubts = listed(&[
+            (
+                unseen,
+                "call had begun before, and its paths may be wrong",
+                "calls had begun before, and their paths may be wrong",
+            ),
+            (
+                unrecorded,
+                "call was too deep in others to be followed, and paths around it may be wrong",
+                "calls were too deep in others to be followed, and paths around them may be wrong",
+            ),
+            (self.counts.unplaced, "path has no place in the table", "paths have no place in the table"),
+        ]);
+        if lost {
+            doubts.push("threads were at unknown places when counting began or ended".to_owned());
+        }
+        (!doubts.is_empty()).then(|| doubts.join("; "))
+    }
+
+    /// The reasons why the counts of blocks and edges are smaller than the numbers of executions, in words; `None` if they are not.
+    fn missing(&self) -> Option<String> {
+        let missing = listed(&[
+            (self.counts.late, "path began before, and is not counted", "paths began before, and are not counted"),
+            (
+                self.open,
+                "call is in progress, in a path that has not ended",
+                "calls are in progress, in paths that have not ended",
+            ),
+            (self.left(), "path was left in the middle", "paths were left in the middle"),
+        ]);
+        (!missing.is_empty()).then(|| missing.join("; "))
+    }
+}
+
+/// Numbers with their nouns, without those that are 0.
+fn listed(numbers: &[(u64, &str, &str)]) -> Vec<String> {
+    let shown = |(number, one, many): &(u64, &str, &str)| match number {
+        0 => None,
+        1 => Some(format!("1 {one}")),
+        n => Some(format!("{n} {many}")),
+    };
+    numbers.iter().filter_map(shown).collect()
+}
+
+fn listed_path(number: i64, count: u64, path: &FunctionPath) -> PathCount {
+    PathCount {
+        number: number.unsigned_abs(),
+        begins: path.begins,
+        blocks: path.blocks.iter().map(|block| block.index()).collect(),
+        ends: path.ends,
+        next: path.next.map(|block| block.index()),
+        count,
+    }
+}
+
+/// For each edge, whether it is one of several ways out of its block, which a path does not tell apart.
+fn shared_ways_out(cfg: &ingraft_model::Cfg) -> IndexVec<EdgeId, bool> {
+    let mut ways = IndexVec::filled(0_u32, cfg.blocks.len());
+    for edge in cfg.ways_out() {
+        if let Some(ways) = ways.get_mut(edge.from) {
+            *ways += 1;
+        }
+    }
+    let leaves = |edge: &ingraft_model::Edge| !matches!(edge.to, ingraft_model::EdgeTarget::Block(_));
+    cfg.edges.iter().map(|edge| leaves(edge) && ways.get(edge.from).is_some_and(|ways| *ways > 1)).collect()
+}

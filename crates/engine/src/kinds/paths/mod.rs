@@ -1,0 +1,133 @@
+//! Counts of the paths of functions, by Ball and Larus, "Efficient path profiling" (1996), through whole functions as in Ammons, Ball and Larus,
+//! "Exploiting hardware performance counters with flow and context sensitive profiling" (1997).
+//!
+//! `plan.rs` numbers the paths of a function (crate `ingraft-profile`), and makes the code. `answer.rs` makes a profile of the counts.
+
+mod answer;
+mod plan;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ingraft_model::layout::COUNTERS;
+use ingraft_model::{Activations, FunctionBody, KeyTable, Refusal, Shape};
+use ingraft_report::SavedProfile;
+
+use crate::api::{PathsOptions, Removed};
+use crate::error::Error;
+use crate::measure::request::{WantedPair, refuse_large};
+use crate::measure::sizes;
+use crate::readings::values::{Columns, Ruler, Slots};
+use crate::session::{InsertedPairs, KindRequest, Locked, Running};
+use crate::weaving::positions::Observer;
+
+use super::profile::functions::{Functions, Profiled, tell_last};
+use super::whole;
+
+use self::answer::CountedPaths;
+use self::plan::PathsPlan;
+
+/// Name of the metric that the pairs have.
+const METRIC: &str = "path_profile";
+
+/// Counts of the paths of functions.
+pub struct PathsKind {
+    options: PathsOptions,
+    functions: Functions<PathsPlan>,
+    /// The functions as they were analysed for their plans, so that the insertion does not analyse them again.
+    bodies: Vec<Arc<FunctionBody>>,
+    /// The last counts, read before the code was taken out.
+    last: Option<Result<SavedProfile, Error>>,
+}
+
+impl PathsKind {
+    /// Counts that have not begun.
+    pub fn new(options: &PathsOptions) -> Self {
+        PathsKind { options: *options, functions: Functions::default(), bodies: Vec::new(), last: None }
+    }
+
+    /// Counts of all paths, and of the blocks and edges on them, at one moment at which all threads are held.
+    pub fn read(&self, at: &Locked<'_>) -> Result<SavedProfile, Error> {
+        let mut all: Vec<CountedPaths> = Vec::new();
+        let moment = self.functions.observe(at, &mut |columns| {
+            let open = columns.open();
+            let of = |f: &Profiled<PathsPlan>| {
+                let Some(pair) = at.pair(&f.key) else { return CountedPaths::default() };
+                let (counters, variables) = (pair.counters(), pair.variables());
+                let Some((calls, broken_off)) = PathsPlan::outcomes(counters) else { return CountedPaths::default() };
+                CountedPaths {
+                    is_known: true,
+                    counts: f.plan.counts(&table(columns, counters.first(), variables.first().map(|v| v.shape))),
+                    outcomes: outcomes(columns, calls),
+                    broken_off: columns.sum(broken_off).cast_unsigned(),
+                    open: open.get(&(COUNTERS + 8 * calls)).copied().unwrap_or(0),
+                }
+            };
+            all = self.functions.all.iter().map(of).collect();
+        })?;
+        let (family, lost) = (at.has_family(), self.functions.unknown > 0 || moment.cut_off > 0);
+        let saved = self.functions.saved(at, |n, f, module| {
+            let counted = all.get(n).cloned().unwrap_or_default();
+            counted.profile(&f.plan, module, (family, lost))
+        });
+        Ok(SavedProfile { held_ns: moment.held_ns(), ..saved })
+    }
+}
+
+impl Running for PathsKind {
+    fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<WantedPair>, Error> {
+        let PathsKind { options, functions, bodies, .. } = self;
+        let named = whole::functions(asked, false)?;
+        refuse_large(asked.modules, &named, &asked.request.functions.join(" "))?;
+        let texts = whole::texts(asked.modules, &named);
+        let analysed = Mutex::new(Vec::with_capacity(named.len()));
+        let wanted = functions.wanted(asked, (&named, METRIC), |function| {
+            let text = texts.get(&function.module).ok_or(Refusal::NoSuchFunction)?;
+            let (plan, body) = PathsPlan::new((asked.modules, text), function, options)?;
+            analysed.lock().unwrap_or_else(PoisonError::into_inner).push(body);
+            Ok(plan)
+        });
+        *bodies = analysed.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Ok(wanted)
+    }
+
+    fn reserved(&self) -> u64 {
+        sizes::AWAITED
+    }
+
+    fn prepare(&mut self, at: &mut Locked<'_>, wanted: &mut Vec<WantedPair>) -> Result<Observer, Error> {
+        Ok(self.functions.prepare(at, wanted))
+    }
+
+    fn inserted(&mut self, at: &mut Locked<'_>, begun: &mut InsertedPairs<'_>) {
+        self.bodies.clear();
+        self.functions.inserted(at, begun);
+    }
+
+    fn failed(&mut self, _: &mut Locked<'_>) {
+        self.bodies.clear();
+        self.functions.failed();
+    }
+
+    fn last(&mut self, at: &mut Locked<'_>) {
+        self.last = Some(self.read(at));
+    }
+
+    fn ended(&mut self, _: &mut Locked<'_>, removed: &mut Removed) {
+        tell_last(self.last.take(), removed);
+    }
+}
+
+/// The values by key of a variable, of all threads together.
+fn table(columns: &Columns<'_>, first: Option<&u32>, shape: Option<Shape>) -> KeyTable {
+    let Some((first, shape)) = first.zip(shape) else { return KeyTable::default() };
+    let mut sum = KeyTable::default();
+    for (_, raw) in columns.threads(Slots { first: *first, shape }, &[], Ruler::PLAIN) {
+        raw.table.iter().for_each(|table| sum.merge(table));
+    }
+    sum
+}
+
+/// Numbers of calls by outcome.
+fn outcomes(columns: &Columns<'_>, first: u32) -> Activations {
+    columns.together(Slots { first, shape: Shape::Counter }, &[first], Ruler::PLAIN).1
+}

@@ -1,0 +1,205 @@
+//! Tests of `ingraft profile paths`: the program keeps its own account of the ways that control takes through its functions. Programs that do the same
+//! each time have as many executions of each block by their paths as `ingraft profile edges` counts.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Mutatee, Outcome, Reply, open_directory, scaled, skip};
+use serde_json::Value;
+
+use crate::tool;
+
+/// For each function and each kind of beginning and end, how often each path has run, in ascending order.
+type Ways = BTreeMap<(String, String, String), Vec<u64>>;
+
+fn number(record: &Value, key: &str) -> u64 {
+    record[key].as_u64().unwrap_or_else(|| panic!("no {key} in {record}"))
+}
+
+fn word(record: &Value, key: &str) -> String {
+    record[key].as_str().unwrap_or_else(|| panic!("no {key} in {record}")).to_owned()
+}
+
+fn ways(rows: impl Iterator<Item = ((String, String, String), u64)>) -> Ways {
+    let mut ways = Ways::new();
+    rows.for_each(|(key, count)| ways.entry(key).or_default().push(count));
+    ways.values_mut().for_each(|counts| counts.sort_unstable());
+    ways
+}
+
+/// The paths that the tool has told.
+fn told(outcome: &Outcome) -> Ways {
+    let row = |record: &&Value| {
+        ((word(record, "function"), word(record, "begins"), word(record, "ends")), number(record, "count"))
+    };
+    ways(outcome.all("path").iter().map(row))
+}
+
+/// The paths in the program's account.
+fn known(reply: &Reply) -> Ways {
+    let row = |line: &String| {
+        let words: Vec<&str> = line.strip_prefix("way ")?.split(' ').collect();
+        let text = |n: usize| words[n].to_owned();
+        Some(((text(0), text(1), text(2)), words[3].parse().expect("a number")))
+    };
+    ways(reply.lines.iter().filter_map(row))
+}
+
+/// Numbers of the account by function: of lines that begin with a word.
+fn numbers(reply: &Reply, of: &str) -> BTreeMap<String, u64> {
+    let row = |line: &String| {
+        let (name, count) = line.strip_prefix(of)?.trim().rsplit_once(' ')?;
+        Some((name.to_owned(), count.parse().expect("a number")))
+    };
+    reply.lines.iter().filter_map(row).collect()
+}
+
+/// Profiles the program while it obeys a command. Returns what both say.
+fn profiled(arguments: &[&str], command: &str) -> (Outcome, Reply) {
+    let mut target = Mutatee::start("paths", &[]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let mut session = tool().start(["profile", "paths", "-p", &pid, "paths:p_*"].iter().chain(arguments));
+    session.wait_for("attached");
+    let truth = target.ask(command);
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    target::assert_clean(target.pid(), &before);
+    (outcome, truth)
+}
+
+/// Profiles the program while it obeys a command, and compares what both say.
+fn check(command: &str) -> Outcome {
+    let (outcome, truth) = profiled(&[], command);
+    let (told, known) = (told(&outcome), known(&truth));
+    assert!(known.len() > 10, "{known:?}");
+    assert_eq!(told, known);
+    let left = numbers(&truth, "left ");
+    for paths in outcome.all("paths") {
+        let name = word(paths, "function");
+        assert_eq!(Some(&number(paths, "left")), left.get(&name), "{paths}");
+        assert!(paths["inexact"].is_null() && number(paths, "unlisted") == 0 && number(paths, "open") == 0, "{paths}");
+    }
+    let late: u64 = outcome.all("paths").iter().map(|paths| number(paths, "late")).sum();
+    let known = truth.lines.iter().find_map(|line| line.strip_prefix("late ")).expect("a number");
+    assert_eq!(late, known.parse::<u64>().expect("a number"));
+    assert_eq!(late, 4, "calls of p_inside had begun before");
+    outcome
+}
+
+#[test]
+fn paths_equal_the_programs_account() {
+    for seed in 0..scaled(3, 30) {
+        check(&format!("run {seed} 2000 3"));
+    }
+}
+
+#[test]
+fn calls_in_progress_end_late_paths() {
+    check("+run 8 2000 1");
+}
+
+/// Handlers call functions that they have interrupted in the middle of paths.
+#[test]
+fn handlers_have_paths_of_their_own() {
+    let outcome = check("ticks 5 60000");
+    assert!(outcome.all("path").len() > 40);
+}
+
+/// The blocks on a path lead from one to the next, and their instructions are those of the path.
+#[test]
+fn a_path_is_a_way_through_its_function() {
+    let outcome = check("run 1 500 0");
+    for path in outcome.all("path") {
+        let blocks = path["blocks"].as_array().expect("blocks");
+        assert!(!blocks.is_empty());
+        assert_eq!(path["begins"] == "entry", blocks[0] == "0x0", "{path}");
+        let different: BTreeSet<String> = blocks.iter().map(Value::to_string).collect();
+        assert_eq!(different.len(), blocks.len(), "a path has no repetitions: {path}");
+        assert!(number(&path["metrics"], "instructions") >= number(path, "count"), "{path}");
+    }
+}
+
+/// Counts of blocks and edges: by module, function, and place in it.
+type Counts = BTreeMap<(String, String, String), u64>;
+
+/// The counts of the blocks and edges of a saved profile, and the functions in which they are not exact.
+fn counts(file: &str) -> (Counts, BTreeSet<String>) {
+    let outcome = tool().run(["report", file]).assert_code(0);
+    let (mut counts, mut inexact) = (BTreeMap::new(), BTreeSet::new());
+    for record in outcome.objects.iter().filter(|record| record["type"] == "block" || record["type"] == "edge") {
+        let at = |key: &str| record[key].as_str().unwrap_or_default().to_owned();
+        let place = format!("{} {} {} {} {}", at("block"), at("from"), at("to"), at("outside"), at("kind"));
+        if let Some(count) = record["count"].as_u64() {
+            counts.insert((at("module"), at("offset"), place), count);
+        }
+        if !record["inexact"].is_null() {
+            inexact.insert(at("offset"));
+        }
+    }
+    (counts, inexact)
+}
+
+/// Compares the counts of two runs of a program that does the same each time.
+fn assert_same_counts(functions: &str, command: &[&str]) {
+    let directory = open_directory();
+    let file = |kind: &str| directory.path().join(kind).display().to_string();
+    for kind in ["edges", "paths"] {
+        let saved = file(kind);
+        let arguments = ["profile", kind, functions, "--until-exit", "-o", &saved, "--"];
+        let _outcome = tool().run(arguments.iter().chain(command)).assert_code(0);
+    }
+    let ((edges, _), (paths, inexact)) = (counts(&file("edges")), counts(&file("paths")));
+    let mut compared = 0;
+    for (place, count) in &paths {
+        if inexact.contains(&place.1) {
+            continue;
+        }
+        if let Some(known) = edges.get(place) {
+            assert_eq!(count, known, "{place:?}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 1000 && compared > edges.len() * 8 / 10, "{compared} of {}", edges.len());
+}
+
+#[test]
+fn counts_of_sqlite_equal_those_of_its_edges() {
+    if !ingraft_testing::have("sqlite3") {
+        skip!("sqlite3 is not installed");
+    }
+    let sql = "create table t(a,b); with recursive c(x) as (select 1 union all select x+1 from c where x<5000) \
+               insert into t select x, x*7%1000 from c; create index i on t(b); \
+               select count(*), sum(a) from t where b between 10 and 500;";
+    assert_same_counts("libsqlite3*:*", &["sqlite3", ":memory:", sql]);
+}
+
+#[test]
+fn counts_of_bzip2_equal_those_of_its_edges() {
+    if !ingraft_testing::have("bzip2") {
+        skip!("bzip2 is not installed");
+    }
+    let directory = open_directory();
+    let copy = directory.path().join("program");
+    std::fs::copy("/bin/sh", &copy).expect("a copy");
+    assert_same_counts("libbz2*:*", &["bzip2", "-kf", copy.to_str().expect("a path")]);
+}
+
+/// Saved paths are added up, shown, and cut where that was asked for.
+#[test]
+fn saved_paths_are_added_up() {
+    let directory = open_directory();
+    let file = directory.path().join("paths").display().to_string();
+    let (outcome, _) = profiled(&["-o", &file, "--truncate", "2"], "run 4 500 0");
+    let cut = outcome.all("paths").into_iter().filter(|paths| paths["cut"] == true).count();
+    assert!(cut > 0, "functions have more than two paths behind their entries");
+    let paths = |files: &[&str]| -> BTreeMap<(String, u64), u64> {
+        let report = tool().run(["report"].iter().chain(files)).assert_code(0);
+        let one = |path: &&Value| ((word(path, "function"), number(path, "path")), number(path, "count"));
+        report.all("path").iter().map(one).collect()
+    };
+    let (one, two) = (paths(&[&file]), paths(&[&file, &file]));
+    assert_eq!(one.len(), two.len());
+    assert!(!one.is_empty() && one.iter().all(|(path, count)| two.get(path) == Some(&(2 * count))));
+    let table = ingraft_testing::output(&mut tool().plain_command(["report", &file]));
+    assert!(table.contains("WAY") && table.contains("paths ran, in"), "{table}");
+}
