@@ -91,8 +91,9 @@ fn of_the_libraries_of_a_program() {
     let pid = i32::try_from(lua.id()).expect("a process id");
     wait_until("lua5.4 reads", || target::waits_in(pid, 0));
     let before = Text::of(pid);
+    let number = pid.to_string();
     for command in [&["latency"][..], &["profile", "contexts"]] {
-        let own = [command, &["-p", &pid.to_string(), "*", "--max-overhead", "10000"]].concat();
+        let own = [command, &["-p", &number, "*", "--max-overhead", "10000"]].concat();
         let mut session = tool().start(own);
         session.wait_for("attached");
         let _ = session.interrupt().assert_code(0).assert_removed();
