@@ -38,7 +38,8 @@ pub(crate) fn find(used: &[Range<u64>], len: u64, align: u64, bases: RangeInclus
     let ends = used.iter().map(|r| (r.start, r.end)).chain([(USER_END, u64::MAX)]);
     for (start, end) in ends {
         let low = from.max(*bases.start()).checked_add(align - 1).map(|a| a & mask);
-        let high = start.checked_sub(len).map(|h| h.min(*bases.end()) & mask);
+        // The kernel shows a page beyond the end of user space ([vsyscall]).
+        let high = start.min(USER_END).checked_sub(len).map(|h| h.min(*bases.end()) & mask);
         if let (Some(low), Some(high)) = (low, high)
             && low <= high
         {
@@ -83,6 +84,14 @@ mod tests {
         assert_eq!(find(&used, 0x10_0000, 0x1000, 0x1_0000..=0x7fff_ffff, 0x40_0000), Some(0x30_0000));
         assert_eq!(find(&used_ranges(&maps, 0), 0x80_0000, 0x1000, 0x1_0000..=0x7fff_ffff, 0x40_0000), Some(0x70_0000));
         assert_eq!(used.last().map(|r| r.start), Some(0x7ffe_0000_0000 - STACK_ROOM));
+    }
+
+    /// Without randomisation the main stack ends where user space does.
+    #[test]
+    fn nothing_is_found_beyond_user_space() {
+        let used = [0x1000..0x7fff_f000_0000, 0x7fff_f7ff_0000..USER_END, 0xffff_ffff_ff60_0000..0xffff_ffff_ff60_1000];
+        assert_eq!(find(&used, 0x100_0000, 0x1000, 0..=u64::MAX, USER_END), Some(0x7fff_f7ff_0000 - 0x100_0000));
+        assert_eq!(find(&used, 0x1000_0000, 0x1000, 0..=u64::MAX, USER_END), None);
     }
 
     #[test]

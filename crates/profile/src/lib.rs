@@ -34,6 +34,7 @@ mod flow;
 mod function_paths;
 mod graph;
 mod map;
+mod path_ends;
 mod paths;
 mod placement;
 mod probes;

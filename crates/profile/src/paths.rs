@@ -9,7 +9,7 @@ use crate::barred::{Barred, NoPlacement};
 use crate::events::{EventPlan, Events, Uncountable};
 use crate::graph::{ProfileEdge, ProfileEdgeKind, ProfileGraph};
 use crate::map::{ArcId, PerEdge, PerVertex, Vertex};
-use crate::structure::Structure;
+use crate::path_ends::PathEnds;
 use crate::weights::Weights;
 
 /// The function has more than `i64::MAX` paths.
@@ -64,18 +64,18 @@ impl PathNumbers {
         Self::cut(graph, i64::MAX, &|_| false)
     }
 
-    /// As [`PathNumbers::new`], but at most `limit` paths lead from a vertex to their ends. Where there would be more, paths end at edges of
-    /// which `may_end` holds, and others begin behind them, as at back edges: at those edges first behind which most paths lie.
+    /// As [`PathNumbers::new`], but paths end only at edges of which `may_end` holds, if the graph permits that: other edges may take the place of a
+    /// back edge. And at most `limit` paths lead from a vertex to their ends. Where there would be more, paths end at further edges, and others begin
+    /// behind them: at those edges first behind which most paths lie.
     pub fn cut(graph: &ProfileGraph, limit: i64, may_end: &dyn Fn(ArcId) -> bool) -> Result<Self, TooManyPaths> {
-        let structure = Structure::new(graph);
-        let (mut values, mut back) = (graph.per_edge(), graph.per_edge::<bool>());
+        let PathEnds { at: mut back, order } = PathEnds::of(graph, may_end);
+        let mut values = graph.per_edge();
         let (mut behind, mut heads): (PerVertex<i64>, PerVertex<bool>) = (graph.per_vertex(), graph.per_vertex());
-        for (id, edge) in graph.live_edges().filter(|(id, _)| structure.is_back_edge(graph, *id)) {
-            back.set(id, true);
+        for (_, edge) in graph.live_edges().filter(|(id, _)| back.get(*id)) {
             heads.set(edge.to, true);
         }
         behind.set(graph.exit(), 1);
-        for vertex in structure.order.iter().rev().filter(|vertex| **vertex != graph.exit()) {
+        for vertex in order.iter().rev().filter(|vertex| **vertex != graph.exit()) {
             let paths =
                 |id, edge: &ProfileEdge, back: &PerEdge<bool>| if back.get(id) { 1 } else { behind.get(edge.to) };
             let all = |back: &PerEdge<bool>| {

@@ -223,3 +223,34 @@ fn too_many_paths_are_cut() {
     assert!(FunctionPaths::new(&long, &all(&long), &BTreeSet::new(), 1 << 31).is_ok_and(|paths| paths.is_cut()));
     assert!(FunctionPaths::new(&long, &none, &BTreeSet::new(), 1 << 31).is_err(), "no code can cut them");
 }
+
+/// No code can run at the back edge of a loop, so paths end at the edge into the block that it leaves.
+#[test]
+fn other_edges_take_the_place_of_a_back_edge() {
+    let edges = vec![
+        edge(0, 1, EdgeKind::FallThrough),
+        edge(1, 2, EdgeKind::Taken),
+        edge(1, 3, EdgeKind::FallThrough),
+        edge(2, 1, EdgeKind::CallReturn),
+        ingraft_model::Edge { from: BlockId(3), to: EdgeTarget::Dynamic, kind: EdgeKind::Return },
+    ];
+    let cfg = cfg(4, edges, &[]);
+    let mut probes = all(&cfg);
+    let back = cfg.edges.entries().find(|(_, edge)| edge.kind == EdgeKind::CallReturn).expect("an edge").0;
+    probes.edges.set(back, false);
+    let paths = FunctionPaths::new(&cfg, &probes, &BTreeSet::new(), NO_LIMIT).expect("paths");
+    let mut ways: Vec<_> = (0..paths.paths())
+        .filter_map(|number| paths.path(number))
+        .map(|path| (path.begins, path.blocks.iter().map(|block| block.0).collect::<Vec<_>>(), path.ends))
+        .collect();
+    ways.sort();
+    assert_eq!(
+        ways,
+        [
+            (PathBegin::Entry, vec![0, 1], PathEnd::Loop),
+            (PathBegin::Entry, vec![0, 1, 3], PathEnd::Exit),
+            (PathBegin::Loop, vec![2, 1], PathEnd::Loop),
+            (PathBegin::Loop, vec![2, 1, 3], PathEnd::Exit),
+        ]
+    );
+}
