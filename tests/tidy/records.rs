@@ -18,6 +18,7 @@ const SOURCES: &[&str] = &[
     "crates/cli/src/objects/inserted.rs",
     "crates/cli/src/objects/keyed.rs",
     "crates/cli/src/objects/lowered.rs",
+    "crates/cli/src/objects/paths.rs",
     "crates/cli/src/objects/printed.rs",
     "crates/cli/src/objects/refused.rs",
     "crates/cli/src/objects/slow.rs",

@@ -63,13 +63,13 @@ pub enum PathEnd {
 /// One path of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionPath {
-    /// Its beginning.
+    /// Beginning of the path.
     pub begins: PathBegin,
     /// The blocks, in the order of their execution. The block that a back edge leads to is not among them.
     pub blocks: Vec<BlockId>,
     /// The edges that it passes, the last one included. Of several ways out of one block, none.
     pub edges: Vec<EdgeId>,
-    /// Its end.
+    /// End of the path.
     pub ends: PathEnd,
     /// The block at which the next path begins, if it ends at a back edge or at an edge at which paths were cut.
     pub next: Option<BlockId>,

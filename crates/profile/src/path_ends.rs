@@ -14,7 +14,7 @@ pub(crate) struct PathEnds {
 
 /// State of a vertex in a search.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Visit {
+enum SearchState {
     #[default]
     No,
     Open,
@@ -63,21 +63,21 @@ fn instead(
 /// Searches a graph from ENTRY without the edges at which paths end already. Returns the vertices in an order in which all other edges but back edges
 /// lead forwards, and the back edges.
 fn search(graph: &ProfileGraph, ended: &PerEdge<bool>) -> (Vec<Vertex>, Vec<ArcId>) {
-    let mut visits: PerVertex<Visit> = graph.per_vertex();
+    let mut visits: PerVertex<SearchState> = graph.per_vertex();
     let (mut order, mut back) = (Vec::new(), Vec::new());
     // Vertices that only ended edges lead to are roots of their own.
     let ends = graph.live_edges().filter(|(id, _)| ended.get(*id)).map(|(_, edge)| edge.to);
     for root in std::iter::once(graph.entry()).chain(ends) {
-        if visits.get(root) != Visit::No {
+        if visits.get(root) != SearchState::No {
             continue;
         }
-        visits.set(root, Visit::Open);
+        visits.set(root, SearchState::Open);
         let mut open = vec![(root, graph.leaving_ids(root))];
         let first = order.len();
         while let Some((vertex, rest)) = open.last_mut() {
             let vertex = *vertex;
             let Some((id, others)) = rest.split_first() else {
-                visits.set(vertex, Visit::Done);
+                visits.set(vertex, SearchState::Done);
                 order.push(vertex);
                 open.pop();
                 continue;
@@ -89,12 +89,12 @@ fn search(graph: &ProfileGraph, ended: &PerEdge<bool>) -> (Vec<Vertex>, Vec<ArcI
                 continue;
             }
             match visits.get(edge.to) {
-                Visit::No => {
-                    visits.set(edge.to, Visit::Open);
+                SearchState::No => {
+                    visits.set(edge.to, SearchState::Open);
                     open.push((edge.to, graph.leaving_ids(edge.to)));
                 }
-                Visit::Open => back.push(id),
-                Visit::Done => {}
+                SearchState::Open => back.push(id),
+                SearchState::Done => {}
             }
         }
         debug_assert!(order.len() > first);

@@ -137,17 +137,17 @@ pub struct PathProfile {
 /// A path of a function, and how often it has run.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PathCount {
-    /// Its number among all paths of the function.
+    /// Number among all paths of the function.
     pub number: u64,
-    /// Its beginning.
+    /// Beginning of the path.
     pub begins: PathBegin,
-    /// Indexes of its blocks, in the order of their execution; at least one.
+    /// Indexes of the blocks, in the order of their execution; at least one.
     pub blocks: Vec<usize>,
-    /// Its end.
+    /// End of the path.
     pub ends: PathEnd,
     /// Index of the block at which the next path begins, if it ends at a back edge or a cut.
     pub next: Option<usize>,
-    /// How often it has run.
+    /// Number of times that it has run.
     pub count: u64,
 }
 

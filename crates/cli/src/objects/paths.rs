@@ -21,7 +21,7 @@ pub(crate) struct PathObject {
     pub(crate) ends: &'static str,
     /// With `loop`, the offset of the block at which the next path begins; else null.
     pub(crate) next: Option<String>,
-    /// How often the path has run from its beginning to its end.
+    /// Number of times that the path has run from its beginning to its end.
     pub(crate) count: i64,
     /// Number of runs that had begun before the measurement: always 0, because only their number in the function is known.
     pub(crate) late: u64,

@@ -55,7 +55,7 @@ pub(crate) fn run(args: &ReportArgs, format: Format, out: &mut Output) -> Result
             });
         }
     };
-    let Export::Tool(exporter) = export else { return records::profile(&profile, out) };
+    let Export::Tool(exporter) = export else { return records::profile(&profile, &paths::records, out) };
     write(&profile, exporter, None, args, format, out)
 }
 

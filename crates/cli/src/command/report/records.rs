@@ -4,21 +4,24 @@ use ingraft_api::PairFacts;
 use ingraft_model::{BlockId, IndexVec, Key, Loops, Svma};
 use ingraft_report::{Covered, EdgeEnd, FunctionChange, FunctionProfile, ProfileKind, SavedProfile};
 
-use crate::command::paths;
 use crate::exit::Stop;
 use crate::objects::code::BlockObject;
 use crate::objects::{self, CoverageObject, EdgeObject, Object, RecordedFunction};
 use crate::output::{Output, json_line};
 
-/// Writes the blocks and edges of a profile.
-pub(super) fn profile(profile: &SavedProfile, out: &mut Output) -> Result<(), Stop> {
+/// Writes the blocks and edges of a profile, and more records of each function.
+pub(super) fn profile(
+    profile: &SavedProfile,
+    more: &dyn Fn(&FunctionProfile, &RecordedFunction) -> Vec<Object>,
+    out: &mut Output,
+) -> Result<(), Stop> {
     let module = |index: usize| profile.modules.get(index).map(|module| module.name.as_str()).unwrap_or_default();
     for function in &profile.functions {
         let id = id(profile.pid, module(function.module), &function.name, function.start);
         let records: Vec<Object> = match profile.kind {
             ProfileKind::Counts => {
                 let counts = blocks(function, &id).into_iter().chain(edges(function, &id));
-                counts.chain(paths::records(function, &id)).collect()
+                counts.chain(more(function, &id)).collect()
             }
             ProfileKind::Coverage => {
                 let parts = ran_blocks(function, &id).into_iter().chain(ran_edges(function, &id));

@@ -11,7 +11,7 @@ use super::plan::{PathNumberCounts, PathsPlan};
 /// Largest number of blocks of all paths of a function in a profile. Paths beyond it, those that ran least, are not listed one by one.
 const BLOCKS_MAX: usize = 400_000;
 
-/// What the code of a function has counted.
+/// Counts of the code of a function.
 #[derive(Clone, Debug, Default)]
 pub struct CountedPaths {
     /// Whether the function has code.

@@ -62,7 +62,7 @@ impl Plan for PathsPlan {
         &self.graph
     }
 
-    /// Its code has variables of its own.
+    /// None: the code of paths has variables of its own.
     fn places(&self) -> &[ProbeAt] {
         &[]
     }
