@@ -189,7 +189,19 @@ fn counts_of_bzip2_equal_those_of_its_edges() {
 fn saved_paths_are_added_up() {
     let directory = open_directory();
     let file = directory.path().join("paths").display().to_string();
-    let (outcome, _) = profiled(&["-o", &file, "--truncate", "2"], "run 4 500 0");
+    let (outcome, _) = profiled(&["-o", &file, "--truncate", "2", "--stats"], "run 4 500 0");
+    let class = |of: &str, class: &str| {
+        let records = outcome.all("path_class");
+        let one = records.iter().find(|record| record["of"] == of && record["class"] == class).expect("a class");
+        ["number", "paths", "instructions", "memory_reads"].map(|key| number(one, key))
+    };
+    for of in ["paths", "functions"] {
+        let [all, hot, dense, sparse, cold] = ["all", "hot", "dense", "sparse", "cold"].map(|name| class(of, name));
+        for n in 0..all.len() {
+            assert_eq!((all[n], hot[n]), (hot[n] + cold[n], dense[n] + sparse[n]), "{of}");
+        }
+        assert!(all[0] > 0 && hot[3] > 0, "{of}");
+    }
     let cut = outcome.all("paths").into_iter().filter(|paths| paths["cut"] == true).count();
     assert!(cut > 0, "functions have more than two paths behind their entries");
     let paths = |files: &[&str]| -> BTreeMap<(String, u64), u64> {

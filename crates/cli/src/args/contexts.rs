@@ -159,7 +159,7 @@ pub(super) fn metrics(names: &[MetricName]) -> Result<Vec<ContextMetric>, Failur
 }
 
 /// Reads a part of the whole in percent.
-fn part(text: &str) -> Result<f64, String> {
+pub(super) fn part(text: &str) -> Result<f64, String> {
     match text.trim().trim_end_matches('%').trim_end().parse::<f64>() {
         Ok(part) if (0.0..=100.0).contains(&part) => Ok(part),
         Ok(_) => Err("not between 0 and 100".to_owned()),

@@ -91,7 +91,9 @@ A path is a way through a function without repetitions: from its entry, or from 
 begins again, to an exit, or to where a loop goes back (↻). Calls are parts of paths. RUNS counts
 how often control went the whole way, WAY tells the source lines of its blocks, or their offsets.
 Functions with too many paths have shorter ones: their paths are cut, also by --truncate. The
-counts of blocks and edges that are saved with paths are those on the paths."
+counts of blocks and edges that are saved with paths are those on the paths. --stats divides paths
+and functions by their part in all reads of memory: hot ones have 1 % or more (--hot), dense ones
+are hot and read more for each instruction than the program does, sparse ones are the other hot ones."
 )]
 pub(crate) struct ProfileArgs {
     /// Kind of the counts
@@ -147,6 +149,10 @@ pub(crate) struct ProfileArgs {
     /// Paths: cut paths so that at most so many lead from a block to their ends
     #[arg(long, value_name = "N")]
     pub(crate) truncate: Option<NonZeroU32>,
+
+    /// Paths: with --stats, part of all reads that a hot path has at least, in percent [default: 1]
+    #[arg(long, value_name = "PERCENT", value_parser = contexts::part)]
+    pub(crate) hot: Option<f64>,
 
     /// Add up also these metrics [default: calls]
     #[arg(long, value_enum, value_name = "METRIC", value_delimiter = ',', help_heading = "Contexts")]

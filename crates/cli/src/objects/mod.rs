@@ -40,7 +40,7 @@ use ingraft_api::{
 };
 use ingraft_model::{Activations, Bin, MetricInfo, ObjectState, Pid};
 use keyed::{CallerObject, HistObject, KeyText, KeyedObject};
-use paths::{PathObject, PathsObject};
+use paths::{PathClassObject, PathObject, PathsObject};
 use printed::{CallObject, CallsObject};
 use serde::Serialize;
 use slow::SlowObject;
@@ -88,6 +88,7 @@ pub(crate) enum Object {
     Contexts(ContextsObject),
     Path(PathObject),
     Paths(PathsObject),
+    PathClass(PathClassObject),
     Edge(EdgeObject),
     Events(EventsObject),
     CallSite(CallSiteObject),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::RecordedFunction;
+use super::{Host, RecordedFunction};
 
 /// An acyclic path of a function that has run.
 #[derive(Clone, Debug, Serialize)]
@@ -27,7 +27,7 @@ pub(crate) struct PathObject {
     pub(crate) late: u64,
     /// Number of runs that have not ended: always 0, because only their number in the function is known.
     pub(crate) open: u64,
-    /// Sums over all runs. `instructions` are those of the function itself.
+    /// Sums of events over all runs, those of the function itself.
     pub(crate) metrics: BTreeMap<&'static str, i64>,
 }
 
@@ -52,4 +52,25 @@ pub(crate) struct PathsObject {
     pub(crate) unlisted: u64,
     /// Reason why the counts of paths are not exact; null if they are.
     pub(crate) inexact: Option<String>,
+}
+
+/// Paths, or functions, by the part that they have in all reads of memory.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct PathClassObject {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) pid: i32,
+    /// `paths` or `functions`.
+    pub(crate) of: &'static str,
+    /// `all`; `hot`: with at least the threshold of all reads; `dense`: hot, with more reads for each instruction than the program; `sparse`: hot, with
+    /// no more than that; `cold`: all that are not hot.
+    pub(crate) class: &'static str,
+    /// Number of paths, or of functions.
+    pub(crate) number: u64,
+    /// Number of paths; with `functions`, that of all their paths that have run.
+    pub(crate) paths: u64,
+    pub(crate) instructions: u64,
+    pub(crate) memory_reads: u64,
+    /// Part of all reads that makes a path, or a function, hot.
+    pub(crate) threshold: f64,
 }

@@ -1,6 +1,7 @@
 //! The kinds of measurements, a file or a folder each. What a measurement inserts, how it begins in the stop of its insertion, how it is read,
 //! how it grows with libraries that are loaded, and how it ends: a kind tells the session by [`Running`].
 
+mod calls;
 mod code;
 mod contexts;
 mod counts;

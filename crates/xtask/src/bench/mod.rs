@@ -13,6 +13,7 @@ mod hot;
 mod keys;
 mod markdown;
 mod pairs;
+mod papers;
 mod paths;
 mod predictions;
 mod prints;
@@ -58,6 +59,11 @@ impl BenchRow {
             measured: measured_text,
             reached: Some(measured >= limit),
         }
+    }
+
+    /// Values without a limit.
+    fn told(what: impl Into<String>, text: String) -> BenchRow {
+        BenchRow { what: what.into(), limit: String::new(), measured: text, reached: None }
     }
 
     /// A value that could not be measured on this machine.
@@ -123,6 +129,7 @@ const GROUPS: &[BenchGroup] = &[
     ("slow", slow::rows),
     ("contexts", contexts::rows),
     ("paths", paths::rows),
+    ("papers", papers::rows),
     ("hold", hold::rows),
     ("start", start::rows),
     ("code", code::rows),

@@ -33,6 +33,8 @@ use times::TimesOptions;
 
 /// Number of rows of a table for people.
 const ROWS: usize = 20;
+/// Default of `--hot`, in percent: the threshold of the paper.
+const HOT: f64 = 1.0;
 
 /// Runs the command.
 pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
@@ -42,6 +44,7 @@ pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mu
     }
     let options = TimesOptions::of(&args)?;
     let rows = args.contexts.top.map_or(ROWS, Into::into);
+    let hot = args.contexts.tree.stats.then(|| args.hot.unwrap_or(HOT) / 100.0);
     let ProfileArgs { kind, check, query, inclusive, sites, explain, branches, weights, truncate, measure, .. } = args;
     let (functions, target) = (args.functions, args.target);
     let inclusive = inclusive.and_then(|event| EVENT_NAMES.into_iter().position(|name| *name == event));
@@ -67,7 +70,7 @@ pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mu
     let format = context.common.format;
     // A file that cannot be written is refused before the target is touched.
     let save = context.common.output.as_deref().map(Destination::prepare).transpose()?;
-    let mut view = Profiles { kind, format, save, query, explain, options, rows, told: false };
+    let mut view = Profiles { kind, format, save, query, explain, options, rows, hot, told: false };
     measure::run(plan, context, &mut view, out).await
 }
 
@@ -93,10 +96,16 @@ fn check_flags(args: &ProfileArgs) -> Result<(), Failure> {
         "--truncate belongs to paths",
         "use `ingraft profile paths --truncate N`",
     )?;
+    let stats = args.contexts.tree.stats;
+    wrong(
+        args.hot.is_some() && !(paths && stats),
+        "--hot needs paths and --stats",
+        "use `ingraft profile paths --stats`",
+    )?;
     let of_contexts = args
         .contexts
         .given()
-        .filter(|flag| !paths || *flag != "--top")
+        .filter(|flag| !paths || !["--top", "--stats"].contains(flag))
         .or_else(|| (!args.metric.is_empty()).then_some("--metric"));
     if let Some(flag) = of_contexts.filter(|_| !contexts) {
         return Err(Failure::usage(
@@ -159,6 +168,8 @@ struct Profiles {
     options: TimesOptions,
     /// Largest number of paths in a table.
     rows: usize,
+    /// Part of all reads that a hot path has at least; `None` if classes of paths are not asked for.
+    hot: Option<f64>,
     /// Whether the user has been told that a reading is not exact.
     told: bool,
 }
@@ -223,12 +234,17 @@ impl Profiles {
             let calls = names.as_ref().map(|names| inclusive::calls(&counts, profile, names));
             calls.into_iter().flatten().try_for_each(|call| out.object(&Object::CallSite(call)))?;
         }
+        let classes = self.hot.map(|threshold| paths::PathClasses::of(profile, threshold));
         if names.is_some() {
-            return Ok(());
+            let records = classes.map(|classes| classes.objects(&site.host(), site.pid())).unwrap_or_default();
+            return records.iter().try_for_each(|record| out.object(record));
         }
         out.text(&match self.kind {
             ProfileMode::Coverage => coverage_table(site, profile, out.width()),
-            ProfileMode::Paths => paths::with_files(profile, self.rows, out.width()),
+            ProfileMode::Paths => {
+                let classes = classes.map(|classes| classes.tables(out.width())).unwrap_or_default();
+                paths::with_files(profile, self.rows, out.width()) + &classes
+            }
             ProfileMode::Edges
             | ProfileMode::Blocks
             | ProfileMode::Events

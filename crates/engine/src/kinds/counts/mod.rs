@@ -11,9 +11,7 @@ mod result;
 mod spans;
 pub mod totals;
 
-use std::sync::{Arc, Mutex, PoisonError};
-
-use ingraft_model::{EVENT_NAMES, FunctionBody, Refusal};
+use ingraft_model::EVENT_NAMES;
 use ingraft_profile::{Partial, Position};
 use ingraft_report::{ProfileKind, SavedProfile};
 use rustc_hash::FxHashMap;
@@ -45,8 +43,6 @@ const EARLIER: &str = "use a profile of the same build of the program, or leave 
 pub struct CountsKind {
     options: CountsOptions,
     functions: Functions<CountsPlan>,
-    /// The functions as they were analysed for their plans, so that the insertion does not analyse them again.
-    bodies: Vec<Arc<FunctionBody>>,
     clock: EventClock,
     /// The last counts, read before the code was taken out.
     last: Option<Result<SavedProfile, Error>>,
@@ -58,7 +54,6 @@ impl CountsKind {
         CountsKind {
             options: options.clone(),
             functions: Functions::default(),
-            bodies: Vec::new(),
             clock: EventClock::default(),
             last: None,
         }
@@ -113,7 +108,7 @@ impl CountsKind {
 impl Running for CountsKind {
     fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<WantedPair>, Error> {
         let leaps = asked.modules.leaves_handlers(asked.target);
-        let CountsKind { options, functions, bodies, .. } = self;
+        let CountsKind { options, functions, .. } = self;
         let named = whole::functions(asked, false)?;
         refuse_large(asked.modules, &named, &asked.request.functions.join(" "))?;
         if let Some(earlier) = options.earlier.as_deref().filter(|_| asked.missing == Missing::Fails)
@@ -122,16 +117,9 @@ impl Running for CountsKind {
             let what = "the earlier profile has counts of none of these functions";
             return Err(Error::new(Reason::NoEarlierCounts, what, EARLIER));
         }
-        let texts = whole::texts(asked.modules, &named);
-        let analysed = Mutex::new(Vec::with_capacity(named.len()));
-        let wanted = functions.wanted(asked, (&named, METRIC), |function| {
-            let text = texts.get(&function.module).ok_or(Refusal::NoSuchFunction)?;
-            let (plan, body) = CountsPlan::new((asked.modules, text), function, options, leaps)?;
-            analysed.lock().unwrap_or_else(PoisonError::into_inner).push(body);
-            Ok(plan)
-        });
-        *bodies = analysed.into_inner().unwrap_or_else(PoisonError::into_inner);
-        Ok(wanted)
+        Ok(functions.wanted_as_a_whole(asked, (&named, METRIC), |function, text| {
+            CountsPlan::new((asked.modules, text), function, options, leaps)
+        }))
     }
 
     fn reserved(&self) -> u64 {
@@ -148,7 +136,6 @@ impl Running for CountsKind {
     }
 
     fn inserted(&mut self, at: &mut Locked<'_>, begun: &mut InsertedPairs<'_>) {
-        self.bodies.clear();
         let (modules, is_first) = (self.functions.new_modules(), !self.functions.has_begun());
         let of_loader = at.modules().loader(at.target()).is_some_and(|loader| modules.contains(&loader));
         let new = self.functions.inserted(at, begun);
@@ -162,7 +149,6 @@ impl Running for CountsKind {
     }
 
     fn failed(&mut self, at: &mut Locked<'_>) {
-        self.bodies.clear();
         self.functions.failed();
         self.clock.failed(at);
     }

@@ -1,14 +1,12 @@
 //! Counts of functions from the values of counters and the positions of threads.
 
-use ingraft_model::{BlockId, Callee as Called, Key, Svma};
-use ingraft_profile::{Defect, Partial, RunCounts};
-use ingraft_report::{CallCount, CallTarget, FunctionProfile};
-use rustc_hash::FxHashMap;
+use ingraft_model::Key;
+use ingraft_profile::{Defect, Partial};
+use ingraft_report::FunctionProfile;
 
-use crate::kinds::graph::FunctionGraph;
+use crate::kinds::calls::call_sites;
 use crate::kinds::profile::functions::Plan as _;
-use crate::program::callees::named;
-use crate::program::modules::{Module, Modules};
+use crate::program::modules::Modules;
 
 use super::plan::CountsPlan;
 
@@ -36,7 +34,8 @@ pub fn counts(modules: &Modules, plan: &CountsPlan, counted: &CounterValues, mod
     let edge = |n| counts.edges.get(n).copied().flatten();
     FunctionProfile {
         calls: counts.calls.unwrap_or_default(),
-        call_sites: file.map_or_else(Vec::new, |file| call_sites(file, graph, &counts)),
+        call_sites: file
+            .map_or_else(Vec::new, |file| call_sites(file, graph, &|block| counts.ends.get(block).copied())),
         inexact: counted.inexact.clone(),
         ..graph.profile(module, &block, &edge)
     }
@@ -61,36 +60,4 @@ fn contradictory(plan: &CountsPlan, counted: &CounterValues, module: usize, defe
         inexact: Some(counted.inexact.iter().fold(why, |why, more| format!("{why}; {more}"))),
         ..graph.profile(module, &|n| block(n).unwrap_or_default(), &edge)
     }
-}
-
-/// The calls that were executed.
-fn call_sites(module: &Module, graph: &FunctionGraph, counts: &RunCounts) -> Vec<CallCount> {
-    let calling = graph.events.entries().filter(|(_, events)| events.calls > 0);
-    let executed = |block: BlockId| counts.ends.get(block).copied().filter(|count| *count > 0);
-    let calls: Vec<(BlockId, Svma, u64)> =
-        calling.filter_map(|(block, events)| Some((block, events.last, executed(block)?))).collect();
-    if calls.is_empty() {
-        return Vec::new();
-    }
-    let Some(f) = module.function(graph.function.function) else { return Vec::new() };
-    let sites = module.image.call_sites(f).unwrap_or_default();
-    let known: FxHashMap<Svma, _> = sites.into_iter().map(|site| (site.at, site)).collect();
-    let callee = |at: Svma| match known.get(&at) {
-        Some(site) => match named(module, graph.function, site) {
-            Some(Some(function)) => module.function(function.function).map(|f| CallTarget::Own(f.start())),
-            Some(None) | None => match site.callee {
-                Called::Direct(at) => module.image.stub_slot(at).and_then(|slot| module.image.import_at(slot)),
-                Called::Slot(slot) => module.image.import_at(slot),
-                Called::Computed => None,
-            }
-            .map(|name| CallTarget::Named(name.to_owned())),
-        },
-        None => None,
-    };
-    let call = |(block, at, count): (BlockId, Svma, u64)| CallCount {
-        block: block.index(),
-        callee: callee(at).unwrap_or(CallTarget::Indirect),
-        count,
-    };
-    calls.into_iter().map(call).collect()
 }

@@ -4,7 +4,9 @@ use ingraft_model::{Activations, BlockId, EdgeId, IndexVec, Key};
 use ingraft_profile::{FunctionPath, PathBegin};
 use ingraft_report::{FunctionProfile, PathCount, PathProfile};
 
+use crate::kinds::calls::call_sites;
 use crate::kinds::profile::functions::Plan as _;
+use crate::program::modules::Modules;
 
 use super::plan::{PathNumberCounts, PathsPlan};
 
@@ -29,7 +31,13 @@ pub struct CountedPaths {
 impl CountedPaths {
     /// The profile of the function. `module` is the index of its module. `family` tells whether fork children count too, `lost` whether a thread
     /// was at an unknown place when counting began or ended.
-    pub fn profile(self, plan: &PathsPlan, module: usize, (family, lost): (bool, bool)) -> FunctionProfile {
+    pub fn profile(
+        self,
+        modules: &Modules,
+        plan: &PathsPlan,
+        module: usize,
+        (family, lost): (bool, bool),
+    ) -> FunctionProfile {
         let graph = plan.graph();
         let cfg = &graph.cfg;
         let mut blocks = IndexVec::filled(0_u64, cfg.blocks.len());
@@ -69,7 +77,9 @@ impl CountedPaths {
             left: self.left(),
             inexact: doubts,
         };
-        FunctionProfile { calls, inexact, paths: Some(of), ..graph.profile(module, &block, &edge) }
+        let call_sites =
+            graph.resolve(modules).map_or_else(Vec::new, |(file, _)| call_sites(file, graph, &|id| Some(block(id))));
+        FunctionProfile { calls, call_sites, inexact, paths: Some(of), ..graph.profile(module, &block, &edge) }
     }
 
     /// Number of paths that were left in the middle.

@@ -6,10 +6,8 @@
 mod answer;
 mod plan;
 
-use std::sync::{Arc, Mutex, PoisonError};
-
 use ingraft_model::layout::COUNTERS;
-use ingraft_model::{Activations, FunctionBody, KeyTable, Refusal, Shape};
+use ingraft_model::{Activations, KeyTable, Shape};
 use ingraft_report::SavedProfile;
 
 use crate::api::{PathsOptions, Removed};
@@ -33,8 +31,6 @@ const METRIC: &str = "path_profile";
 pub struct PathsKind {
     options: PathsOptions,
     functions: Functions<PathsPlan>,
-    /// The functions as they were analysed for their plans, so that the insertion does not analyse them again.
-    bodies: Vec<Arc<FunctionBody>>,
     /// The last counts, read before the code was taken out.
     last: Option<Result<SavedProfile, Error>>,
 }
@@ -42,7 +38,7 @@ pub struct PathsKind {
 impl PathsKind {
     /// Counts that have not begun.
     pub fn new(options: &PathsOptions) -> Self {
-        PathsKind { options: *options, functions: Functions::default(), bodies: Vec::new(), last: None }
+        PathsKind { options: *options, functions: Functions::default(), last: None }
     }
 
     /// Counts of all paths, and of the blocks and edges on them, at one moment at which all threads are held.
@@ -67,7 +63,7 @@ impl PathsKind {
         let (family, lost) = (at.has_family(), self.functions.unknown > 0 || moment.cut_off > 0);
         let saved = self.functions.saved(at, |n, f, module| {
             let counted = all.get(n).cloned().unwrap_or_default();
-            counted.profile(&f.plan, module, (family, lost))
+            counted.profile(at.modules(), &f.plan, module, (family, lost))
         });
         Ok(SavedProfile { held_ns: moment.held_ns(), ..saved })
     }
@@ -75,19 +71,12 @@ impl PathsKind {
 
 impl Running for PathsKind {
     fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<WantedPair>, Error> {
-        let PathsKind { options, functions, bodies, .. } = self;
+        let PathsKind { options, functions, .. } = self;
         let named = whole::functions(asked, false)?;
         refuse_large(asked.modules, &named, &asked.request.functions.join(" "))?;
-        let texts = whole::texts(asked.modules, &named);
-        let analysed = Mutex::new(Vec::with_capacity(named.len()));
-        let wanted = functions.wanted(asked, (&named, METRIC), |function| {
-            let text = texts.get(&function.module).ok_or(Refusal::NoSuchFunction)?;
-            let (plan, body) = PathsPlan::new((asked.modules, text), function, options)?;
-            analysed.lock().unwrap_or_else(PoisonError::into_inner).push(body);
-            Ok(plan)
-        });
-        *bodies = analysed.into_inner().unwrap_or_else(PoisonError::into_inner);
-        Ok(wanted)
+        Ok(functions.wanted_as_a_whole(asked, (&named, METRIC), |function, text| {
+            PathsPlan::new((asked.modules, text), function, options)
+        }))
     }
 
     fn reserved(&self) -> u64 {
@@ -99,12 +88,10 @@ impl Running for PathsKind {
     }
 
     fn inserted(&mut self, at: &mut Locked<'_>, begun: &mut InsertedPairs<'_>) {
-        self.bodies.clear();
         self.functions.inserted(at, begun);
     }
 
     fn failed(&mut self, _: &mut Locked<'_>) {
-        self.bodies.clear();
         self.functions.failed();
     }
 

@@ -26,10 +26,21 @@ use crate::weaving::trial;
 const PLACES: i64 = 1024;
 /// Largest number of paths from a block to their ends, unless a request says otherwise.
 const PATHS_MAX: i64 = 1 << 31;
-/// The sum of a call that began before the measurement. What its code adds until the path ends is smaller.
-const LATE: i64 = i64::MIN / 2;
-/// The sum between the end of a path in front of a call that may return several times, and the call's return.
-const NONE: i64 = i64::MIN / 4;
+/// Values of the sum that mean no path. The code adds numbers to it that are much smaller than the distances between these values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct SumValues {
+    /// Sum of the path with the number 0. It is not 0: of a call that began before the measurement and could not be caught up, the sum is 0 at first.
+    base: i64,
+    /// Sum of a call that began before the measurement.
+    late: i64,
+    /// Sum between the end of a path in front of a call that may return several times, and the call's return.
+    none: i64,
+}
+
+/// Values for functions whose paths have a place each: instructions can hold them.
+const SHORT: SumValues = SumValues { base: 1 << 30, late: -(1 << 30), none: -(1 << 29) };
+/// Values for functions with more paths.
+const LONG: SumValues = SumValues { base: 1 << 61, late: -(1 << 61), none: -(1 << 60) };
 
 /// The variables of a function: the counts of its paths, the outcomes of its calls, the sum of a thread's present path, and the number of paths
 /// that control has left for another way in to the same call.
@@ -70,8 +81,8 @@ impl Plan for PathsPlan {
     fn instrumentation(&self, metric: Arc<MetricInfo>) -> Instrumentation {
         let record = CallRecord { activations: ACTIVATIONS, kept: Vec::new(), restore: Some(Restore::Value(SUM)) };
         let begins = vec![
-            Stmt::Open(record.clone(), vec![Stmt::Set(SUM, Expr::Const(LATE))]),
-            Stmt::Set(SUM, Expr::Const(self.paths.entry())),
+            Stmt::Open(record.clone(), vec![Stmt::Set(SUM, Expr::Const(self.values().late))]),
+            self.set(self.paths.entry()),
         ];
         let ends = vec![Stmt::Close(record, vec![Stmt::Set(SUM, Expr::Restored)])];
         let at = |point, parts, stmts| code::insertion(self.graph.function, point, parts, Snippet { stmts });
@@ -128,13 +139,20 @@ impl PathsPlan {
     pub fn counts(&self, table: &KeyTable) -> PathNumberCounts {
         let mut read = PathNumberCounts::default();
         let others = u64::try_from(table.others).unwrap_or(0);
-        match self.vector() {
-            Some(_) => read.late = others,
-            None => read.unplaced = others,
-        }
+        // A vector has the indexes of the numbers in its range.
+        let first = match self.vector() {
+            Some(_) => {
+                read.late = others;
+                0
+            }
+            None => {
+                read.unplaced = others;
+                LONG.base
+            }
+        };
         for (key, count) in &table.values {
             let (TableKey::Number(number), Ok(count)) = (key, u64::try_from(*count)) else { continue };
-            match number.cast_signed() {
+            match number.cast_signed().wrapping_sub(first) {
                 number if (0..self.paths.paths()).contains(&number) => read.counts.push((number, count)),
                 _ => read.late += count,
             }
@@ -160,38 +178,125 @@ impl PathsPlan {
         .into()
     }
 
-    /// The numbers of the paths, if each has a place of its own.
-    fn vector(&self) -> Option<Ranges> {
+    /// The sums that with this number added are those of paths, if each path has a place of its own.
+    fn vector_from(&self, plus: i64) -> Option<Ranges> {
         let paths = self.paths.paths();
-        u32::try_from(paths).ok().filter(|_| paths <= PLACES).and_then(Ranges::numbers)
+        if paths <= PLACES { Ranges::new(SHORT.base.checked_sub(plus)?, paths, 1) } else { None }
+    }
+
+    fn vector(&self) -> Option<Ranges> {
+        self.vector_from(0)
+    }
+
+    fn values(&self) -> SumValues {
+        if self.vector().is_some() { SHORT } else { LONG }
+    }
+
+    /// Lets a path begin whose values add up to this number so far.
+    fn set(&self, sum: i64) -> Stmt {
+        Stmt::Set(SUM, Expr::Const(self.values().base.wrapping_add(sum)))
     }
 
     /// Counts the path whose number is the sum plus a number.
     fn count(&self, plus: i64) -> Stmt {
         let sum = Expr::Variable(SUM);
+        if let Some(ranges) = self.vector_from(plus) {
+            return Stmt::AddIn(COUNTS, ranges, sum, Expr::Const(1));
+        }
         let number = match plus {
             0 => sum,
             plus => Expr::Binary(BinaryOp::Add, Box::new(sum), Box::new(Expr::Const(plus))),
         };
-        match self.vector() {
-            Some(ranges) => Stmt::AddIn(COUNTS, ranges, number, Expr::Const(1)),
-            None => Stmt::AddAt(COUNTS, TableShape::SUMS, vec![KeyField::Number(number)], Expr::Const(1)),
-        }
+        Stmt::AddAt(COUNTS, TableShape::SUMS, vec![KeyField::Number(number)], Expr::Const(1))
     }
 
     fn stmts(&self, step: PathStep) -> Vec<Stmt> {
-        let set = |value| Stmt::Set(SUM, Expr::Const(value));
+        let none = Expr::Const(self.values().none);
         match step {
             PathStep::Begin(value) => {
-                let operands = [Expr::Variable(SUM), Expr::Const(NONE)].map(Box::new);
-                let [sum, none] = operands;
+                let [sum, none] = [Expr::Variable(SUM), none].map(Box::new);
                 let broken_off = vec![Stmt::Add(BROKEN_OFF, Expr::Const(1))];
                 // Calls that were left would set the sum back later.
-                vec![Stmt::Prune, Stmt::If(Expr::Binary(BinaryOp::NotEqual, sum, none), broken_off), set(value)]
+                vec![Stmt::Prune, Stmt::If(Expr::Binary(BinaryOp::NotEqual, sum, none), broken_off), self.set(value)]
             }
             PathStep::Add(value) => vec![Stmt::Add(SUM, Expr::Const(value))],
-            PathStep::End(value) => vec![self.count(value), set(NONE)],
-            PathStep::Turn(ends, begins) => vec![self.count(ends), set(begins)],
+            PathStep::End(value) => vec![self.count(value), Stmt::Set(SUM, none)],
+            PathStep::Turn(ends, begins) => vec![self.count(ends), self.set(begins)],
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ingraft_model::{Block, Cfg, Edge, EdgeKind, EdgeTarget, IndexVec, ModuleId, Svma, WayIn, WayInReason};
+    use ingraft_profile::Probes;
+
+    use super::*;
+
+    const F: FunctionId = FunctionId { module: ModuleId(0), function: 3 };
+
+    /// A function of blocks of 16 bytes, from block 0 to the exit at the last one. `pads` are landing pads.
+    fn plan(blocks: u32, edges: &[(u32, u32)], pads: &[u32], longest: i64) -> PathsPlan {
+        let at = |n: u32| Svma(0x100 + 16 * u64::from(n));
+        let mut all: Vec<Edge> = edges
+            .iter()
+            .map(|(from, to)| Edge { from: BlockId(*from), to: EdgeTarget::Block(BlockId(*to)), kind: EdgeKind::Taken })
+            .collect();
+        all.push(Edge { from: BlockId(blocks - 1), to: EdgeTarget::Dynamic, kind: EdgeKind::Return });
+        all.sort_unstable();
+        let mut ways_in = vec![WayIn { at: at(0), reason: WayInReason::Entry }];
+        ways_in.extend(pads.iter().map(|pad| WayIn { at: at(*pad), reason: WayInReason::LandingPad }));
+        let cfg = Cfg {
+            blocks: (0..blocks).map(|n| Block { range: at(n)..at(n + 1), instructions: 4 }).collect(),
+            edges: all.into(),
+            entry: Some(BlockId(0)),
+            ways_in,
+            unresolved: Vec::new(),
+            ways_in_proven: Ok(()),
+            ways_out_proven: Ok(()),
+        };
+        let inner = cfg.edges.iter().map(|edge| matches!(edge.to, EdgeTarget::Block(_)));
+        let probes = Probes { edges: inner.collect(), blocks: IndexVec::filled(true, cfg.blocks.len()) };
+        let paths = FunctionPaths::new(&cfg, &probes, &BTreeSet::new(), longest).expect("paths");
+        let (symbol, name) = ("f".to_owned(), "f".to_owned());
+        let events = IndexVec::default();
+        PathsPlan { graph: FunctionGraph { function: F, symbol, name, first: at(0), size: 0, cfg, events }, paths }
+    }
+
+    fn texts(plan: &PathsPlan) -> Vec<String> {
+        let code = plan.instrumentation(code::metric_named("paths"));
+        code.insertions.iter().map(|i| format!("{:?} {}", i.point, i.snippet)).collect()
+    }
+
+    #[test]
+    fn a_loop_ends_a_path_and_begins_another_one() {
+        assert_eq!(
+            texts(&plan(3, &[(0, 1), (1, 1), (1, 2)], &[], PATHS_MAX)),
+            [
+                "Entry open r1 restore v2 { v2 = -1073741824; } v2 = 1073741825;",
+                "Exit v0[(v2 - 1073741824) / 1 < 4] += 1;",
+                "Exit close r1 restore v2 { v2 = restored; }",
+                "Edge v0[(v2 - 1073741825) / 1 < 4] += 1; v2 = 1073741827;",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_landing_pad_ends_the_calls_that_were_left_and_begins_a_path() {
+        let all = texts(&plan(3, &[(0, 2), (1, 2)], &[1], PATHS_MAX));
+        assert_eq!(all[3..], ["Block prune; if ((v2 != -536870912)) { v3++; } v2 = 1073741825;"]);
+    }
+
+    #[test]
+    fn many_paths_share_the_places_of_a_table() {
+        let diamonds = |n: u32| (0..n).flat_map(|n| [(2 * n, 2 * n + 1), (2 * n, 2 * n + 2), (2 * n + 1, 2 * n + 2)]);
+        let edges: Vec<(u32, u32)> = diamonds(11).collect();
+        let plan = plan(23, &edges, &[], PATHS_MAX);
+        assert_eq!(plan.paths.paths(), 2048);
+        assert!(matches!(plan.variables()[0].shape, Shape::Table(_)));
+        let key = |number: i64| TableKey::Number(number.cast_unsigned());
+        let values = [(key(LONG.base + 7), 3), (key(LONG.late + 1), 4), (key(5), 1)].into_iter().collect();
+        let read = plan.counts(&KeyTable { values, others: 2, ..KeyTable::default() });
+        assert_eq!(read, PathNumberCounts { counts: vec![(7, 3)], late: 5, unplaced: 2 });
     }
 }

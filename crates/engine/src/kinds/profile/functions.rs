@@ -1,9 +1,10 @@
 //! The functions of a profile: their plans, their insertion, and one look at them while all threads are held.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use ingraft_model::{FunctionId, Instrumentation, MetricInfo, ModuleId, Refusal};
+use ingraft_codegen::TextSpace;
+use ingraft_model::{FunctionBody, FunctionId, Instrumentation, MetricInfo, ModuleId, Refusal};
 use ingraft_profile::ProbeAt;
 use ingraft_report::{FunctionProfile, ModuleInfo, SavedProfile, UnprofiledFunction};
 use rayon::prelude::*;
@@ -14,6 +15,7 @@ use crate::background::{each, in_background};
 use crate::error::{Error, Reason};
 use crate::kinds::code;
 use crate::kinds::graph::{FunctionGraph, module_info};
+use crate::kinds::whole;
 use crate::measure::request::{Owner, WantedPair};
 use crate::pairs::PairKey;
 use crate::readings::values::Columns;
@@ -42,6 +44,8 @@ pub struct Functions<P> {
     planned: FxHashMap<FunctionId, Arc<P>>,
     /// Those of them that are inserted now, with their keys.
     new: Vec<(PairKey, Arc<P>)>,
+    /// The functions as they were analysed for their plans, so that the insertion does not analyse them again: an image has what somebody holds.
+    bodies: Vec<Arc<FunctionBody>>,
     /// The modules of the functions, as they were at the insertion.
     modules: FxHashMap<ModuleId, ModuleInfo>,
     /// Unix time in nanoseconds of the first insertion; 0 before.
@@ -59,6 +63,7 @@ impl<P> Default for Functions<P> {
             all: Vec::new(),
             planned: FxHashMap::default(),
             new: Vec::new(),
+            bodies: Vec::new(),
             modules: FxHashMap::default(),
             began_ns: 0,
             program: String::new(),
@@ -142,6 +147,25 @@ impl<P: Plan> Functions<P> {
         wanted
     }
 
+    /// As [`Functions::wanted`], for plans that need the text of the function's module with nothing woven into it, and the function as a whole.
+    pub fn wanted_as_a_whole(
+        &mut self,
+        asked: &KindRequest<'_>,
+        (functions, metric): (&[FunctionId], &str),
+        plan: impl Fn(FunctionId, &TextSpace) -> Result<(P, Arc<FunctionBody>), Refusal> + Sync,
+    ) -> Vec<WantedPair> {
+        let texts = whole::texts(asked.modules, functions);
+        let analysed = Mutex::new(Vec::with_capacity(functions.len()));
+        let wanted = self.wanted(asked, (functions, metric), |function| {
+            let text = texts.get(&function.module).ok_or(Refusal::NoSuchFunction)?;
+            let (plan, body) = plan(function, text)?;
+            analysed.lock().unwrap_or_else(PoisonError::into_inner).push(body);
+            Ok(plan)
+        });
+        self.bodies = analysed.into_inner().unwrap_or_else(PoisonError::into_inner);
+        wanted
+    }
+
     /// The plan of a wanted pair; `None` if the pair counts no function, or if the function is refused.
     pub fn plan_of(&self, wanted: &WantedPair) -> Option<&Arc<P>> {
         self.planned.get(&wanted.function?)
@@ -162,12 +186,14 @@ impl<P: Plan> Functions<P> {
 
     /// Forgets the functions whose insertion has failed.
     pub fn failed(&mut self) {
+        self.bodies.clear();
         self.planned.clear();
         self.new.clear();
     }
 
     /// Notes the functions that were inserted, and the threads that were inside of them. Returns the new functions.
     pub fn inserted(&mut self, at: &Locked<'_>, begun: &InsertedPairs<'_>) -> &[Profiled<P>] {
+        self.bodies.clear();
         self.planned.clear();
         let new = std::mem::take(&mut self.new);
         self.leaps.inserted(at, begun);

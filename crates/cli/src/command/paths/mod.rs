@@ -1,5 +1,7 @@
 //! Paths of functions: `ingraft profile paths`, and saved profiles with paths.
 
+mod classes;
+
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -7,13 +9,18 @@ use ingraft_report::{
     FunctionProfile, PathBegin, PathCount, PathEnd, PathProfile, ProfiledProgram, ProfiledRoutine, SavedProfile,
 };
 
+pub(crate) use classes::PathClasses;
+
+use ingraft_model::EVENT_NAMES;
+
 use super::report::modules;
 use super::report::records::offset;
 use super::report::tables::shown;
 use crate::objects::paths::{PathObject, PathsObject};
 use crate::objects::{Object, RecordedFunction};
 use crate::output::DIM;
-use crate::output::number::{grouped, plural};
+use crate::output::histogram::share;
+use crate::output::number::{grouped_u64, plural};
 use crate::output::table::TextTable;
 
 /// Part of all instructions on paths that a hot path has, as in the tables of Ammons, Ball and Larus (1997).
@@ -60,11 +67,11 @@ pub(crate) fn text(program: &ProfiledProgram<'_>, rows: usize, width: Option<usi
     for ran in all.iter().take(rows) {
         table.row(vec![
             shown(&ran.routine.function.name, ran.routine.function.start).into(),
-            number(ran.path.number).into(),
-            number(ran.path.count).into(),
+            grouped_u64(ran.path.number).into(),
+            grouped_u64(ran.path.count).into(),
             share(ran.path.count, runs).into(),
-            number(ran.each).into(),
-            number(ran.instructions).into(),
+            grouped_u64(ran.each).into(),
+            grouped_u64(ran.instructions).into(),
             share(ran.instructions, whole).into(),
             way(&ran.routine, ran.path).into(),
         ]);
@@ -85,7 +92,7 @@ fn notes(program: &ProfiledProgram<'_>, all: &[RanPath<'_>], whole: u64) -> Stri
     let (possible, ran) = (of(&|paths| paths.possible), all.len() as u64);
     let mut notes = vec![format!(
         "{} of {} ran, in {}",
-        number(ran),
+        grouped_u64(ran),
         plural(possible, "path", "paths"),
         plural(functions, "function", "functions")
     )];
@@ -178,7 +185,6 @@ pub(crate) fn records(function: &FunctionProfile, id: &RecordedFunction) -> Vec<
     let Some(paths) = &function.paths else { return Vec::new() };
     let signed = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
     let path = |path: &PathCount| {
-        let instructions = path.count.saturating_mul(path.instructions(&function.blocks));
         Object::Path(PathObject {
             id: id.clone(),
             path: path.number,
@@ -189,7 +195,7 @@ pub(crate) fn records(function: &FunctionProfile, id: &RecordedFunction) -> Vec<
             count: signed(path.count),
             late: 0,
             open: 0,
-            metrics: BTreeMap::from([("instructions", signed(instructions))]),
+            metrics: metrics(function, path).into_iter().map(|(name, sum)| (name, signed(sum))).collect(),
         })
     };
     let summary = Object::Paths(PathsObject {
@@ -204,6 +210,21 @@ pub(crate) fn records(function: &FunctionProfile, id: &RecordedFunction) -> Vec<
         inexact: paths.inexact.clone(),
     });
     paths.paths.iter().map(path).chain([summary]).collect()
+}
+
+/// Sums of events over all runs of a path. A saved profile knows only the instructions.
+fn metrics(function: &FunctionProfile, path: &PathCount) -> BTreeMap<&'static str, u64> {
+    let runs = |each: u64| path.count.saturating_mul(each);
+    let Some(details) = &function.details else {
+        return BTreeMap::from([(EVENT_NAMES[0], runs(path.instructions(&function.blocks)))]);
+    };
+    let mut sums = [0_u64; EVENT_NAMES.len()];
+    for of in path.blocks.iter().filter_map(|block| details.events.get(*block)) {
+        for (sum, each) in sums.iter_mut().zip([of.instructions, of.calls, of.branches, of.reads, of.writes]) {
+            *sum += u64::from(each);
+        }
+    }
+    EVENT_NAMES.into_iter().zip(sums.map(runs)).collect()
 }
 
 fn begin_word(begin: PathBegin) -> &'static str {
@@ -222,12 +243,4 @@ fn end_word(end: PathEnd) -> &'static str {
         PathEnd::Call => "call",
         PathEnd::Never => "never",
     }
-}
-
-fn number(count: u64) -> String {
-    grouped(i64::try_from(count).unwrap_or(i64::MAX))
-}
-
-fn share(part: u64, whole: u64) -> String {
-    if whole == 0 { String::new() } else { format!("{:.1} %", 100.0 * part as f64 / whole as f64) }
 }
