@@ -29,15 +29,9 @@ pub struct CountedPaths {
 }
 
 impl CountedPaths {
-    /// The profile of the function. `module` is the index of its module. `family` tells whether fork children count too, `lost` whether a thread
-    /// was at an unknown place when counting began or ended.
-    pub fn profile(
-        self,
-        modules: &Modules,
-        plan: &PathsPlan,
-        module: usize,
-        (family, lost): (bool, bool),
-    ) -> FunctionProfile {
+    /// The profile of the function. `module` is the index of its module. `family` tells whether fork children count too. A thread at an unknown place
+    /// does not matter: the first path that it ends is one that began before.
+    pub fn profile(&self, modules: &Modules, plan: &PathsPlan, module: usize, family: bool) -> FunctionProfile {
         let graph = plan.graph();
         let cfg = &graph.cfg;
         let mut blocks = IndexVec::filled(0_u64, cfg.blocks.len());
@@ -63,7 +57,7 @@ impl CountedPaths {
         let shared = shared_ways_out(cfg);
         let edge = |id: EdgeId| edges.get(id).copied().filter(|_| shared.get(id) != Some(&true));
         let block = |id: BlockId| blocks.get(id).copied().unwrap_or(0);
-        let doubts = self.doubts(family, lost);
+        let doubts = self.doubts(family);
         let missing = self.missing().filter(|_| self.is_known);
         let inexact: Vec<String> = doubts.iter().cloned().chain(missing).collect();
         let inexact = (!inexact.is_empty()).then(|| inexact.join("; "));
@@ -88,7 +82,7 @@ impl CountedPaths {
     }
 
     /// The reasons why paths may be wrong, in words; `None` if there are none.
-    fn doubts(&self, family: bool, lost: bool) -> Option<String> {
+    fn doubts(&self, family: bool) -> Option<String> {
         if !self.is_known {
             return Some("its code was taken out before the paths were read".to_owned());
         }
@@ -96,7 +90,7 @@ impl CountedPaths {
             return Some("fork children count with the target, for another measurement".to_owned());
         }
         let Activations { unseen, unrecorded, .. } = self.outcomes;
-        let mut doubts = listed(&[
+        let doubts = in_words(&[
             (
                 unseen,
                 "call had begun before, and its paths may be wrong",
@@ -109,15 +103,12 @@ impl CountedPaths {
             ),
             (self.counts.unplaced, "path has no place in the table", "paths have no place in the table"),
         ]);
-        if lost {
-            doubts.push("threads were at unknown places when counting began or ended".to_owned());
-        }
         (!doubts.is_empty()).then(|| doubts.join("; "))
     }
 
     /// The reasons why the counts of blocks and edges are smaller than the numbers of executions, in words; `None` if they are not.
     fn missing(&self) -> Option<String> {
-        let missing = listed(&[
+        let missing = in_words(&[
             (self.counts.late, "path began before, and is not counted", "paths began before, and are not counted"),
             (
                 self.open,
@@ -131,7 +122,7 @@ impl CountedPaths {
 }
 
 /// Numbers with their nouns, without those that are 0.
-fn listed(numbers: &[(u64, &str, &str)]) -> Vec<String> {
+fn in_words(numbers: &[(u64, &str, &str)]) -> Vec<String> {
     let shown = |(number, one, many): &(u64, &str, &str)| match number {
         0 => None,
         1 => Some(format!("1 {one}")),

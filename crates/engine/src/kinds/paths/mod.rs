@@ -60,11 +60,10 @@ impl PathsKind {
             };
             all = self.functions.all.iter().map(of).collect();
         })?;
-        let (family, lost) = (at.has_family(), self.functions.unknown > 0 || moment.cut_off > 0);
-        let saved = self.functions.saved(at, |n, f, module| {
-            let counted = all.get(n).cloned().unwrap_or_default();
-            counted.profile(at.modules(), &f.plan, module, (family, lost))
-        });
+        let (family, none) = (at.has_family(), CountedPaths::default());
+        let saved = self
+            .functions
+            .saved(at, |n, f, module| all.get(n).unwrap_or(&none).profile(at.modules(), &f.plan, module, family));
         Ok(SavedProfile { held_ns: moment.held_ns(), ..saved })
     }
 }
