@@ -85,6 +85,11 @@ pub fn empty(insertions: Vec<Insertion>, metric: Arc<MetricInfo>) -> Instrumenta
     }
 }
 
+/// A variable without a unit.
+pub fn named(name: &str, kind: VariableKind, shape: Shape) -> Variable {
+    Variable { name: name.to_owned(), kind, shape, unit: ValueUnit::Plain, sampled: kind == VariableKind::Activations }
+}
+
 /// A counter of a profile.
 pub fn variable(n: usize) -> Variable {
     Variable {

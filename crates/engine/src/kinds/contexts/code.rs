@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ingraft_model::contexts::CURRENT;
 use ingraft_model::{
     BinaryOp, CallRecord, Clock, ContextShape, Expr, FunctionId, Insertion, Instrumentation, KeptValue, MetricInfo,
-    Order, PointKind, Restore, Shape, Snippet, Stmt, ValueUnit, Variable, VariableId, VariableKind,
+    Order, PointKind, Restore, Shape, Snippet, Stmt, Variable, VariableId, VariableKind,
 };
 
 use crate::api::ContextMetric;
@@ -42,21 +42,17 @@ pub enum Size {
     Product(u8, u8),
 }
 
-fn variable(name: &str, kind: VariableKind, shape: Shape) -> Variable {
-    Variable { name: name.to_owned(), kind, shape, unit: ValueUnit::Plain, sampled: kind == VariableKind::Activations }
-}
-
 /// The variable of the tree, which a pair of its own holds for all functions.
 pub fn held(shape: ContextShape) -> Variable {
-    variable(TREE, VariableKind::Scratch, Shape::Contexts(shape))
+    code::named(TREE, VariableKind::Scratch, Shape::Contexts(shape))
 }
 
 /// The variables of all functions; `tree` is the first counter of the tree.
 pub fn variables(tree: u32) -> Arc<[Variable]> {
-    let alias = |name, counter| variable(name, VariableKind::Scratch, Shape::Alias(counter));
+    let alias = |name, counter| code::named(name, VariableKind::Scratch, Shape::Alias(counter));
     [
-        variable("calls", VariableKind::Counter, Shape::Counter),
-        variable("activations", VariableKind::Activations, Shape::Activations),
+        code::named("calls", VariableKind::Counter, Shape::Counter),
+        code::named("activations", VariableKind::Activations, Shape::Activations),
         alias("tree", tree),
         alias("current", tree + CURRENT),
     ]

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use ingraft_codegen::TextSpace;
 use ingraft_model::{
     BinaryOp, BlockId, CallRecord, Expr, FunctionBody, FunctionId, Insertion, Instrumentation, KeyField, KeyTable,
-    MetricInfo, Parts, PointKind, Ranges, Refusal, Restore, Shape, Snippet, Stmt, TableKey, TableShape, ValueUnit,
-    Variable, VariableId, VariableKind,
+    MetricInfo, Parts, PointKind, Ranges, Refusal, Restore, Shape, Snippet, Stmt, TableKey, TableShape, Variable,
+    VariableId, VariableKind,
 };
 use ingraft_profile::{FunctionPaths, NotCounted, PathStep, ProbeAt};
 
@@ -162,18 +162,11 @@ impl PathsPlan {
 
     fn variables(&self) -> Arc<[Variable]> {
         let counts = self.vector().map_or(Shape::Table(TableShape::SUMS), |ranges| Shape::Vector(ranges.count()));
-        let variable = |name: &str, kind, shape| Variable {
-            name: name.to_owned(),
-            kind,
-            shape,
-            unit: ValueUnit::Plain,
-            sampled: kind == VariableKind::Activations,
-        };
         [
-            variable("paths", VariableKind::Counter, counts),
-            variable("activations", VariableKind::Activations, Shape::Activations),
-            variable("sum", VariableKind::PathSum, Shape::Counter),
-            variable("broken off", VariableKind::Counter, Shape::Counter),
+            code::named("paths", VariableKind::Counter, counts),
+            code::named("activations", VariableKind::Activations, Shape::Activations),
+            code::named("sum", VariableKind::PathSum, Shape::Counter),
+            code::named("broken off", VariableKind::Counter, Shape::Counter),
         ]
         .into()
     }

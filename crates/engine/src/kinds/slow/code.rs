@@ -8,8 +8,7 @@ use std::sync::Arc;
 
 use ingraft_model::{
     BinaryOp, CallRecord, Clock, Expr, FunctionId, Insertion, Instrumentation, KeptValue, MetricInfo, Order, PointKind,
-    RecordColumn, RecordField, Recorded, Restore, Shape, Snippet, Stmt, TimeUnit, ValueUnit, Variable, VariableId,
-    VariableKind,
+    RecordColumn, RecordField, Recorded, Restore, Shape, Snippet, Stmt, TimeUnit, Variable, VariableId, VariableKind,
 };
 
 use crate::api::SlowOptions;
@@ -53,18 +52,14 @@ pub struct SharedCounters {
     pub records: u32,
 }
 
-fn variable(name: &str, kind: VariableKind, shape: Shape) -> Variable {
-    Variable { name: name.to_owned(), kind, shape, unit: ValueUnit::Plain, sampled: kind == VariableKind::Activations }
-}
-
 /// The variable that a pair of its own holds for all.
 pub fn held(name: &str, options: &SlowOptions) -> Variable {
     let shape = if name == RECORDS { Shape::Records(options.capacity, false) } else { Shape::Counter };
-    variable(name, VariableKind::Scratch, shape)
+    code::named(name, VariableKind::Scratch, shape)
 }
 
 fn shared(SharedCounters { open, records }: SharedCounters) -> [Variable; 2] {
-    let alias = |name, counter| variable(name, VariableKind::Scratch, Shape::Alias(counter));
+    let alias = |name, counter| code::named(name, VariableKind::Scratch, Shape::Alias(counter));
     [alias("open", open), alias("records", records)]
 }
 
@@ -124,8 +119,8 @@ impl InsideCode {
     /// The variables of all functions inside.
     pub fn variables(counters: SharedCounters) -> Arc<[Variable]> {
         let own = [
-            variable("calls", VariableKind::Counter, Shape::Counter),
-            variable("activations", VariableKind::Activations, Shape::Activations),
+            code::named("calls", VariableKind::Counter, Shape::Counter),
+            code::named("activations", VariableKind::Activations, Shape::Activations),
         ];
         own.into_iter().chain(shared(counters)).collect()
     }
@@ -163,9 +158,9 @@ pub fn bound(variables: &[Variable], counters: SharedCounters) -> Arc<[Variable]
 fn variables(of_metric: &[Variable]) -> Arc<[Variable]> {
     let [open, records] = shared(SharedCounters::default());
     let own = [
-        variable("calls", VariableKind::Counter, Shape::Counter),
-        variable("ended", VariableKind::Scratch, Shape::Counter),
-        variable("slow", VariableKind::Scratch, Shape::Counter),
+        code::named("calls", VariableKind::Counter, Shape::Counter),
+        code::named("ended", VariableKind::Scratch, Shape::Counter),
+        code::named("slow", VariableKind::Scratch, Shape::Counter),
         open,
         records,
     ];
@@ -298,9 +293,9 @@ mod tests {
         let [entry, exit] = stmts(record, recorded);
         let insertion = |point, stmts| code::insertion(F, point, Parts::All, Snippet { stmts });
         let variables = [
-            variable("printed", VariableKind::Counter, Shape::Counter),
-            variable("records", VariableKind::Scratch, Shape::Records(options(0).capacity, false)),
-            variable("activations", VariableKind::Activations, Shape::Activations),
+            code::named("printed", VariableKind::Counter, Shape::Counter),
+            code::named("records", VariableKind::Scratch, Shape::Records(options(0).capacity, false)),
+            code::named("activations", VariableKind::Activations, Shape::Activations),
         ];
         let insertions = vec![insertion(PointKind::Entry, entry), insertion(PointKind::Exit, exit)];
         Instrumentation {
