@@ -2,11 +2,12 @@
 //! and nearly all functions have counts of their edges.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 use ingraft_testing::server::{Nginx, Postgres, PostgresSession};
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Outcome, scaled, skip, wait_until};
+use ingraft_testing::{Outcome, scaled, skip};
 
 use crate::tool;
 
@@ -86,10 +87,16 @@ fn of_the_libraries_of_a_program() {
         skip!("lua5.4 is not installed");
     }
     let mut lua = Command::new("lua5.4");
-    lua.args(["-e", "io.read() for i = 1, 20000 do string.format('%d', i) end io.read()"]);
-    let mut lua = lua.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("lua5.4 starts");
+    lua.args([
+        "-e",
+        "print('ready') io.stdout:flush() io.read() for i = 1, 20000 do string.format('%d', i) end io.read()",
+    ]);
+    let mut lua = lua.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("lua5.4 starts");
     let pid = i32::try_from(lua.id()).expect("a process id");
-    wait_until("lua5.4 reads", || target::waits_in(pid, 0));
+    // The loader reads too, so the program itself tells that its libraries are loaded.
+    let mut line = String::new();
+    BufReader::new(lua.stdout.take().expect("stdout is piped")).read_line(&mut line).expect("a line");
+    assert_eq!(line, "ready\n");
     let before = Text::of(pid);
     let number = pid.to_string();
     for command in [&["latency"][..], &["profile", "contexts"]] {
