@@ -11,7 +11,7 @@ use std::time::Instant;
 use ingraft_analysis::{AnalysedImage, FunctionKind};
 use ingraft_codegen::verify::{verify_body, verify_renewal};
 use ingraft_codegen::{
-    Arena, BodyPoint, BodyRequest, Environment, Probe, Readable, TextSpace, renew_counting, weave_body,
+    Arena, BodyCode, BodyPoint, BodyRequest, Environment, Probe, Readable, TextSpace, renew_counting, weave_body,
 };
 use ingraft_model::histogram::Scale;
 use ingraft_model::{
@@ -123,7 +123,8 @@ impl CountedCopies {
         let point = |(counter, probe): (u32, &Probe)| {
             let PointId::Block(at) = probe.point else { return None };
             let block = body.blocks.get(body.block_at(Svma(body.function.0 + at.0.unsigned_abs()))?)?;
-            Some(BodyPoint { point: probe.point, counter: block.free.flags.then_some(counter) })
+            let code = if block.free.flags { BodyCode::Count(counter) } else { BodyCode::Elsewhere };
+            Some(BodyPoint { point: probe.point, code })
         };
         let points: Vec<BodyPoint> = (0..1000).cycle().zip(&trial.body.probes).filter_map(point).collect();
         let request = BodyRequest { points: &points, ..request };
@@ -134,8 +135,10 @@ impl CountedCopies {
             return Ok(());
         }
         self.first += 1;
-        let half =
-            |(n, point): (usize, &BodyPoint)| BodyPoint { counter: point.counter.filter(|_| n % 2 == 0), ..*point };
+        let half = |(n, point): (usize, &BodyPoint)| match n % 2 {
+            0 => point.clone(),
+            _ => BodyPoint { code: BodyCode::Elsewhere, ..point.clone() },
+        };
         let points: Vec<BodyPoint> = points.iter().enumerate().map(half).collect();
         let request = BodyRequest { points: &points, ..request };
         if let Some(renewal) = renew_counting(env, &mut self.arena, &request, &given_up)? {

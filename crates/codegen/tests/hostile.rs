@@ -54,7 +54,7 @@ fn any_site() -> impl Strategy<Value = Site> {
                         let scratch = scratch.into_iter().map(Gpr).collect();
                         SiteKind::Entry { arrival, free: FreeRegisters { scratch, flags }, first: None }
                     }
-                    2..=4 => SiteKind::Exit { within: kind == 3 },
+                    2..=4 => SiteKind::Exit { within: kind == 3, free: FreeRegisters::default() },
                     5 | 6 => SiteKind::CallBefore,
                     _ => SiteKind::CallAfter { arrival },
                 },

@@ -38,7 +38,7 @@ fn entry(bytes: &[u8], padding: &[u8]) -> Site {
 
 /// Exit that the entry displaces.
 fn within(text: &[u8], at: usize, len: usize) -> Site {
-    let kind = SiteKind::Exit { within: true };
+    let kind = SiteKind::Exit { within: true, free: FreeRegisters::default() };
     Site { kind, ..exit_site(TEXT, TEXT + at as u64, 0, &text[at..at + len], &[]) }
 }
 

@@ -25,12 +25,14 @@ pub struct FunctionBody {
 }
 
 /// An exit of a [`FunctionBody`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BodyExit {
     /// Address of the instruction, or of the end of the code that control runs off.
     pub at: Svma,
     /// Whether the instruction is a return.
     pub is_return: bool,
+    /// Registers and flags that are free before the instruction.
+    pub free: FreeRegisters,
 }
 
 /// A block of a [`FunctionBody`].

@@ -35,10 +35,22 @@ pub struct Instrumentation {
     /// Whether each insertion is woven, or refused, by itself; each increments a variable of its own. Otherwise all insertions in one function
     /// are woven together, or none is.
     pub apart: bool,
-    /// Whether an insertion without room in the text is refused. Otherwise its function is copied.
-    pub in_place: bool,
+    /// Where the code of points stands.
+    pub placing: Placing,
     /// Columns of the records that the code makes, by the number of the record ([`crate::snippet::Recorded::number`]).
     pub records: Arc<[Vec<RecordColumn>]>,
+}
+
+/// Places for the code of the points of a function.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placing {
+    /// In the text, if all of it has room there. Otherwise the function is copied.
+    #[default]
+    Anywhere,
+    /// In the text. An insertion without room there is refused.
+    InText,
+    /// In a copy of the function, if it can be copied: most of the code can stand right at its points there.
+    InCopy,
 }
 
 /// A value of a record.
@@ -134,7 +146,7 @@ impl Instrumentation {
             index_names: self.index_names.clone(),
             key_names: self.key_names.clone(),
             apart: self.apart,
-            in_place: self.in_place,
+            placing: self.placing,
             records: [].into(),
         }
     }

@@ -54,7 +54,7 @@ pub use history::{Bin, Course, History};
 pub use hold::HoldTime;
 pub use index::{BlockId, EdgeId, FunctionId, IndexVec, Key, ModuleId};
 pub use instrumentation::{
-    ColumnContent, Insertion, Instrumentation, Order, RecordColumn, RecordContent, RecordVariant, Role, ValueUnit,
+    ColumnContent, Insertion, Instrumentation, Order, Placing, RecordColumn, RecordContent, RecordVariant, Role, ValueUnit,
     Variable, VariableKind,
 };
 pub use layout::{CpuClock, DataArea, ThreadIdentity, WallClock};

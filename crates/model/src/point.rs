@@ -182,6 +182,8 @@ pub enum SiteKind {
         /// Whether the entry displaces this exit (see [`Arrival::least`]). If so, the exit can only be woven into the entry's displaced
         /// copy, and [`Site::at`] is the exit itself.
         within: bool,
+        /// Registers and flags that are free. They are known for exits in the copy of a function only.
+        free: FreeRegisters,
     },
     /// The place before a call.
     CallBefore,
@@ -266,20 +268,25 @@ impl Site {
         self.arrival().map_or(&[], |arrival| &arrival.back_branches)
     }
 
+    /// Registers and flags that snippets may overwrite; `None` if the kind of site does not say.
+    pub fn free(&self) -> Option<&FreeRegisters> {
+        match &self.kind {
+            SiteKind::Entry { free, .. }
+            | SiteKind::Exit { free, .. }
+            | SiteKind::Block { free }
+            | SiteKind::Edge { free } => Some(free),
+            SiteKind::CallBefore | SiteKind::CallAfter { .. } => None,
+        }
+    }
+
     /// Registers that snippets may overwrite.
     pub fn scratch(&self) -> &[Gpr] {
-        match &self.kind {
-            SiteKind::Entry { free, .. } | SiteKind::Block { free } | SiteKind::Edge { free } => &free.scratch,
-            SiteKind::Exit { .. } | SiteKind::CallBefore | SiteKind::CallAfter { .. } => &[],
-        }
+        self.free().map_or(&[], |free| &free.scratch)
     }
 
     /// Whether snippets may overwrite the arithmetic flags.
     pub fn are_flags_free(&self) -> bool {
-        matches!(
-            &self.kind,
-            SiteKind::Entry { free, .. } | SiteKind::Block { free } | SiteKind::Edge { free } if free.flags
-        )
+        self.free().is_some_and(|free| free.flags)
     }
 
     /// The first instruction of the function, if this is an entry whose springboard can lie after it.
@@ -312,7 +319,7 @@ impl Site {
 
     /// Whether this is an exit that can only be woven into the entry's displaced copy.
     pub fn is_within_entry(&self) -> bool {
-        self.kind == SiteKind::Exit { within: true }
+        matches!(self.kind, SiteKind::Exit { within: true, .. })
     }
 }
 

@@ -156,9 +156,9 @@ impl Gate {
     }
 }
 
-/// A second copy of a function, in which each count is one instruction: only threads that own a shard run it. It counts what the points of the
-/// function counted when it was made, so it must be given up before any of them changes or another one is woven. Then another one may take
-/// its place.
+/// A second copy of a function, in which each count is one instruction, and in which other simple code of points stands right at them: only
+/// threads that own a shard run it. It does what the points of the function did when it was made, so it must be given up before any of them
+/// changes or another one is woven. Then another one may take its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CountingCopy {
     /// Range of the code.
@@ -169,8 +169,10 @@ pub struct CountingCopy {
     pub blocks: IndexVec<BlockId, Avma>,
     /// The ways in, sorted by block.
     pub gates: Vec<Gate>,
-    /// Each instruction, with the address in the ordinary copy at which the same was executed and counted; sorted.
+    /// Each instruction outside of `inside`, with the address in the ordinary copy at which the same was executed and counted; sorted.
     pub moves: Vec<PcMove>,
+    /// Code of points in which a thread has done a part of what the point does; sorted. Threads leave it by single-stepping.
+    pub inside: Vec<AvmaRange>,
     /// Whether the gates let threads in. It was given up otherwise.
     pub open: bool,
 }
@@ -208,6 +210,13 @@ pub struct WovenBody {
 }
 
 impl WovenBody {
+    /// Whether a thread at an address in the counting copy has done a part of what a point does.
+    pub fn is_within_code(&self, at: Avma) -> bool {
+        let Some(counting) = &self.counting else { return false };
+        let after = counting.inside.partition_point(|range| range.start <= at);
+        after.checked_sub(1).and_then(|index| counting.inside.get(index)).is_some_and(|range| range.contains(&at))
+    }
+
     /// Address in the ordinary copy that is equivalent to an address in the counting copy; other addresses are returned as they are.
     pub fn in_ordinary(&self, at: Avma) -> Avma {
         let Some(counting) = self.counting.as_ref().filter(|counting| counting.code.contains(&at)) else { return at };
@@ -226,11 +235,12 @@ impl WovenBody {
         let counting = self.counting.as_mut().filter(|counting| counting.open)?;
         counting.open = false;
         let text = counting.gates.iter().filter_map(Gate::closing).collect();
-        let mut plan = PatchPlan { text, moves: counting.moves.clone(), ..PatchPlan::default() };
+        let (moves, step_out) = (counting.moves.clone(), counting.inside.clone());
+        let mut plan = PatchPlan { text, moves, step_out, ..PatchPlan::default() };
         let apart = counting.apart.take();
         if let Some(apart) = &apart {
             plan.retired.push(apart.code.clone());
-            (counting.code, counting.moves) = (Avma(0)..Avma(0), Vec::new());
+            (counting.code, counting.moves, counting.inside) = (Avma(0)..Avma(0), Vec::new(), Vec::new());
         }
         Some((plan, apart))
     }

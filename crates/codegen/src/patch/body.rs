@@ -8,6 +8,8 @@
 //! the copy, which has the block's probes there and goes on to the callee. The copy of the block leads to the same call, so every arrival at
 //! the block passes these probes once.
 
+use std::sync::Arc;
+
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
     Avma, Bias, BlockId, BodyBlock, Edge, EdgeKind, EdgeTarget, Entered, FunctionBody, IndexVec, Key, Offset,
@@ -26,6 +28,7 @@ use crate::patch::relocate::{self, Displaced};
 use crate::patch::springboard::{self, AllowedForms, ChosenSpringboard, DISPLACEMENT, SpringboardForm};
 use crate::patch::text_space::TextSpace;
 use crate::patch::weave::PointRequest;
+use crate::snippet::inline::{BoundSnippet, InlineCode, InlinePoint};
 
 /// Alignment in bytes of the copy of a function.
 pub(super) const ALIGNMENT: u64 = 16;
@@ -46,7 +49,7 @@ pub struct BodyRequest<'a> {
     pub bias: Bias,
     /// Name of the function, for refusals of points that need the same bytes.
     pub name: &'a str,
-    /// The points that are woven into the copy together with it. If some of them are counts, the function gets a counting copy too, see
+    /// The points that are woven into the copy together with it. If some of them have code there, the function gets a counting copy too, see
     /// [`CountingCopy`](crate::CountingCopy). Empty if further points will follow.
     pub points: &'a [BodyPoint],
 }
@@ -55,7 +58,8 @@ impl BodyRequest<'_> {
     /// Estimated room for the copy in bytes, with the counting copy. Few copies need more.
     pub fn room(&self) -> u64 {
         let pieces = self.body.blocks.iter().map(|block| 1 + block.bytes.len() as u64 / PIECE).sum::<u64>();
-        pieces.saturating_mul(ROOM_OF_PIECE)
+        let codes = self.points.iter().map(|point| point.code.room()).sum::<u64>();
+        pieces.saturating_mul(ROOM_OF_PIECE).saturating_add(codes)
     }
 
     /// The blocks of the function in the text, by their first address and their end.
@@ -67,12 +71,49 @@ impl BodyRequest<'_> {
 }
 
 /// A point that is woven into the copy of a function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BodyPoint {
     /// The point.
     pub point: PointId,
-    /// Index of the counter that the point increments, if it does nothing else and the arithmetic flags are free there.
-    pub counter: Option<u32>,
+    /// Its code in the counting copy.
+    pub code: BodyCode,
+}
+
+/// Code of a point in the counting copy of a function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BodyCode {
+    /// The increment of the counter with this index. The arithmetic flags are free.
+    Count(u32),
+    /// Other code.
+    Inline(Arc<InlineCode>),
+    /// None: threads leave the counting copy there.
+    Elsewhere,
+}
+
+impl BodyCode {
+    /// The code of snippets that run one after the other at a point.
+    pub fn of<'s>(
+        env: &Environment,
+        point: InlinePoint,
+        snippets: impl Iterator<Item = BoundSnippet<'s>> + Clone,
+    ) -> BodyCode {
+        let mut some = snippets.clone();
+        if let (Some((only, counters)), None) = (some.next(), some.next())
+            && point.flags()
+            && let Some(counter) = only.as_increment().and_then(|v| counters.get(v.0 as usize))
+        {
+            return BodyCode::Count(*counter);
+        }
+        InlineCode::of(env, point, snippets).map_or(BodyCode::Elsewhere, |code| BodyCode::Inline(Arc::new(code)))
+    }
+
+    /// Number of bytes that it takes more than a count.
+    fn room(&self) -> u64 {
+        match self {
+            BodyCode::Inline(code) => code.room(),
+            BodyCode::Count(_) | BodyCode::Elsewhere => 0,
+        }
+    }
 }
 
 /// Result of a request for the copy of a function.

@@ -1,21 +1,25 @@
-//! The counting copy of a function: a second copy in which each count is one instruction, without the check whose shard it is.
+//! The counting copy of a function: a second copy in which each count is one instruction, without the check whose shard it is. Other code of
+//! points stands there too, if it is simple (`snippet/inline.rs`).
 //!
 //! A gate lies at every way in from which a count can be reached. It lets only those threads in that own a shard; all others run the ordinary
 //! copy, whose probes lead to the code of the points. Calls and system calls are not in the copy, so the owner is checked again when they
-//! return. Where a point does something else than to count, or where the flags are live, the counting copy leads to the probe of the
-//! ordinary one.
+//! return. Where a point does more than that, or where the flags are live, the counting copy leads to the probe of the ordinary one.
 //!
 //! The count of a taken branch lies at its target if no other way leads there. If others do, it lies right before the target where the code
 //! before it does not run on, or else at the end of the copy, from where a jump leads back.
 
-use ingraft_model::{Avma, BlockId, EdgeKind, Gpr, IndexVec, Key, PcMove, PointId, ThreadIdentity};
+use std::borrow::Cow;
+
+use ingraft_model::{Avma, AvmaRange, BlockId, EdgeKind, Gpr, IndexVec, Key, PcMove, PointId, ThreadIdentity};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::code::block::{Back, EmitError, straddles};
-use crate::code::body::{CountingCopy, Gate, PROBE, Probe};
+use crate::code::body::{CountingCopy, Gate, Held, PROBE, Probe};
 use crate::code::environment::{CodegenError, Environment};
-use crate::patch::body::{BlockInstruction, BodyPoint, CodeBlock, Copy, Fixup, target};
+use crate::patch::body::{BlockInstruction, BodyCode, BodyPoint, CodeBlock, Copy, Fixup, target};
 use crate::patch::relocate::{self, Displaced};
+use crate::patch::rehost::united;
+use crate::snippet::inline::{InlineCode, Part};
 use crate::snippet::slow::COUNT;
 
 /// Condition code of `jne`, and of `je`.
@@ -25,11 +29,16 @@ const EQUAL: u8 = 4;
 /// Length in bytes of a conditional jump with a displacement of one byte.
 const SHORT_BRANCH: u64 = 2;
 
+/// Largest distance of a branch with such a displacement, forwards.
+const SHORT_REACH: u64 = 127;
+
 /// Passage of a point.
-#[derive(Clone, Copy)]
-enum Passage {
+#[derive(Clone)]
+enum Passage<'a> {
     /// Incremented counter, by its address in shard 0.
     Count(u32),
+    /// Code of the point.
+    Inline(Cow<'a, InlineCode>),
     /// First byte of the probe in the ordinary copy to which control leaves.
     Leave(u64),
 }
@@ -44,11 +53,20 @@ struct Stub {
     target: u64,
 }
 
+/// Code of a point whose part aside comes at the end of the copy.
+struct PlacedCode<'a> {
+    code: Cow<'a, InlineCode>,
+    /// First byte of the part at the point.
+    main: u64,
+    /// First byte of the probe in the ordinary copy.
+    probe: u64,
+}
+
 /// The counting copy under construction, at the end of the ordinary one.
 struct CountingCopyBuilder<'c, 'a> {
     env: &'c Environment,
     copy: &'c mut Copy<'a>,
-    passages: FxHashMap<PointId, (Passage, u64)>,
+    passages: FxHashMap<PointId, (Passage<'a>, u64)>,
     /// Blocks with a springboard from which a count can be reached.
     entered: FxHashSet<BlockId>,
     /// Blocks to which one edge alone leads, a taken branch with a point: the passage of the point is at the block.
@@ -57,26 +75,39 @@ struct CountingCopyBuilder<'c, 'a> {
     labels: IndexVec<BlockId, u64>,
     fixups: Vec<Fixup>,
     stubs: Vec<Stub>,
+    placed: Vec<PlacedCode<'a>>,
     gates: Vec<Gate>,
     moves: Vec<PcMove>,
+    /// Code of points in which threads have changed something.
+    inside: Vec<AvmaRange>,
 }
 
-/// Adds the counting copy of a function; `None` if no points of it are plain counts, or if no way in can have a gate.
-pub(super) fn emit(
+/// Adds the counting copy of a function; `None` if no points of it have code there, or if no way in can have a gate.
+pub(super) fn emit<'a>(
     env: &Environment,
-    copy: &mut Copy<'_>,
+    copy: &mut Copy<'a>,
     probes: &[Probe],
     springboards: &FxHashSet<BlockId>,
 ) -> Result<Option<CountingCopy>, EmitError> {
-    let points: FxHashMap<PointId, Option<u32>> =
-        copy.request.points.iter().map(|p: &BodyPoint| (p.point, p.counter)).collect();
-    let passage = |probe: &Probe| match points.get(&probe.point)? {
-        Some(counter) => Some((probe.point, (Passage::Count(env.data.counter(*counter)), probe.copy.0))),
-        None => Some((probe.point, (Passage::Leave(probe.copy.0), probe.copy.0))),
+    let request = copy.request;
+    let points: FxHashMap<PointId, &BodyCode> =
+        request.points.iter().map(|p: &BodyPoint| (p.point, &p.code)).collect();
+    let passage = |probe: &Probe| {
+        let passage = match points.get(&probe.point)? {
+            BodyCode::Count(counter) => Passage::Count(env.data.counter(*counter)),
+            BodyCode::Inline(code) => match (probe.holds, probe.bytes) {
+                (Held::Branch(..), [_, opcode, ..]) => {
+                    code.at_branch(opcode & 0xf).map_or(Passage::Leave(probe.copy.0), Passage::Inline)
+                }
+                _ => Passage::Inline(Cow::Borrowed(code)),
+            },
+            BodyCode::Elsewhere => Passage::Leave(probe.copy.0),
+        };
+        Some((probe.point, (passage, probe.copy.0)))
     };
-    let passages: FxHashMap<PointId, (Passage, u64)> = probes.iter().filter_map(passage).collect();
+    let passages: FxHashMap<PointId, (Passage<'_>, u64)> = probes.iter().filter_map(passage).collect();
     if env.identity == ThreadIdentity::Locked
-        || !passages.values().any(|(passage, _)| matches!(passage, Passage::Count(_)))
+        || passages.values().all(|(passage, _)| matches!(passage, Passage::Leave(_)))
     {
         return Ok(None);
     }
@@ -89,8 +120,10 @@ pub(super) fn emit(
         labels: IndexVec::default(),
         fixups: Vec::new(),
         stubs: Vec::new(),
+        placed: Vec::new(),
         gates: Vec::new(),
         moves: Vec::new(),
+        inside: Vec::new(),
     };
     counting.entered = counting.useful(springboards)?;
     if counting.entered.is_empty() || counting.sets_gs() {
@@ -100,13 +133,24 @@ pub(super) fn emit(
     counting.write().map(Some)
 }
 
-impl CountingCopyBuilder<'_, '_> {
+impl<'a> CountingCopyBuilder<'_, 'a> {
     fn here(&self) -> u64 {
         self.copy.out.here()
     }
 
+    /// Whether a point is passed without a way out of the copy.
     fn counts(&self, point: &PointId) -> bool {
-        matches!(self.passages.get(point), Some((Passage::Count(_), _)))
+        matches!(self.passages.get(point), Some((Passage::Count(_) | Passage::Inline(_), _)))
+    }
+
+    /// Whether a block ends in an exit that is passed in the copy.
+    fn counts_exit(&self, id: BlockId, block: &CodeBlock) -> bool {
+        let exit = match block.parts.last() {
+            Some(BlockInstruction::Copied(d)) if d.ends || d.branch_target().is_some() => d.at,
+            Some(BlockInstruction::Copied(_)) => block.end,
+            Some(BlockInstruction::Kept { .. }) | None => return false,
+        };
+        !self.copy.is_called(id) && self.counts(&PointId::Exit(self.copy.offset(exit)))
     }
 
     /// The blocks with a springboard that can have a gate, and from which a count is reached before control leaves the copy.
@@ -117,7 +161,7 @@ impl CountingCopyBuilder<'_, '_> {
         for (id, block) in self.copy.code.blocks.entries() {
             let arrives = self.copy.arrivals_of(id)?.iter().flatten().any(|point| self.counts(point));
             let own = PointId::Block(self.copy.offset(block.start));
-            if arrives || self.counts(&own) && !self.copy.is_called(id) {
+            if arrives || self.counts(&own) && !self.copy.is_called(id) || self.counts_exit(id, block) {
                 found.insert(id);
             }
         }
@@ -178,11 +222,38 @@ impl CountingCopyBuilder<'_, '_> {
 
     /// Adds the passage of a point, if something is woven there. `back` is the equivalent address in the text.
     fn pass(&mut self, point: &PointId, back: u64) -> Result<(), EmitError> {
-        let Some(&(passage, probe)) = self.passages.get(point) else { return Ok(()) };
+        let Some((passage, probe)) = self.passages.get(point) else { return Ok(()) };
+        let (passage, probe) = (passage.clone(), *probe);
         self.note(probe);
         match passage {
             Passage::Count(counter) => self.copy.out.put_absolute(&COUNT, counter, Back::To(back)),
+            Passage::Inline(code) => self.inline(code, probe, back),
             Passage::Leave(to) => self.copy.out.jmp(to, Back::To(back))?,
+        }
+        Ok(())
+    }
+
+    /// Adds the code of a point. A thread within it has changed something, so it goes on to the end of the code before it is moved.
+    fn inline(&mut self, code: Cow<'a, InlineCode>, probe: u64, back: u64) {
+        let main = self.here();
+        let (first, rest) = code.main.split_at(code.first.min(code.main.len()));
+        self.copy.out.put(first, Back::To(back));
+        self.copy.out.put_unit(rest);
+        self.inside.push(Avma(main + first.len() as u64)..Avma(self.here()));
+        self.placed.push(PlacedCode { code, main, probe });
+    }
+
+    /// Adds the part of a code that lies aside, and leads all of its branches.
+    fn aside(&mut self, PlacedCode { code, main, probe }: &PlacedCode<'_>) -> Result<(), EmitError> {
+        let aside = self.here();
+        self.copy.out.put_unit(&code.aside);
+        self.inside.push(Avma(aside)..Avma(self.here()));
+        let at = |(part, offset): (Part, u32)| match part {
+            Part::Main => main + u64::from(offset),
+            Part::Aside => aside + u64::from(offset),
+        };
+        for jump in &code.jumps {
+            self.copy.out.patch_relative(at(jump.field), jump.to.map_or(*probe, at))?;
         }
         Ok(())
     }
@@ -221,6 +292,9 @@ impl CountingCopyBuilder<'_, '_> {
         for stub in std::mem::take(&mut self.stubs) {
             self.stub(&stub)?;
         }
+        for code in std::mem::take(&mut self.placed) {
+            self.aside(&code)?;
+        }
         for Fixup { field, block } in std::mem::take(&mut self.fixups) {
             let to = self.labels.get(block).copied().ok_or(CodegenError::NoSuchBlock(block))?;
             self.copy.out.patch_relative(field, to)?;
@@ -237,6 +311,7 @@ impl CountingCopyBuilder<'_, '_> {
             blocks: self.labels.iter().map(|label| Avma(*label)).collect(),
             gates: self.gates,
             moves: self.moves,
+            inside: united(self.inside),
             open: true,
         })
     }
@@ -337,6 +412,7 @@ impl CountingCopyBuilder<'_, '_> {
         }
         if let (true, Some((condition, _)), Some(to)) = (is_point, d.condition(), inner)
             && target <= d.at
+            && self.length(&point) + PROBE as u64 <= SHORT_REACH
         {
             return self.back_branch((to, target), &point, (condition, d.at), ordinary).map(|()| false);
         }
@@ -383,6 +459,7 @@ impl CountingCopyBuilder<'_, '_> {
     fn length(&self, point: &PointId) -> u64 {
         match self.passages.get(point) {
             Some((Passage::Count(_), _)) => COUNT.len() as u64 + 4,
+            Some((Passage::Inline(code), _)) => code.main.len() as u64,
             Some((Passage::Leave(_), _)) => PROBE as u64,
             None => 0,
         }

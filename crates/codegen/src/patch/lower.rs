@@ -65,7 +65,10 @@ pub fn generic_site(kind: PointKind) -> Site {
             (kind, 0x1030, 0, &[0x48, 0x8b, 0x45, 0xf8, 0x48, 0x83, 0xc0, 0x01])
         }
         // add rsp, 0x20; pop rbp; ret
-        PointKind::Exit => (SiteKind::Exit { within: false }, 0x1040, 5, &[0x48, 0x83, 0xc4, 0x20, 0x5d, 0xc3]),
+        PointKind::Exit => {
+            let kind = SiteKind::Exit { within: false, free: FreeRegisters::default() };
+            (kind, 0x1040, 5, &[0x48, 0x83, 0xc4, 0x20, 0x5d, 0xc3])
+        }
     };
     Site { point, ..Site::new(kind, entry, Svma(at), bytes.to_vec()) }
 }

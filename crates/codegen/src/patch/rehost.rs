@@ -88,7 +88,7 @@ pub fn rehost(points: &[Rehosted<'_>], mut insertion: PatchPlan) -> PatchPlan {
 }
 
 /// The ranges without overlaps, sorted.
-fn united(mut ranges: Vec<AvmaRange>) -> Vec<AvmaRange> {
+pub(super) fn united(mut ranges: Vec<AvmaRange>) -> Vec<AvmaRange> {
     ranges.retain(|range| range.start < range.end);
     ranges.sort_unstable_by_key(|range| range.start);
     ranges.dedup_by(|later, first| {

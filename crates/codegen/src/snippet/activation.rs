@@ -24,7 +24,7 @@ const SUM_OF_STOPS: u32 = 1;
 /// by a tail jump.
 const UNSEEN: u32 = 1;
 const UNRECORDED: u32 = 2;
-const LEFT_BY_TAIL_JUMP: u32 = 3;
+pub(crate) const LEFT_BY_TAIL_JUMP: u32 = 3;
 /// Counters of a histogram: sum, largest value, complement of the smallest value. The sum of own times, the sums of
 /// squares and the buckets follow.
 const SUM: u32 = 0;

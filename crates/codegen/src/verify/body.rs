@@ -70,7 +70,7 @@ pub fn verify_body(
     if !whole {
         return fail(body.function.0, Flaw::Unmatched);
     }
-    counting::prove(env, &mut proof)?;
+    counting::prove(env, arena, &mut proof)?;
     proof.tiled(std::slice::from_ref(&body.removal.code))?;
     proof.probes()?;
     let doors = proof.springboards(text)?;
@@ -84,6 +84,8 @@ pub(super) struct BodyProof<'a> {
     pub(super) memory: &'a Memory<'a>,
     /// Instructions of the copies that are proven: end, and equivalent address in the text.
     pub(super) ends: FxHashMap<u64, (u64, u64)>,
+    /// Instructions of the code of points, in which threads have no equivalent address: first byte and end.
+    inside: BTreeMap<u64, u64>,
     /// Blocks to which blocks lead that may run in the text, besides the marker.
     mixed: FxHashSet<BlockId>,
     /// Block of the `endbr64` before the block to which callers come, if these are two blocks.
@@ -124,6 +126,7 @@ impl<'a> BodyProof<'a> {
             body,
             memory,
             ends: FxHashMap::default(),
+            inside: BTreeMap::new(),
             mixed: FxHashSet::default(),
             marker: None,
             behind_marker: FxHashSet::default(),
@@ -171,7 +174,7 @@ impl<'a> BodyProof<'a> {
         let body = self.body;
         let at = body.function.0;
         let inverse: Vec<TextWrite> = body.removal.text.iter().map(TextWrite::inverse).collect();
-        if inverse != plan.text || !body.removal.step_out.is_empty() || !plan.step_out.is_empty() {
+        if inverse != plan.text || !plan.step_out.is_empty() {
             return fail(at, Flaw::Unmatched);
         }
         if !plan.retired.is_empty() { fail(at, Flaw::Unmatched) } else { Ok(()) }
@@ -240,6 +243,24 @@ impl<'a> BodyProof<'a> {
             return fail(at, Flaw::Untiled);
         }
         Ok(i)
+    }
+
+    /// Takes an instruction of the code of a point that was proven.
+    pub(super) fn take_inside(&mut self, at: u64, end: u64) -> Result<(), VerifyError> {
+        let twice = self.ends.contains_key(&at) || self.inside.insert(at, end).is_some();
+        if twice { fail(at, Flaw::Untiled) } else { Ok(()) }
+    }
+
+    /// Ranges of the instructions that threads leave by single-stepping.
+    pub(super) fn inside(&self) -> Vec<AvmaRange> {
+        let mut ranges: Vec<AvmaRange> = Vec::new();
+        for (at, end) in &self.inside {
+            match ranges.last_mut() {
+                Some(last) if last.end.0 == *at => last.end = Avma(*end),
+                _ => ranges.push(Avma(*at)..Avma(*end)),
+            }
+        }
+        ranges
     }
 
     /// Takes nops, which change nothing. Returns the address after them.
@@ -490,6 +511,12 @@ impl<'a> BodyProof<'a> {
         self.body.probes.get(found).map(|probe| probe.copy)
     }
 
+    /// Instruction at the probe that is claimed for a point.
+    pub(super) fn held_at(&self, point: &PointId) -> Option<Held> {
+        let found = self.body.probes.binary_search_by_key(point, |probe| probe.point).ok()?;
+        self.body.probes.get(found).map(|probe| probe.holds)
+    }
+
     /// Checks that the instructions that were met fill these ranges and the whole memory, except for nops that control reaches only by running
     /// on.
     pub(super) fn tiled(&mut self, ranges: &[AvmaRange]) -> Result<(), VerifyError> {
@@ -498,7 +525,8 @@ impl<'a> BodyProof<'a> {
             self.tile(range)?;
         }
         let inside = |at: u64, end: u64| ranges.iter().any(|code| at >= code.start.0 && end <= code.end.0);
-        if !self.ends.iter().all(|(at, (end, _))| inside(*at, *end)) {
+        let apart = self.inside.iter().all(|(at, end)| inside(*at, *end) && !self.ends.contains_key(at));
+        if !apart || !self.ends.iter().all(|(at, (end, _))| inside(*at, *end)) {
             return fail(self.body.function.0, Flaw::Untiled);
         }
         self.memory.all_proven(&mut proven)
@@ -507,8 +535,8 @@ impl<'a> BodyProof<'a> {
     fn tile(&mut self, code: &AvmaRange) -> Result<(), VerifyError> {
         let mut at = code.start.0;
         while at < code.end.0 {
-            match self.ends.get(&at) {
-                Some((end, _)) => at = *end,
+            match self.ends.get(&at).map(|(end, _)| end).or_else(|| self.inside.get(&at)) {
+                Some(end) => at = *end,
                 // A nop before a probe: the instruction after it is equivalent.
                 None if self.memory.bytes(at).is_some_and(|bytes| bytes.starts_with(&[0x90])) => {
                     let mut next = at + 1;
@@ -695,6 +723,9 @@ impl<'a> BodyProof<'a> {
             return fail(plan.moves.first().map_or(self.body.function.0, |m| m.from.0), Flaw::BadMove);
         }
         let record = &self.body.removal;
+        if record.step_out != self.inside() {
+            return fail(record.code.start.0, Flaw::BadMove);
+        }
         let mut inside = 0;
         for m in &record.moves {
             match self.ends.get(&m.from.0) {

@@ -4,8 +4,9 @@
 //! - every gate compares the thread with the owner of its shard, in a register and in flags that are free, and leads all others to the
 //!   arrival in the ordinary copy;
 //! - each block has one copy, whose instructions have the same effect, and every edge leads to the counting copy of its target;
-//! - each point of the request that has a probe is passed where the probe is, by one increment of its counter, or by a jump to the probe;
-//!   nothing else is added;
+//! - each point of the request that has a probe is passed where the probe is, by one increment of its counter, by other code, or by a jump to
+//!   the probe; nothing else is added;
+//! - other code changes nothing that the function may need, and goes on behind itself or to the probe;
 //! - no instruction changes the shard to which the thread has come;
 //! - each instruction has one equivalent address in the text and one in the ordinary copy.
 
@@ -17,17 +18,21 @@ use rustc_hash::FxHashMap;
 
 use super::body::{BodyProof, stays, target};
 use super::equivalence::equal;
+use super::interpreter::{Interpreter, PlanFacts};
 use super::memory::decode;
 use super::{Flaw, VerifyError, fail};
+use crate::code::arena::Arena;
 use crate::code::block::jmp_target;
-use crate::code::body::{CountingCopy, Gate};
+use crate::code::body::{CountingCopy, Gate, Held};
 use crate::code::environment::Environment;
+use crate::patch::body::BodyCode;
+use crate::snippet::inline::InlinePoint;
 
 /// First bytes of `inc qword gs:[disp32]`.
 const INCREMENT: [u8; 5] = [0x65, 0x48, 0xff, 0x04, 0x25];
 
 /// Proves the counting copy, if there is one.
-pub(super) fn prove(env: &Environment, proof: &mut BodyProof<'_>) -> Result<(), VerifyError> {
+pub(super) fn prove(env: &Environment, arena: &Arena, proof: &mut BodyProof<'_>) -> Result<(), VerifyError> {
     let Some(counting) = proof.body.counting.as_ref() else { return Ok(()) };
     let at = counting.code.start.0;
     let end = counting.apart.as_ref().unwrap_or(&proof.body.removal).code.end;
@@ -41,10 +46,16 @@ pub(super) fn prove(env: &Environment, proof: &mut BodyProof<'_>) -> Result<(), 
     let mut passages = FxHashMap::default();
     for point in proof.request.points {
         let Some(probe) = proof.claimed(&point.point) else { continue };
-        if point.counter.is_some_and(|counter| counter >= env.data.counters()) {
-            return fail(at, Flaw::Unmatched);
-        }
-        if passages.insert(point.point, (point.counter.map(|counter| env.data.counter(counter)), probe.0)).is_some() {
+        let passage = match &point.code {
+            BodyCode::Count(counter) if *counter >= env.data.counters() => return fail(at, Flaw::Unmatched),
+            BodyCode::Count(counter) => Passage::Count(env.data.counter(*counter)),
+            BodyCode::Inline(code) => {
+                let is_branch = proof.held_at(&point.point).is_some_and(|held| matches!(held, Held::Branch(..)));
+                Passage::Inline(code.point, is_branch)
+            }
+            BodyCode::Elsewhere => Passage::Leave,
+        };
+        if passages.insert(point.point, (passage, probe.0)).is_some() {
             return fail(at, Flaw::Unmatched);
         }
     }
@@ -54,7 +65,10 @@ pub(super) fn prove(env: &Environment, proof: &mut BodyProof<'_>) -> Result<(), 
         let point = proof.edge(edge.from, to, edge.kind)?;
         into.entry(to).or_insert((point, 0)).1 += 1;
     }
-    let mut checked = Checked { env, proof, counting, passages, into, moves: Vec::new() };
+    let memory = proof.memory;
+    let facts = PlanFacts::new(env, arena, memory, std::iter::empty());
+    let interpreter = Interpreter::new(&facts);
+    let mut checked = Checked { env, proof, counting, interpreter, passages, into, moves: Vec::new() };
     for (index, block) in checked.proof.request.body.blocks.entries() {
         checked.block(index, block)?;
     }
@@ -70,16 +84,31 @@ pub(super) fn prove(env: &Environment, proof: &mut BodyProof<'_>) -> Result<(), 
         }
     }
     checked.moves.sort_unstable();
+    if checked.proof.inside() != counting.inside {
+        return fail(at, Flaw::BadMove);
+    }
     let all = checked.moves.first().is_some_and(|first| first.from == counting.code.start) && counting.code.end == end;
     if checked.moves == counting.moves && all { Ok(()) } else { fail(at, Flaw::BadMove) }
+}
+
+/// Way in which a point is passed.
+#[derive(Clone, Copy)]
+enum Passage {
+    /// The increment of the counter at this displacement.
+    Count(u32),
+    /// Code for this point, and whether its probe holds a conditional jump.
+    Inline(InlinePoint, bool),
+    /// A jump to the probe.
+    Leave,
 }
 
 struct Checked<'c, 'a> {
     env: &'c Environment,
     proof: &'c mut BodyProof<'a>,
     counting: &'a CountingCopy,
-    /// For each point, the address of its counter in shard 0 if it is a count, and its probe in the ordinary copy.
-    passages: FxHashMap<PointId, (Option<u32>, u64)>,
+    interpreter: Interpreter<'c>,
+    /// For each point, how it is passed, and its probe in the ordinary copy.
+    passages: FxHashMap<PointId, (Passage, u64)>,
     /// For each block to which edges lead, the point of one of them, and their number.
     into: FxHashMap<BlockId, (PointId, u32)>,
     /// The instructions that were met, each with the equivalent address in the ordinary copy.
@@ -103,17 +132,40 @@ impl Checked<'_, '_> {
 
     /// Takes the passage of a point, if something is woven there. Returns the address after it.
     fn pass(&mut self, at: u64, point: &PointId, original: u64) -> Result<u64, VerifyError> {
-        let Some(&(counter, probe)) = self.passages.get(point) else { return Ok(at) };
+        let Some(&(passage, probe)) = self.passages.get(point) else { return Ok(at) };
         let i = self.take(at, original, probe)?;
-        let right = match counter {
-            Some(counter) => {
+        let leaves = i.code() == Code::Jmp_rel32_64 && i.near_branch_target() == probe;
+        let right = match passage {
+            Passage::Inline(point, is_branch) if !leaves => return self.inline(&i, point, (probe, is_branch)),
+            Passage::Count(counter) => {
                 let bytes = self.proof.memory.bytes(at).unwrap_or_default();
                 let operand = bytes.get(INCREMENT.len()..INCREMENT.len() + 4);
                 bytes.starts_with(&INCREMENT) && operand == Some(&counter.to_le_bytes())
             }
-            None => i.code() == Code::Jmp_rel32_64 && i.near_branch_target() == probe,
+            Passage::Inline(..) | Passage::Leave => leaves,
         };
         if right { Ok(i.next_ip()) } else { fail(at, Flaw::NotEquivalent) }
+    }
+
+    /// Takes the code of a point, whose first instruction was taken. Returns the address after it.
+    fn inline(
+        &mut self,
+        first: &Instruction,
+        point: InlinePoint,
+        (probe, is_branch): (u64, bool),
+    ) -> Result<u64, VerifyError> {
+        let (at, second) = (first.ip(), first.next_ip());
+        let claimed = self.counting.inside.binary_search_by_key(&Avma(second), |range| range.start).ok();
+        let end = claimed.and_then(|index| self.counting.inside.get(index)).map_or(second, |range| range.end.0);
+        for (instruction, end) in self.interpreter.inline((at, end), point, probe)? {
+            if instruction != at {
+                self.proof.take_inside(instruction, end)?;
+            }
+        }
+        if is_branch {
+            self.interpreter.takes_branch(probe)?;
+        }
+        Ok(end)
     }
 
     /// The point of the edge that alone leads to a block, if its passage must be at the block: a taken branch, and the block has no gate.

@@ -49,7 +49,7 @@ pub fn verify_renewal(
     let [code] = plan.code.as_slice() else { return fail(at, Flaw::Unmatched) };
     let own = code.at == apart.code.start && apart.code.end == code.at.offset(code.bytes.len() as i64);
     let bare = plan.moves.is_empty() && plan.step_out.is_empty() && plan.retired.is_empty();
-    let record = apart.text.is_empty() && apart.step_out.is_empty() && apart.code == counting.code;
+    let record = apart.text.is_empty() && apart.step_out == counting.inside && apart.code == counting.code;
     if plan.text != expected || !own || !bare || !record {
         return fail(at, Flaw::Unmatched);
     }
@@ -63,7 +63,7 @@ pub fn verify_renewal(
     let body = WovenBody { counting: Some(counting.clone()), ..body.clone() };
     let mut proof = BodyProof::new(request, &body, &memory);
     proof.ordinary()?;
-    counting::prove(env, &mut proof)?;
+    counting::prove(env, arena, &mut proof)?;
     proof.tiled(&[start..end, counting.code.clone()])?;
     proof.probes()?;
     let inside = proof.ends.iter().filter(|(at, _)| counting.code.contains(&Avma(**at)));

@@ -114,8 +114,11 @@ pub(super) fn may_read(
     }
 }
 
-/// Whether the operand is, through gs, the top of the activation records, the record at the top or the one below, or a bucket or a byte
-/// with a bounded number.
+/// Distance in bytes from the top of the activation records within which code may change them: two records are opened, or closed, at one
+/// point. The record below these is looked at.
+const NEAR: u64 = 3 * record::SIZE as u64;
+
+/// Whether the operand is, through gs, the top of the activation records, a record near it, or a bucket or a byte with a bounded number.
 fn is_record_or_bucket(env: &Environment, memory: &UsedMemory, bound: RegisterBound) -> bool {
     let data = &env.data;
     let place = memory.displacement();
@@ -127,7 +130,7 @@ fn is_record_or_bucket(env: &Environment, memory: &UsedMemory, bound: RegisterBo
     match (number_of(memory.base()), number_of(memory.index()), bound) {
         (None, None, _) => place == u64::from(data.displacement(TOP)),
         (Some(r), None, RegisterBound::Top(top)) => {
-            r == top && (records - u64::from(record::SIZE)..records + u64::from(record::SIZE)).contains(&place)
+            r == top && (records - NEAR..records + NEAR).contains(&place)
         }
         (Some(r), None, RegisterBound::Most(bounded, most)) => {
             r == bounded && place >= u64::from(data.counter(0)) && place + u64::from(most) + bytes <= records

@@ -126,6 +126,8 @@ pub(super) struct AbstractState {
     pub pointer: Option<(u8, u64)>,
     /// Bound or meaning of the value of one register, as far as it is known.
     pub bound: RegisterBound,
+    /// The same for another register, about which it was known earlier.
+    pub earlier: RegisterBound,
     pub image: FlagsTransfer,
     pub parent: Parent,
     pub stack: Stack,
@@ -139,6 +141,7 @@ impl AbstractState {
             flags_kept: true,
             pointer: None,
             bound: RegisterBound::None,
+            earlier: RegisterBound::None,
             image: FlagsTransfer::None,
             parent: Parent::Unknown,
             stack: Stack::default(),
@@ -150,12 +153,22 @@ impl AbstractState {
         if self.pointer.is_some_and(|(p, _)| p == r) {
             self.pointer = None;
         }
-        if self.bound.register() == Some(r) {
-            self.bound = RegisterBound::None;
+        for known in [&mut self.bound, &mut self.earlier] {
+            if known.register() == Some(r) {
+                *known = RegisterBound::None;
+            }
         }
         if r == 0 {
             self.image = FlagsTransfer::None;
         }
+    }
+
+    /// Notes what is known about a register. What was known about another one stays known.
+    pub fn know(&mut self, bound: RegisterBound) {
+        if self.bound.register() != bound.register() {
+            self.earlier = self.bound;
+        }
+        self.bound = bound;
     }
 
     /// Applies a move between registers in a shared routine. The resume address, which arrives in rax, may be kept in another register.
@@ -179,6 +192,9 @@ impl AbstractState {
         }
         if self.bound != other.bound {
             self.bound = RegisterBound::None;
+        }
+        if self.earlier != other.earlier {
+            self.earlier = RegisterBound::None;
         }
         if self.image != other.image {
             self.image = FlagsTransfer::None;

@@ -6,13 +6,13 @@ use super::image::TEXT;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 use ingraft_codegen::verify::{VerifyError, verify_body, verify_renewal, verify_weave};
 use ingraft_codegen::{
-    Arena, BodyPoint, BodyRequest, BodyWeave, CountingRenewal, Environment, MiniRequest, PointRequest, Probe,
-    TextSpace, Weave, WovenBody, renew_counting, weave_body, weave_points,
+    Arena, BodyCode, BodyPoint, BodyRequest, BodyWeave, CountingRenewal, Environment, Held, InlinePoint, MiniRequest,
+    PointRequest, Probe, TextSpace, Weave, WovenBody, renew_counting, weave_body, weave_points,
 };
 use ingraft_model::point::Padding;
 use ingraft_model::{
     Arrival, Avma, Bias, Block, BlockId, BodyBlock, Edge, EdgeKind, EdgeTarget, Entered, FreeRegisters, FunctionBody,
-    Key, Offset, PatchPlan, PointId, PointKind, Refusal, Site, SiteKind, Snippet, Svma, ThreadIdentity,
+    Gpr, Key, Offset, PatchPlan, PointId, PointKind, Refusal, Site, SiteKind, Snippet, Svma, ThreadIdentity,
 };
 
 fn decoded(bytes: &[u8], start: u64) -> Vec<Instruction> {
@@ -154,6 +154,18 @@ pub const ALL: [PointKind; 6] =
     [PointKind::Entry, PointKind::Exit, PointKind::CallBefore, PointKind::CallAfter, PointKind::Block, PointKind::Edge];
 pub const PROFILE: [PointKind; 2] = [PointKind::Block, PointKind::Edge];
 
+/// Snippets at the probes of copies.
+pub struct Codes<'a> {
+    /// Kinds of the points.
+    pub kinds: &'a [PointKind],
+    /// The snippets of the n-th point, in a function with this number, each with its counters.
+    pub of: &'a dyn Fn(usize, PointKind, u32) -> Vec<(Snippet, Vec<u32>)>,
+    /// Whether they have code in counting copies, if they can.
+    pub inline: bool,
+    /// Whether registers and flags are free at exits, because the caller reads neither them nor the flags.
+    pub free: bool,
+}
+
 /// Copies of functions in one arena.
 pub struct Copies {
     pub env: Environment,
@@ -172,6 +184,17 @@ impl Copies {
         snippet: &Snippet,
         kinds: &[PointKind],
     ) -> Self {
+        let of = |_, _, n| vec![(snippet.clone(), vec![n])];
+        Copies::with(identity, functions, paddings, &Codes { kinds, of: &of, inline: true, free: false })
+    }
+
+    /// Copies functions as [`Copies::new`] does, with these snippets.
+    pub fn with(
+        identity: ThreadIdentity,
+        functions: &[(Vec<u8>, u64)],
+        paddings: &[Padding],
+        &Codes { kinds, of, inline, free }: &Codes<'_>,
+    ) -> Self {
         let env = super::environment(identity);
         let (mut arena, mut text) = (super::arena(), TextSpace::new());
         text.add_padding(Bias(0), paddings);
@@ -180,11 +203,12 @@ impl Copies {
             let body = body_of(bytes, *start);
             let trial = BodyRequest { body: &body, bias: Bias(0), name: "f", points: &[] };
             let tried = weave_body(&env, &mut arena.clone(), &mut text.clone(), &trial).expect("a right request");
-            let is_count = snippet.as_increment().is_some();
             let point = |(n, probe): (u32, &Probe)| {
-                let site = site(&body, probe);
-                let counter = (is_count && probe.site(&site).are_flags_free()).then_some(n);
-                BodyPoint { point: probe.point, counter }
+                let site = site(&body, probe, free.then_some(n));
+                let snippets = of(number, probe.point.kind(), n);
+                let snippets = snippets.iter().map(|(snippet, counters)| (snippet, counters.as_slice()));
+                let code = BodyCode::of(&env, InlinePoint::of(&probe.site(&site)), snippets);
+                BodyPoint { point: probe.point, code: if inline { code } else { BodyCode::Elsewhere } }
             };
             let all = tried.as_ref().map_or(Vec::new(), |woven| {
                 let found = woven
@@ -196,9 +220,9 @@ impl Copies {
             });
             // In some functions, the first counting copy takes half of the counts for other code, and another one takes its place.
             let is_renewed = number % 2 == 1;
-            let known = |(n, point): (usize, &BodyPoint)| BodyPoint {
-                counter: point.counter.filter(|_| !is_renewed || n % 2 == 0),
-                ..*point
+            let known = |(n, point): (usize, &BodyPoint)| match !is_renewed || n % 2 == 0 {
+                true => point.clone(),
+                false => BodyPoint { code: BodyCode::Elsewhere, ..point.clone() },
             };
             let own: Vec<BodyPoint> = all.iter().enumerate().map(known).collect();
             let request = BodyRequest { points: &own, ..trial };
@@ -216,14 +240,25 @@ impl Copies {
             let probes: Vec<Probe> =
                 weave.body.probes.iter().filter_map(|p| weave.body.probe(p.point).ok().copied()).collect();
             let probes: Vec<Probe> = probes.into_iter().filter(|p| kinds.contains(&p.point.kind())).collect();
-            let sites: Vec<Site> = probes.iter().map(|probe| probe.site(&site(&body, probe)).into_owned()).collect();
             let counters: Vec<u32> = (copies.counters as u32..).take(probes.len()).collect();
+            let sites = probes.iter().zip(&counters);
+            let sites: Vec<Site> =
+                sites.map(|(probe, n)| probe.site(&site(&body, probe, free.then_some(*n))).into_owned()).collect();
             copies.counters += probes.len();
-            let minis: Vec<_> = counters.chunks(1).map(|counters| MiniRequest { id: 0, snippet, counters }).collect();
+            let snippets: Vec<_> =
+                probes.iter().zip(&counters).map(|(probe, n)| of(number, probe.point.kind(), *n)).collect();
+            let requested = |(id, (snippet, counters))| {
+                let (snippet, counters): (&Snippet, &Vec<u32>) = (snippet, counters);
+                MiniRequest { id, snippet, counters }
+            };
+            let minis: Vec<Vec<_>> = snippets
+                .iter()
+                .map(|its| (0..).zip(its.iter().map(|(s, c)| (s, c))).map(requested).collect())
+                .collect();
             let requests: Vec<_> = probes
                 .iter()
                 .zip(&sites)
-                .zip(minis.chunks(1))
+                .zip(&minis)
                 .map(|((probe, site), minis)| PointRequest {
                     site,
                     bias: Bias(0),
@@ -279,13 +314,19 @@ impl Copies {
     }
 }
 
-fn site(body: &FunctionBody, probe: &Probe) -> Site {
+/// The site of the n-th point. If the number is given, some registers are free at exits that hold no result.
+fn site(body: &FunctionBody, probe: &Probe, n: Option<u32>) -> Site {
     let at = probe.at(Avma(body.function.0)).0;
     let block = body.blocks.iter().rfind(|b| b.block.range.start.0 <= at).expect("a block");
     let (free, arrival) = (block.free.clone(), Arrival { back_branches: Vec::new(), least: 0 });
+    let is_free = !matches!(probe.holds, Held::Branch(..));
     let kind = match probe.point.kind() {
         PointKind::Entry => SiteKind::Entry { arrival, free, first: None },
-        PointKind::Exit => SiteKind::Exit { within: false },
+        PointKind::Exit => {
+            let scratch = |n: u32| [6, 7, 9, 10, 11].into_iter().take(n as usize % 4).map(Gpr).collect();
+            let free = |n: u32| FreeRegisters { scratch: scratch(n), flags: n % 5 > 0 && is_free };
+            SiteKind::Exit { within: false, free: n.map(free).unwrap_or_default() }
+        }
         PointKind::CallBefore => SiteKind::CallBefore,
         PointKind::CallAfter => SiteKind::CallAfter { arrival },
         PointKind::Block => SiteKind::Block { free },

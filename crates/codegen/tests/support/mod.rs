@@ -69,7 +69,7 @@ pub fn entry_at(at: u64, bytes: &[u8]) -> Site {
 
 /// Returns the site of an exit. `bytes` lie at `at`; their last instruction, at offset `point`, is the exit; padding follows.
 pub fn exit_site(function: u64, at: u64, point: usize, bytes: &[u8], padding: &[u8]) -> Site {
-    site_of(SiteKind::Exit { within: false }, function, at, point, bytes, padding)
+    site_of(SiteKind::Exit { within: false, free: FreeRegisters::default() }, function, at, point, bytes, padding)
 }
 
 /// Returns the site before or after a call, with the layout of an exit site.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ingraft_model::{
-    Aggregate, Focus, FunctionId, Insertion, Instrumentation, MetricInfo, Order, Parts, PointKind, Refusal,
+    Aggregate, Focus, FunctionId, Insertion, Instrumentation, MetricInfo, Order, Parts, Placing, PointKind, Refusal,
     ResourcePath, Role, Shape, Snippet, Style, UnitsType, ValueUnit, Variable, VariableId, VariableKind,
 };
 
@@ -80,7 +80,7 @@ pub fn empty(insertions: Vec<Insertion>, metric: Arc<MetricInfo>) -> Instrumenta
         index_names: None,
         key_names: Vec::new(),
         apart: false,
-        in_place: false,
+        placing: Placing::Anywhere,
         records: [].into(),
     }
 }

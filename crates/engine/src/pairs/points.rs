@@ -95,7 +95,7 @@ impl<'w> PointDraft<'w> {
                     counters,
                     except: &insertion.except,
                     parts: insertion.parts.clone(),
-                    in_place: instrumentation.in_place,
+                    placing: instrumentation.placing,
                     ..NewMini::plain(id, pair, &insertion.snippet)
                 };
                 placed.push(RankedSnippet::new(insertion, n as i64, mini));

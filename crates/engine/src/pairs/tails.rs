@@ -127,9 +127,13 @@ impl TailCalls {
             let record = activations.map(|activations| CallRecord { activations, kept: Vec::new(), restore: None });
             let stops = stopped_at_calls(instrumentation);
             let closer = |i: &Insertion| {
-                // a state that does not continue during calls ends at the jump
+                // a state that does not continue during calls ends at the jump, and so does the sum of a path
                 let restored = restored(&i.snippet.stmts);
-                if restored.iter().any(|v| stops.contains(&(i.function, i.group, *v))) {
+                let is_sum = |v: &VariableId| {
+                    let variable = instrumentation.variables.get(v.0 as usize);
+                    variable.is_some_and(|variable| variable.kind == VariableKind::PathSum)
+                };
+                if restored.iter().any(|v| is_sum(v) || stops.contains(&(i.function, i.group, *v))) {
                     return None;
                 }
                 let record = record.clone().filter(|_| awaits_result(i));

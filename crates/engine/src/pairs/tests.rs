@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ingraft_model::{
-    Aggregate, Expr, FunctionId, Insertion, Instrumentation, MetricInfo, ModuleId, Order, Parts, PointKind, Role,
+    Aggregate, Expr, FunctionId, Insertion, Instrumentation, MetricInfo, ModuleId, Order, Parts, Placing, PointKind, Role,
     Shape, Snippet, Stmt, Style, Svma, UnitsType, ValueUnit, Variable, VariableId, VariableKind,
 };
 use rustc_hash::FxHashSet;
@@ -47,7 +47,7 @@ pub fn instrumentation(variables: Vec<Variable>) -> Instrumentation {
         index_names: None,
         key_names: Vec::new(),
         apart: false,
-        in_place: false,
+        placing: Placing::Anywhere,
         records: [].into(),
     }
 }

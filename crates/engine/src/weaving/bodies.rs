@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_bodies_on;
-use ingraft_codegen::{Arena, BodyPoint, BodyRequest, Chain, RemovalRecord, TextSpace, WovenBody, weave_bodies_on};
-use ingraft_model::{FunctionBody, FunctionId, ModuleId, PatchPlan, Refusal, Site};
+use ingraft_codegen::{Arena, BodyCode, BodyPoint, BodyRequest, Chain, Environment, InlinePoint, RemovalRecord, TextSpace, WovenBody, weave_bodies_on};
+use ingraft_model::{FunctionBody, FunctionId, ModuleId, PatchPlan, Placing, Refusal, Site};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::background::Quick;
@@ -18,7 +18,7 @@ use crate::weaving::arenas::{ARENA_MAX, NewArenas, arena_for};
 use crate::weaving::attempt::RefusedPairs;
 use crate::weaving::original::OriginalText;
 use crate::weaving::plan::{
-    PlannedChange, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect, incremented,
+    PlannedChange, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect,
 };
 use crate::weaving::sites::{FoundPoint, Text, host, whole};
 use crate::weaving::wanted::{NewPoint, WantedPoints};
@@ -65,9 +65,11 @@ impl Copies {
                 continue;
             }
             let found = || sites.iter().flatten();
-            let lacks_room = || found().any(|f| f.site.is_err() && w.minis_for(f).any(|m| !m.in_place));
+            let may_move = |f: &FoundPoint| w.minis_for(f).any(|mini| mini.placing != Placing::InText);
+            let lacks_room = || found().any(|f| f.site.is_err() && may_move(f));
+            let prefers = || w.minis.iter().any(|mini| mini.placing == Placing::InCopy);
             let known = || found().find_map(|found| Some(Arc::clone(&found.hosted.as_ref()?.body)));
-            let needed = is_copied(&w.function) || lacks_room();
+            let needed = is_copied(&w.function) || lacks_room() || prefers();
             if needed && let Some(body) = known().or_else(|| whole(text, modules, w.function).ok()) {
                 copies.chosen.insert(w.function, body);
             }
@@ -92,8 +94,9 @@ impl Copies {
         let is_new =
             |function: &FunctionId| !self.chosen.contains_key(function) && !self.refused.contains_key(function);
         let minis = wanted.iter().flat_map(|w| &w.minis);
-        let in_place: FxHashSet<usize> = minis.filter(|mini| mini.in_place).map(|mini| mini.pair).collect();
-        let may_move = refused.keys().filter(|(_, pair)| !in_place.contains(pair));
+        let in_text: FxHashSet<usize> =
+            minis.filter(|mini| mini.placing == Placing::InText).map(|mini| mini.pair).collect();
+        let may_move = refused.keys().filter(|(_, pair)| !in_text.contains(pair));
         let functions: FxHashSet<FunctionId> = may_move.map(|(function, _)| *function).filter(is_new).collect();
         let mut chosen = Vec::new();
         for function in functions {
@@ -175,12 +178,16 @@ impl Body {
 pub(super) type BodyPoints = FxHashMap<FunctionId, Vec<BodyPoint>>;
 
 /// Adds points of copies to others. A point that is there already gets further snippets, so it is more than a count.
-pub(super) fn add_points<'a, 'p: 'a>(points: impl Iterator<Item = &'a NewPoint<'p>>, all: &mut BodyPoints) {
+pub(super) fn add_points<'a, 'p: 'a>(
+    env: &Environment,
+    points: impl Iterator<Item = &'a NewPoint<'p>>,
+    all: &mut BodyPoints,
+) {
     for point in points {
-        let Some(new) = point.in_copy() else { continue };
+        let Some(new) = point.in_copy(env) else { continue };
         let its = all.entry(point.point.function).or_default();
         match its.iter_mut().find(|known| known.point == new.point) {
-            Some(known) => known.counter = None,
+            Some(known) => known.code = BodyCode::Elsewhere,
             None => its.push(new),
         }
     }
@@ -188,12 +195,10 @@ pub(super) fn add_points<'a, 'p: 'a>(points: impl Iterator<Item = &'a NewPoint<'
 
 impl NewPoint<'_> {
     /// The point as one that is woven together with the copy of its function; `None` for a point in the text.
-    fn in_copy(&self) -> Option<BodyPoint> {
-        let counter = match self.minis.as_slice() {
-            [only] if self.site.are_flags_free() => incremented(only.snippet, only.counters),
-            _ => None,
-        };
-        self.in_copy.then_some(BodyPoint { point: self.point.point, counter })
+    fn in_copy(&self, env: &Environment) -> Option<BodyPoint> {
+        let snippets = self.minis.iter().map(|mini| (&**mini.snippet, mini.counters));
+        let code = || BodyCode::of(env, InlinePoint::of(self.site), snippets);
+        self.in_copy.then(|| BodyPoint { point: self.point.point, code: code() })
     }
 }
 
@@ -278,7 +283,7 @@ impl Woven {
         let in_text: FxHashSet<FunctionId> = all().filter(|p| !p.in_copy).map(|p| p.point.function).collect();
         let mut own = BodyPoints::default();
         for point in all().filter(|point| !in_text.contains(&point.point.function)) {
-            own.entry(point.point.function).or_default().extend(point.in_copy());
+            own.entry(point.point.function).or_default().extend(point.in_copy(subject.env));
         }
         let own = |function: &FunctionId| known.get(function).or(own.get(function)).map_or(&[][..], Vec::as_slice);
         needed.retain(|function| !self.bodies.contains_key(function));

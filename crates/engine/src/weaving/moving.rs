@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_rehosted;
 use ingraft_codegen::{Probe, Rehosted, rehost};
-use ingraft_model::{FunctionBody, FunctionId, FunctionPoint, Parts, PatchPlan, PointKind, Refusal, Stmt};
+use ingraft_model::{FunctionBody, FunctionId, FunctionPoint, Parts, PatchPlan, Placing, PointKind, Refusal, Stmt};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::error::Error;
@@ -119,7 +119,7 @@ impl Point {
             except: &[],
             parts: Parts::All,
             exits: Exits::All,
-            in_place: false,
+            placing: Placing::Anywhere,
         })
         .collect()
     }
@@ -149,9 +149,9 @@ impl Attempt {
         }
         let functions: FxHashSet<FunctionId> = new.values().flatten().map(|point| point.point.function).collect();
         let mut all = BodyPoints::default();
-        add_points(new.values().flatten(), &mut all);
+        add_points(subject.env, new.values().flatten(), &mut all);
         let further = found.iter().flatten().filter(|point| functions.contains(&point.point.function));
-        add_points(further, &mut all);
+        add_points(subject.env, further, &mut all);
         woven.weave_bodies(subject, copies, &mut new, (&all, made), change, mapped)?;
         for (module, points) in new {
             woven.weave_new(subject, module, points, change, mapped)?;

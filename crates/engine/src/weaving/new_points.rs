@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_weave_on;
-use ingraft_codegen::{Arena, MiniRequest, PointRequest, Probe, TextSpace, WovenPoint, weave_points_on};
+use ingraft_codegen::{Arena, InlinePoint, MiniRequest, PointRequest, Probe, TextSpace, WovenPoint, weave_points_on};
 use ingraft_model::{Bias, FunctionPoint, ModuleId, Site};
 
 use crate::background::{Quick, each};
@@ -112,8 +112,8 @@ impl Woven {
             match woven {
                 Ok(woven) => {
                     let minis = p.minis.iter().map(|m| m.known()).collect();
-                    let flags_free = p.site.are_flags_free();
-                    let point = Arc::new(Point { woven, arena: arena_index, minis, flags_free });
+                    let inline = InlinePoint::of(p.site);
+                    let point = Arc::new(Point { woven, arena: arena_index, minis, inline });
                     change.new_points.push(WovenAnew::new(file, Unit::Point(Arc::clone(&point))));
                     self.points.insert(p.point, point);
                 }

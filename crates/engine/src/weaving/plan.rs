@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ingraft_codegen::verify::{verify_removed, verify_removed_within};
 use ingraft_codegen::{
-    Arena, Chain, Cost, DisplacedCopy, Environment, MiniRequest, RemovalRecord, TextSpace, WovenBody, WovenPoint,
+    Arena, Chain, Cost, DisplacedCopy, Environment, InlinePoint, MiniRequest, RemovalRecord, TextSpace, WovenBody, WovenPoint,
     remove_mini, remove_within,
 };
 use ingraft_model::{
@@ -88,8 +88,8 @@ pub(super) struct Point {
     pub arena: usize,
     /// Data of the snippets, in the order of `woven.minis`.
     pub minis: Vec<Mini>,
-    /// Whether the arithmetic flags are free at the point.
-    pub flags_free: bool,
+    /// The point, for its code in a counting copy.
+    pub inline: InlinePoint,
 }
 
 /// Data of a snippet at a point besides its code.
@@ -820,11 +820,6 @@ impl NewMini<'_> {
     pub(super) fn request(&self) -> MiniRequest<'_> {
         MiniRequest { id: self.id, snippet: self.snippet, counters: self.counters }
     }
-}
-
-/// Counter that a snippet with these counters increments, if it does nothing else.
-pub(super) fn incremented(snippet: &Snippet, counters: &[u32]) -> Option<u32> {
-    counters.get(snippet.as_increment()?.0 as usize).copied()
 }
 
 impl Point {

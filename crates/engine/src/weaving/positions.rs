@@ -89,6 +89,10 @@ impl<'w> CodeMap<'w> {
             at = target;
         }
         match self.code_at(at) {
+            // The code of a point has done a part of what it does.
+            Some(GeneratedCode::Body(body)) if body.is_within_code(at) => {
+                ThreadPosition { place: GraphPosition::Unknown, next: None }
+            }
             Some(GeneratedCode::Body(body)) => {
                 let at = body.in_ordinary(at);
                 ThreadPosition { place: in_body(body, at), next: next_in_body(body, at) }
@@ -111,7 +115,7 @@ impl<'w> CodeMap<'w> {
     /// Whether an address is in the text, or in the copy of a function and not in the code of a point.
     fn is_outside_points(&self, pc: Avma) -> bool {
         match self.code_at(pc) {
-            Some(GeneratedCode::Body(_)) => true,
+            Some(GeneratedCode::Body(body)) => !body.is_within_code(pc),
             Some(GeneratedCode::Point(_)) => false,
             None => !self.arenas.iter().any(|arena| arena.contains(&pc)),
         }

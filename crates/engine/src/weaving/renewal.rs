@@ -4,22 +4,19 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_renewal;
-use ingraft_codegen::{BodyPoint, BodyRequest, WovenBody, renew_counting};
+use ingraft_codegen::{BodyCode, BodyPoint, BodyRequest, Environment, WovenBody, renew_counting};
 use ingraft_model::machine::SPRINGBOARD;
-use ingraft_model::{FunctionBody, FunctionId, PatchPlan};
+use ingraft_model::{FunctionBody, FunctionId, PatchPlan, PointId};
 use ingraft_process::Target;
 
 use crate::error::Error;
-use crate::weaving::plan::{Point, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect, incremented};
+use crate::weaving::plan::{Point, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect};
 
 impl Point {
     /// The point as one that a counting copy passes.
-    fn in_copy(&self, point: ingraft_model::PointId) -> BodyPoint {
-        let counter = match self.minis.as_slice() {
-            [only] if self.flags_free => incremented(&only.snippet, &only.counters),
-            _ => None,
-        };
-        BodyPoint { point, counter }
+    fn in_copy(&self, env: &Environment, point: PointId) -> BodyPoint {
+        let snippets = self.minis.iter().map(|mini| (&*mini.snippet, &*mini.counters));
+        BodyPoint { point, code: BodyCode::of(env, self.inline, snippets) }
     }
 }
 
@@ -58,7 +55,7 @@ impl Woven {
         let (Some(known), Some((file, module))) = (self.bodies.get(&function), modules.module(function.module)) else {
             return Ok(());
         };
-        let points: Vec<BodyPoint> = self.known(function).map(|(key, point)| point.in_copy(key.point)).collect();
+        let points: Vec<BodyPoint> = self.known(function).map(|(key, point)| point.in_copy(env, key.point)).collect();
         let name = modules.resolve(function).map_or(Cow::Borrowed(""), |(_, _, f)| f.display_name());
         let request = BodyRequest { body: whole, bias: module.bias, name: &name, points: &points };
         let Some(arena) = self.arenas.get_mut(known.arena) else { return Ok(()) };

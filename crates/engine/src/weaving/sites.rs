@@ -242,7 +242,8 @@ pub fn host(kind: PointKind, body: &Arc<FunctionBody>, points: &mut [FoundPoint]
                 let at = found.point.and_then(|point| point.offset()).filter(|_| has_site);
                 let bare = || bare_site(body, kind, body.function.offset(at?.0));
                 let site = found.site.as_deref().ok().cloned().or_else(bare);
-                found.hosted = site.and_then(|site| at_instruction(body, site));
+                let free = exit.map(|exit| exit.free.clone()).unwrap_or_default();
+                found.hosted = site.and_then(|site| at_instruction(body, site, free));
             }
             PointKind::Block => found.hosted = hosted(body, BlockId::at(index), |free| SiteKind::Block { free }),
             // An edge has no other site.
@@ -264,7 +265,7 @@ fn instruction(site: &Site) -> Svma {
 /// The site of a return, or of a point at a call, that has no room in the text: its instruction and what follows in its block.
 fn bare_site(body: &FunctionBody, kind: PointKind, at: Svma) -> Option<Site> {
     let kind = match kind {
-        PointKind::Exit => SiteKind::Exit { within: false },
+        PointKind::Exit => SiteKind::Exit { within: false, free: FreeRegisters::default() },
         PointKind::CallBefore => SiteKind::CallBefore,
         PointKind::CallAfter => SiteKind::CallAfter { arrival: Arrival::default() },
         PointKind::Entry | PointKind::Block | PointKind::Edge => return None,
@@ -275,15 +276,15 @@ fn bare_site(body: &FunctionBody, kind: PointKind, at: Svma) -> Option<Site> {
 }
 
 /// An entry, an exit or a point at a call as a point of the copy of its function. `None` for the entry of a function whose calls cannot be
-/// told from other arrivals.
-fn at_instruction(body: &Arc<FunctionBody>, site: Site) -> Option<Hosted> {
+/// told from other arrivals. `free` is what is free at the exit.
+fn at_instruction(body: &Arc<FunctionBody>, site: Site, free: FreeRegisters) -> Option<Hosted> {
     let arrival = Arrival::default();
     let kind = match &site.kind {
         SiteKind::Entry { free, .. } => {
             body.entry?;
             SiteKind::Entry { arrival, free: free.clone(), first: None }
         }
-        SiteKind::Exit { .. } => SiteKind::Exit { within: false },
+        SiteKind::Exit { .. } => SiteKind::Exit { within: false, free },
         SiteKind::CallBefore => SiteKind::CallBefore,
         SiteKind::CallAfter { .. } => SiteKind::CallAfter { arrival },
         SiteKind::Block { .. } | SiteKind::Edge { .. } => return None,

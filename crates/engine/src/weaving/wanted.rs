@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{FunctionId, FunctionPoint, Parts, PointId, PointKind, Refusal, Role, Site, Snippet};
+use ingraft_model::{FunctionId, FunctionPoint, Parts, Placing, PointId, PointKind, Refusal, Role, Site, Snippet};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::weaving::bodies::Copies;
@@ -38,15 +38,15 @@ pub struct NewMini<'a> {
     pub parts: Parts,
     /// The exits that the snippet is for.
     pub exits: Exits,
-    /// Whether the snippet is refused at points without room in the text. Otherwise their function is copied.
-    pub in_place: bool,
+    /// Where it stands.
+    pub placing: Placing,
 }
 
 impl<'a> NewMini<'a> {
     /// A snippet without variables for all points of its kind.
     pub fn plain(id: u64, pair: usize, snippet: &'a Arc<Snippet>) -> Self {
         let (parts, exits) = (Parts::All, Exits::All);
-        NewMini { id, pair, role: None, snippet, counters: &[], except: &[], parts, exits, in_place: false }
+        NewMini { id, pair, role: None, snippet, counters: &[], except: &[], parts, exits, placing: Placing::Anywhere }
     }
 }
 

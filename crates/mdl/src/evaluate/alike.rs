@@ -91,7 +91,7 @@ impl<'a> Evaluator<'a> {
             index_names,
             key_names,
             apart,
-            in_place,
+            placing,
             records,
             ..
         } = &known.instrumentation;
@@ -106,7 +106,7 @@ impl<'a> Evaluator<'a> {
             index_names: index_names.clone(),
             key_names: key_names.clone(),
             apart: *apart,
-            in_place: *in_place,
+            placing: *placing,
             records: Arc::clone(records),
         })
     }

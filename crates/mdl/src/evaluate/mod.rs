@@ -16,7 +16,7 @@ mod walk;
 
 use std::sync::Arc;
 
-use ingraft_model::{Flavor, Focus, Instrumentation};
+use ingraft_model::{Flavor, Focus, Instrumentation, Placing};
 
 pub use self::alike::Evaluator;
 pub use self::events::EventReadMethod;
@@ -75,7 +75,7 @@ fn evaluate_and_tell(
         index_names: evaluation.index_names,
         key_names: evaluation.key_names.unwrap_or_default(),
         apart: false,
-        in_place: false,
+        placing: Placing::Anywhere,
         records: evaluation.recorded.into_iter().map(|(_, columns)| columns).collect(),
     };
     Ok((Evaluated { instrumentation, warnings }, beyond))

@@ -12,6 +12,7 @@ use ingraft_model::layout::{OWNER, TOP};
 use ingraft_model::{Avma, AvmaRange, Called, Gpr, PointKind, ProgramCall, Site, ThreadIdentity};
 use rustc_hash::FxHashMap;
 
+mod inline;
 mod transfers;
 
 use super::fixed;
@@ -162,6 +163,9 @@ pub(super) struct Interpreter<'a> {
     slot: u64,
     leave: u64,
     base: u64,
+    /// Whether the code is that of a point in a counting copy, and the probe to which it may go.
+    is_inline: bool,
+    probe: Option<u64>,
     /// Address of the jump to the slow routine, before the base.
     slow: u64,
     /// The slot and the links, each with the address to which it must lead.
@@ -200,6 +204,8 @@ impl<'a> Interpreter<'a> {
             slot: 0,
             leave: 0,
             base: 0,
+            is_inline: false,
+            probe: None,
             slow: 0,
             chain: Vec::new(),
             asides: Vec::new(),
@@ -228,6 +234,7 @@ impl<'a> Interpreter<'a> {
         self.passes.clear();
         self.backwards.clear();
         self.alike = None;
+        (self.is_inline, self.probe) = (false, None);
         self.tiled = 0;
     }
 
@@ -880,7 +887,7 @@ impl<'a> Interpreter<'a> {
     fn check_accesses(&mut self, i: &Instruction, state: &mut AbstractState, mode: Mode) -> Result<(), VerifyError> {
         let at = i.ip();
         let env = self.env;
-        let bound = state.bound;
+        let bounds = [state.bound, state.earlier];
         let info = self.info.info_options(i, InstructionInfoOptions::NONE);
         for used in info.used_registers() {
             if !writes(used.access()) {
@@ -899,14 +906,17 @@ impl<'a> Interpreter<'a> {
                 && i.mnemonic() == Mnemonic::Mov
                 && is_absolute(memory)
                 && self.facts.stores.contains(&stored);
-            let listed = |l: &Listed| l.permits(i, memory, bound) && matches!(mode, Mode::Point | Mode::Twin(_));
+            let by = |permits: &dyn Fn(RegisterBound) -> bool| bounds.into_iter().any(permits);
+            let listed = |l: &Listed| {
+                by(&|bound| l.permits(i, memory, bound)) && matches!(mode, Mode::Point | Mode::Twin(_))
+            };
             if self.facts.listed.iter().any(listed) {
                 continue;
             }
-            if writes(memory.access()) && !store && !may_write(env, i, memory, bound, mode) {
+            if writes(memory.access()) && !store && !by(&|bound| may_write(env, i, memory, bound, mode)) {
                 return fail(at, Flaw::ForeignWrite);
             }
-            if !may_read(env, i, memory, bound, mode) {
+            if !by(&|bound| may_read(env, i, memory, bound, mode)) {
                 return fail(at, Flaw::ForeignRead);
             }
         }
@@ -923,25 +933,26 @@ impl<'a> Interpreter<'a> {
                     && i.memory_index() == Register::None
                     && i.memory_displacement64() == u64::from(env.data.displacement(TOP)) =>
             {
-                state.bound = number_of(i.op0_register()).map_or(RegisterBound::None, RegisterBound::Top);
+                state.know(number_of(i.op0_register()).map_or(RegisterBound::None, RegisterBound::Top));
             }
             Code::Mov_r64_imm64 if env.loader == Some(Avma(i.immediate64())) => {
-                state.bound = number_of(i.op0_register()).map_or(RegisterBound::None, RegisterBound::Loader);
+                state.know(number_of(i.op0_register()).map_or(RegisterBound::None, RegisterBound::Loader));
             }
             Code::Mov_r64_imm64 | Code::Mov_r32_imm32 | Code::Mov_rm64_imm32
                 if i.op0_kind() == OpKind::Register && self.facts.callees.binary_search(&i.immediate(1)).is_ok() =>
             {
-                state.bound = number_of(i.op0_register()).map_or(RegisterBound::None, RegisterBound::Callee);
+                state.know(number_of(i.op0_register()).map_or(RegisterBound::None, RegisterBound::Callee));
             }
-            Code::And_EAX_imm32 => state.bound = RegisterBound::Most(0, i.immediate32()),
+            Code::And_EAX_imm32 => state.know(RegisterBound::Most(0, i.immediate32())),
             Code::And_rm32_imm32 if i.op0_kind() == OpKind::Register => {
-                state.bound = number_of(i.op0_register())
+                let bound = number_of(i.op0_register())
                     .map_or(RegisterBound::None, |r| RegisterBound::Most(r, i.immediate32()));
+                state.know(bound);
             }
             // A mask that is negative as an i8 gives a bound that is larger than any table, so no access is permitted by it.
             Code::And_rm32_imm8 if i.op0_kind() == OpKind::Register => {
                 let most = i.immediate8to32().cast_unsigned();
-                state.bound = number_of(i.op0_register()).map_or(RegisterBound::None, |r| RegisterBound::Most(r, most));
+                state.know(number_of(i.op0_register()).map_or(RegisterBound::None, |r| RegisterBound::Most(r, most)));
             }
             _ => {}
         }

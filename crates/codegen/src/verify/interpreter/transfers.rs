@@ -54,7 +54,8 @@ impl Interpreter<'_> {
         // A routine's answer may be tested by `test ecx, ecx` and a branch back. That such a branch closes no loop is proven at the end, when
         // all instructions are known.
         let answered = self.passes.iter().any(|(_, back, answers)| *answers && *back == at.wrapping_sub(2));
-        if answered && target <= at && !self.backwards.contains(&(target, at)) {
+        // The same holds for code in a counting copy, whose rare parts lie behind it.
+        if (answered || self.is_inline) && target <= at && !self.backwards.contains(&(target, at)) {
             self.backwards.push((target, at));
         }
         if let Some((aside, place)) = self.asides.iter().find(|(aside, _)| holds(aside, target)) {
@@ -66,6 +67,7 @@ impl Interpreter<'_> {
         let slow = |target: u64| self.facts.slow.iter().any(|(_, s)| s.range.start.0 == target || s.walk.0 == target);
         let right = matches!(mode, Mode::Routine(_))
             || answered
+            || self.is_inline
             || back
             || target > at
             || target == self.tail
@@ -79,7 +81,7 @@ impl Interpreter<'_> {
         if matches!(mode, Mode::Routine(_)) {
             return Ok(false);
         }
-        if at == self.tail {
+        if at == self.tail || Some(at) == self.probe {
             return match mode {
                 Mode::Point if self.harmless(state) => Ok(true),
                 Mode::Point if state.stack.len() == self.pushed => fail(at, Flaw::Lost),

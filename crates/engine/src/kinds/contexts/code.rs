@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ingraft_model::contexts::CURRENT;
 use ingraft_model::{
     BinaryOp, CallRecord, Clock, ContextShape, Expr, FunctionId, Insertion, Instrumentation, KeptValue, MetricInfo,
-    Order, PointKind, Restore, Shape, Snippet, Stmt, Variable, VariableId, VariableKind,
+    Order, Placing, PointKind, Restore, Shape, Snippet, Stmt, Variable, VariableId, VariableKind,
 };
 
 use crate::api::ContextMetric;
@@ -96,6 +96,8 @@ impl ContextCode<'_> {
                 entry.push(add(size.expr()));
             }
         }
+        // Code that reads a clock cannot stand right at a point.
+        let placing = if kept.is_empty() { Placing::InCopy } else { Placing::Anywhere };
         // Times are the first words of a record.
         kept.sort_by_key(|kept| !matches!(kept, KeptValue::Time(_)));
         exit.push(Stmt::Set(CURRENT_OF, Expr::Restored));
@@ -108,7 +110,8 @@ impl ContextCode<'_> {
             at(PointKind::Entry, Order::Append, Stmt::Open(record.clone(), entry)),
             at(PointKind::Exit, Order::Prepend, Stmt::Close(record, exit)),
         ];
-        Instrumentation { variables: Arc::clone(self.variables), ..code::empty(insertions, Arc::clone(self.metric)) }
+        let variables = Arc::clone(self.variables);
+        Instrumentation { variables, placing, ..code::empty(insertions, Arc::clone(self.metric)) }
     }
 }
 

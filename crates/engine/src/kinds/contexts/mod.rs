@@ -25,6 +25,8 @@ use super::whole;
 
 /// Largest number of functions: each has a number in the keys of contexts.
 const FUNCTIONS_MAX: usize = ingraft_model::contexts::FUNCTIONS_MAX as usize;
+/// Largest number of functions that lose the code that has counted calls in one change.
+const LOOKS_AT_ONCE: usize = 500;
 
 /// Calls of functions by calling context.
 pub struct ContextsKind {
@@ -162,7 +164,9 @@ impl Running for ContextsKind {
 
     /// Takes out the code that has counted calls: it costs something at each call, also of functions that are left out.
     fn tick(&mut self, at: &mut Locked<'_>) {
-        at.withdraw_pairs(std::mem::take(&mut self.looks));
+        // Functions without it get new counting copies, which one change makes only for so many.
+        let rest = self.looks.len().saturating_sub(LOOKS_AT_ONCE);
+        at.withdraw_pairs(self.looks.split_off(rest));
     }
 
     fn last(&mut self, at: &mut Locked<'_>) {

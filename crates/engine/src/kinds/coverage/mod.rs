@@ -9,7 +9,7 @@ mod rounds;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ingraft_model::{FunctionId, Instrumentation, MetricInfo, Refusal};
+use ingraft_model::{FunctionId, Instrumentation, MetricInfo, Placing, Refusal};
 use ingraft_profile::{Coverage, Inside, ProbeAt, coverage_probes};
 use ingraft_report::{ProfileKind, SavedProfile};
 use rustc_hash::FxHashSet;
@@ -66,7 +66,8 @@ impl Plan for CoveragePlan {
 
     fn instrumentation(&self, metric: Arc<MetricInfo>) -> Instrumentation {
         let insertions = self.graph.counting(&self.probes, metric);
-        Instrumentation { apart: true, in_place: self.in_place, ..insertions }
+        let placing = if self.in_place { Placing::InText } else { Placing::Anywhere };
+        Instrumentation { apart: true, placing, ..insertions }
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use ingraft_codegen::TextSpace;
 use ingraft_model::{
     BinaryOp, BlockId, CallRecord, Expr, FunctionBody, FunctionId, Insertion, Instrumentation, KeyField, KeyTable,
-    MetricInfo, Parts, PointKind, Ranges, Refusal, Restore, Shape, Snippet, Stmt, TableKey, TableShape, Variable,
+    MetricInfo, Parts, Placing, PointKind, Ranges, Refusal, Restore, Shape, Snippet, Stmt, TableKey, TableShape, Variable,
     VariableId, VariableKind,
 };
 use ingraft_profile::{FunctionPaths, NotCounted, PathStep, ProbeAt};
@@ -86,7 +86,7 @@ impl Plan for PathsPlan {
         ];
         let ends = vec![Stmt::Close(record, vec![Stmt::Set(SUM, Expr::Restored)])];
         let at = |point, parts, stmts| code::insertion(self.graph.function, point, parts, Snippet { stmts });
-        // At a jump to another function the path ends, and the call goes on.
+        // A jump to another function ends the path and the record, because no other call needs the sum of this one any more.
         let mut insertions = vec![
             at(PointKind::Entry, Parts::All, begins),
             at(PointKind::Exit, Parts::All, vec![self.count(0)]),
@@ -98,7 +98,8 @@ impl Plan for PathsPlan {
             Some(at(point.kind(), Parts::One(point), stmts))
         };
         insertions.extend(self.paths.code().iter().filter_map(of_place));
-        Instrumentation { variables: self.variables(), ..code::empty(insertions, metric) }
+        let placing = Placing::InCopy;
+        Instrumentation { variables: self.variables(), placing, ..code::empty(insertions, metric) }
     }
 }
 

@@ -1,0 +1,859 @@
+//! Code of a point in the counting copy of its function, where only threads run that own a shard. It stands right at the point, between the
+//! copied instructions.
+//!
+//! The code first looks whether everything is as usual, and then does it: the stack of activation records has room and no stale record, the
+//! record of the call is the last one, the key is at its place. If anything is not, the thread has changed nothing yet, and goes to the probe in
+//! the ordinary copy, where the whole code of the point runs. So nothing rare is here: no search, no routine, no system call.
+//!
+//! The code uses registers that are free at the point. If these are too few, it saves others on the stack.
+
+use std::borrow::Cow;
+
+use ingraft_model::contexts::{
+    ADDRESS_BITS, CALLS, CONTEXT_SHIFT, CURRENT, FIRST as FIRST_CONTEXT, KEY, PARENT, PARENT_BIAS, PLACE, TARGET, key,
+};
+use ingraft_model::layout::{COUNTERS, TOP, record};
+use ingraft_model::table::{FIRST as FIRST_PLACE, MULTIPLIER};
+use ingraft_model::vector::{FIRST as FIRST_VALUE, OUTSIDE, USED};
+use ingraft_model::{
+    BinaryOp, CallRecord, ContextShape, Expr, Fold, FreeRegisters, Gpr, KeyField, KeyParts, Places, PointKind, Ranges,
+    Restore, Site, Snippet, Stmt, TableShape, VariableId, Whose,
+};
+
+use crate::code::environment::Environment;
+use crate::snippet::activation::LEFT_BY_TAIL_JUMP;
+use crate::snippet::encoding::{Condition, Encoder, Memory, Width};
+
+/// Largest number of steps of the code of a point. A point with more has it in the ordinary copy alone.
+const STEPS_MAX: usize = 48;
+/// Registers that may be saved if too few are free, the best first. A function's result may be in others.
+const SAVED: [Gpr; 6] = [Gpr(11), Gpr(10), Gpr(9), Gpr(7), Gpr(6), Gpr(1)];
+/// Registers that may be free, in the order in which they are taken: those with short instructions first.
+const SCRATCH: [Gpr; 9] = [Gpr(0), Gpr(1), Gpr(2), Gpr(6), Gpr(7), Gpr(8), Gpr(9), Gpr(10), Gpr(11)];
+/// The stack pointer.
+const STACK: Gpr = Gpr(4);
+/// Size of an activation record.
+const RECORD: i32 = record::SIZE as i32;
+/// Number of further places that are compared for a context.
+const FURTHER: usize = 3;
+/// Number of bytes of a jump.
+const JUMP_LEN: usize = 5;
+/// Number of bytes of the red zone.
+const RED_ZONE: i32 = 128;
+
+/// A point as the code in a counting copy needs it: its kind, and the registers and flags that are free there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InlinePoint {
+    kind: PointKind,
+    /// Mask of the free registers.
+    registers: u16,
+    flags: bool,
+    /// Whether calls move between threads.
+    moving: bool,
+}
+
+impl InlinePoint {
+    /// The point at a site in the copy of its function.
+    pub fn of(site: &Site) -> InlinePoint {
+        let none = FreeRegisters::default();
+        let free = site.free().unwrap_or(&none);
+        let registers = free.scratch.iter().filter(|r| r.0 < 16 && r.0 != 4).fold(0, |mask, r| mask | 1 << r.0);
+        InlinePoint { kind: site.point_kind(), registers, flags: free.flags, moving: site.moving }
+    }
+
+    /// Mask of the free registers.
+    pub(crate) fn registers(self) -> u16 {
+        self.registers
+    }
+
+    /// Whether the arithmetic flags are free.
+    pub fn flags(self) -> bool {
+        self.flags
+    }
+
+    /// Whether the words below the stack pointer may be in use.
+    pub(crate) fn has_red_zone(self) -> bool {
+        matches!(self.kind, PointKind::Block | PointKind::Edge)
+    }
+}
+
+/// A snippet with the first counter of each of its variables.
+pub type BoundSnippet<'a> = (&'a Snippet, &'a [u32]);
+
+/// Code of a point in the counting copy of its function, independent of its address. It has two parts: one that stands at the point, and one
+/// that is rarely run and lies aside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InlineCode {
+    /// The point for which it was made.
+    pub(crate) point: InlinePoint,
+    /// The code at the point, from its first instruction to its end, where the function goes on.
+    pub(crate) main: Vec<u8>,
+    /// Number of bytes of the first instruction.
+    pub(crate) first: usize,
+    /// The code aside. If it may go to the probe, it ends with the jump there.
+    pub(crate) aside: Vec<u8>,
+    pub(crate) jumps: Vec<Jump>,
+}
+
+/// A part of the code of a point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Main,
+    Aside,
+}
+
+/// A branch whose displacement is written once the addresses of both parts are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Jump {
+    /// Part that holds the displacement, and its offset there.
+    pub field: (Part, u32),
+    /// Where it leads: a part, and an offset there. `None` for the probe in the ordinary copy.
+    pub to: Option<(Part, u32)>,
+}
+
+impl InlineCode {
+    /// The code of snippets that run one after the other at a point. `None` if one of them does something that cannot be done here.
+    pub fn of<'s>(
+        env: &Environment,
+        point: InlinePoint,
+        snippets: impl Iterator<Item = BoundSnippet<'s>>,
+    ) -> Option<InlineCode> {
+        if !point.flags || point.moving || matches!(point.kind, PointKind::CallBefore | PointKind::CallAfter) {
+            return None;
+        }
+        let mut steps = Vec::new();
+        for (snippet, counters) in snippets {
+            lower(&snippet.stmts, counters, &mut steps)?;
+        }
+        let has_frame = matches!(point.kind, PointKind::Entry | PointKind::Exit);
+        if steps.is_empty() || steps.len() > STEPS_MAX || !has_frame && steps.iter().any(Step::is_of_records) {
+            return None;
+        }
+        Writer::new(env, point, &steps)?.write(&steps)
+    }
+
+    /// The jump to the probe; `None` if the code never goes there.
+    fn way_out(&self) -> Option<&Jump> {
+        self.jumps.iter().find(|jump| jump.to.is_none())
+    }
+
+    /// The code with such flags on the way to the probe that a conditional jump there is taken. `None` if no register is free for that, or if there
+    /// are no such flags.
+    pub(crate) fn at_branch(&self, condition: u8) -> Option<Cow<'_, InlineCode>> {
+        let Some(way_out) = self.way_out() else { return Some(Cow::Borrowed(self)) };
+        let r = SCRATCH.into_iter().find(|r| self.point.registers >> r.0 & 1 != 0)?;
+        let (value, with) = compared(condition)?;
+        let mut code = self.clone();
+        code.jumps.retain(|jump| jump != way_out);
+        code.aside.truncate(self.aside.len().checked_sub(JUMP_LEN)?);
+        let mut aside = Encoder { bytes: code.aside, ..Encoder::default() };
+        aside.load_number(r, value);
+        aside.compare_register(Width::Whole, r, with);
+        let field = aside.jump();
+        code.aside = aside.bytes;
+        code.jumps.push(Jump { field: (Part::Aside, field), to: None });
+        Some(Cow::Owned(code))
+    }
+
+    /// Number of bytes of both parts.
+    pub(crate) fn room(&self) -> u64 {
+        (self.main.len() + self.aside.len()) as u64
+    }
+}
+
+/// Two numbers whose comparison sets the flags so that a condition holds, by its number in instructions. `None` for an overflow.
+fn compared(condition: u8) -> Option<(i64, i32)> {
+    match condition & 0xf {
+        // below, not equal, negative, less
+        0x2 | 0x5 | 0x8 | 0xc => Some((0, 1)),
+        // above, odd, greater
+        0x7 | 0xb | 0xf => Some((1, 0)),
+        0x0 => None,
+        _ => Some((0, 0)),
+    }
+}
+
+/// One thing that the code does. Variables are indices of counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Add(u32, i32),
+    Set(u32, i64),
+    /// Adds 1 to the value of the granule with the number that is in a variable.
+    CountIn {
+        first: u32,
+        ranges: Ranges,
+        number: u32,
+    },
+    /// Adds 1 to the value of the key that is the sum of a variable and a number.
+    CountAt {
+        first: u32,
+        places: Places,
+        number: u32,
+        plus: i32,
+    },
+    /// There must be no record of this frame, besides those that the code itself opens or closes.
+    Bare,
+    /// The same, but a call that went on with this one by a tail jump may end here too: its record only restores this variable.
+    Ends(Option<u32>),
+    /// Opens a record with this name that restores a variable.
+    Open {
+        name: u32,
+        restore: Option<u32>,
+    },
+    /// The last record must be one of this frame with this name.
+    Find {
+        name: u32,
+    },
+    /// Marks the record that was found as handed over.
+    HandOver,
+    /// Sets a variable to what the record that was found would restore.
+    SetRestored(u32),
+    /// Removes the record that was found.
+    Close,
+    /// Enters the context of a function.
+    Enter {
+        tree: u32,
+        shape: ContextShape,
+        function: u32,
+    },
+}
+
+impl Step {
+    /// Whether it is about activation records.
+    fn is_of_records(&self) -> bool {
+        matches!(self, Step::Bare | Step::Ends(_) | Step::Open { .. } | Step::Find { .. })
+    }
+}
+
+/// Adds the steps of statements. `None` if a statement has no step.
+fn lower(stmts: &[Stmt], counters: &[u32], steps: &mut Vec<Step>) -> Option<()> {
+    let index = |v: VariableId| counters.get(v.0 as usize).copied();
+    let name = |record: &CallRecord| index(record.activations).map(|index| COUNTERS + 8 * index);
+    for stmt in stmts {
+        match stmt {
+            Stmt::Add(v, Expr::Const(amount)) => steps.push(Step::Add(index(*v)?, i32::try_from(*amount).ok()?)),
+            Stmt::Set(v, Expr::Const(value)) => {
+                let set = Step::Set(index(*v)?, *value);
+                // Nothing comes between two settings of a variable that could see the first value.
+                steps.pop_if(|last| matches!((last, set), (Step::Set(a, _), Step::Set(b, _)) if *a == b));
+                steps.push(set);
+            }
+            Stmt::Set(v, Expr::Restored) => steps.push(Step::SetRestored(index(*v)?)),
+            Stmt::AddIn(v, ranges, Expr::Variable(number), Expr::Const(1)) => {
+                let short = i32::try_from(ranges.base()).is_ok() && i32::try_from(ranges.length()).is_ok();
+                if ranges.granule() != 1 || !short {
+                    return None;
+                }
+                steps.push(Step::CountIn { first: index(*v)?, ranges: *ranges, number: index(*number)? });
+            }
+            Stmt::AddAt(v, table, key, Expr::Const(1)) => {
+                let [KeyField::Number(key)] = key.as_slice() else { return None };
+                let (number, plus) = sum_of(key)?;
+                steps.push(count_at(index(*v)?, *table, index(number)?, plus)?);
+            }
+            Stmt::Prune => steps.push(Step::Bare),
+            Stmt::CloseHanded(record, body) => steps.push(Step::Ends(handed(record, body).and_then(index))),
+            Stmt::HandOver(_, Whose::Earlier, _) | Stmt::GiveUp(_, Whose::Earlier, _) => steps.push(Step::Bare),
+            Stmt::Open(record, body) if record.kept.is_empty() => {
+                let restore = match record.restore {
+                    Some(Restore::Value(v) | Restore::Flag(v)) => Some(index(v)?),
+                    Some(Restore::Timer(..)) => return None,
+                    None => None,
+                };
+                steps.push(Step::Open { name: name(record)?, restore });
+                lower(body, counters, steps)?;
+            }
+            Stmt::Close(record, body) if record.kept.is_empty() => {
+                steps.push(Step::Find { name: name(record)? });
+                lower(body, counters, steps)?;
+                steps.push(Step::Close);
+            }
+            // The statements are for a call without a record.
+            Stmt::HandOver(record, Whose::Own, _) => {
+                steps.extend([Step::Find { name: name(record)? }, Step::HandOver]);
+            }
+            Stmt::GiveUp(record, Whose::Own, _) => {
+                let Some(Restore::Value(v) | Restore::Flag(v)) = record.restore else { return None };
+                let counted = Step::Add(index(record.activations)? + LEFT_BY_TAIL_JUMP, 1);
+                steps.extend([Step::Bare, Step::Find { name: name(record)? }]);
+                steps.extend([Step::SetRestored(index(v)?), counted, Step::Close]);
+            }
+            Stmt::Enter(v, shape, function) => {
+                steps.push(Step::Enter { tree: index(*v)?, shape: *shape, function: *function });
+            }
+            _ => return None,
+        }
+    }
+    Some(())
+}
+
+/// The variable of a handed record that only restores it when the call ends.
+fn handed(record: &CallRecord, body: &[Stmt]) -> Option<VariableId> {
+    match (record.restore, body) {
+        (Some(Restore::Value(v)), [Stmt::Set(set, Expr::Restored)]) if *set == v => Some(v),
+        _ => None,
+    }
+}
+
+/// The variable and the number of which a value is the sum.
+fn sum_of(e: &Expr) -> Option<(VariableId, i32)> {
+    match e {
+        Expr::Variable(v) => Some((*v, 0)),
+        Expr::Binary(BinaryOp::Add, a, b) => match (&**a, &**b) {
+            (Expr::Variable(v), Expr::Const(plus)) => Some((*v, i32::try_from(*plus).ok()?)),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn count_at(first: u32, table: TableShape, number: u32, plus: i32) -> Option<Step> {
+    let sums = table.fold == Fold::Sum && Some(table.parts) == KeyParts::of([false].into_iter());
+    sums.then_some(Step::CountAt { first, places: table.places, number, plus })
+}
+
+/// The registers of the code of a point.
+#[derive(Clone, Copy)]
+struct Registers {
+    /// The top of the records.
+    top: Gpr,
+    /// A value that is needed for some instructions. It is `top` if there is one register only.
+    value: Gpr,
+    /// The number of a place, from the look to the change.
+    place: Option<Gpr>,
+    /// The address of the return address; `None` if that is the stack pointer.
+    frame: Option<Gpr>,
+}
+
+/// A place in the code to which branches lead.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Label(usize);
+
+/// Search of a context that is not at its first place.
+struct Search {
+    tree: u32,
+    shape: ContextShape,
+    /// Where it begins.
+    further: Label,
+    /// Where it goes on if the context was found.
+    found: Label,
+}
+
+struct Writer<'e> {
+    env: &'e Environment,
+    point: InlinePoint,
+    registers: Registers,
+    /// Registers on the stack, in the order in which they were pushed.
+    pushed: Vec<Gpr>,
+    main: Encoder,
+    aside: Encoder,
+    /// Part to which instructions are added.
+    part: Part,
+    /// The labels, as far as they are placed.
+    labels: Vec<Option<(Part, u32)>>,
+    /// Displacements, each with the label to which it leads.
+    branches: Vec<((Part, u32), Label)>,
+    /// The way to the probe.
+    unusual: Label,
+    /// Searches of contexts that are not at their first places.
+    searches: Vec<Search>,
+    /// Distance in bytes of the top of the records from the register that holds it; `None` if no register does.
+    top: Option<i32>,
+    /// Number of bytes of records that were found and not closed.
+    found: i32,
+}
+
+impl<'e> Writer<'e> {
+    /// Chooses registers. `None` if there are too few.
+    fn new(env: &'e Environment, point: InlinePoint, steps: &[Step]) -> Option<Self> {
+        let has = |of: fn(&Step) -> bool| steps.iter().any(of);
+        let places = steps.iter().filter(|step| matches!(step, Step::Enter { .. } | Step::CountAt { .. })).count();
+        let opens = has(|step| matches!(step, Step::Open { .. }));
+        let closes = has(|step| *step == Step::Close) && has(|step| *step == Step::HandOver);
+        if places > 1 || places == 1 && has(|step| matches!(step, Step::CountIn { .. })) || closes {
+            return None;
+        }
+        let only_counters = !has(|step| !matches!(step, Step::Add(..) | Step::Set(..)));
+        let wide = has(|step| matches!(step, Step::Set(_, value) if i32::try_from(*value).is_err()));
+        let needed = match (only_counters && !wide, opens || places > 0) {
+            (true, _) => 0,
+            (false, true) => 2 + places,
+            (false, false) => 1,
+        };
+        let mut own: Vec<Gpr> = SCRATCH.into_iter().filter(|r| point.registers >> r.0 & 1 != 0).take(needed).collect();
+        let missing = needed - own.len();
+        let saved = if missing > 0 { missing + usize::from(has(Step::is_of_records)) } else { 0 };
+        let pushed: Vec<Gpr> = SAVED.into_iter().filter(|r| point.registers >> r.0 & 1 == 0).take(saved).collect();
+        if pushed.len() < saved {
+            return None;
+        }
+        own.extend(&pushed);
+        let mut own = own.into_iter();
+        let top = own.next().unwrap_or(Gpr(0));
+        let value = if needed > 1 { own.next()? } else { top };
+        let place = if places > 0 { Some(own.next()?) } else { None };
+        let registers = Registers { top, value, place, frame: own.next() };
+        Some(Writer {
+            env,
+            point,
+            registers,
+            pushed,
+            main: Encoder::default(),
+            aside: Encoder::default(),
+            part: Part::Main,
+            labels: vec![None],
+            branches: Vec::new(),
+            unusual: Label(0),
+            searches: Vec::new(),
+            top: None,
+            found: 0,
+        })
+    }
+
+    fn write(mut self, steps: &[Step]) -> Option<InlineCode> {
+        self.save();
+        let end = self.label();
+        self.look(steps, end)?;
+        steps.iter().try_for_each(|step| self.act(*step))?;
+        self.place(end);
+        self.restore();
+        self.part = Part::Aside;
+        std::mem::take(&mut self.searches).into_iter().try_for_each(|search| self.search(search))?;
+        let mut jumps = Vec::new();
+        if self.branches.iter().any(|(_, to)| *to == self.unusual) {
+            self.place(self.unusual);
+            self.restore();
+            let field = self.code().jump();
+            jumps.push(Jump { field: (Part::Aside, field), to: None });
+        }
+        for (field, Label(label)) in &self.branches {
+            jumps.push(Jump { field: *field, to: Some((*self.labels.get(*label)?)?) });
+        }
+        let Writer { point, main, aside, .. } = self;
+        Some(InlineCode { point, first: main.first, main: main.bytes, aside: aside.bytes, jumps })
+    }
+
+    fn code(&mut self) -> &mut Encoder {
+        match self.part {
+            Part::Main => &mut self.main,
+            Part::Aside => &mut self.aside,
+        }
+    }
+
+    fn label(&mut self) -> Label {
+        self.labels.push(None);
+        Label(self.labels.len() - 1)
+    }
+
+    /// Lets a label be the next instruction.
+    fn place(&mut self, Label(label): Label) {
+        let here = (self.part, self.code().bytes.len() as u32);
+        if let Some(place) = self.labels.get_mut(label) {
+            *place = Some(here);
+        }
+    }
+
+    fn branch(&mut self, condition: Condition, to: Label) {
+        let field = self.code().branch(condition);
+        self.branches.push(((self.part, field), to));
+    }
+
+    fn jump(&mut self, to: Label) {
+        let field = self.code().jump();
+        self.branches.push(((self.part, field), to));
+    }
+
+    /// Adds a branch to the probe.
+    fn leave_if(&mut self, condition: Condition) {
+        self.branch(condition, self.unusual);
+    }
+
+    /// Saves registers that are not free.
+    fn save(&mut self) {
+        if self.pushed.is_empty() {
+            return;
+        }
+        if self.point.has_red_zone() {
+            self.main.lower_stack(RED_ZONE);
+        }
+        for r in &self.pushed {
+            self.main.push(*r);
+        }
+        if let Some(frame) = self.registers.frame {
+            self.main.lea_stack(frame, 8 * self.pushed.len() as i32);
+        }
+    }
+
+    fn restore(&mut self) {
+        for r in self.pushed.clone().into_iter().rev() {
+            self.code().pop(r);
+        }
+        if !self.pushed.is_empty() && self.point.has_red_zone() {
+            self.code().raise_stack(RED_ZONE);
+        }
+    }
+
+    /// Operand for a counter of the thread's shard.
+    fn counter(&self, index: u32) -> Memory {
+        Memory::Own(self.env.data.counter(index))
+    }
+
+    /// Operand for the counter of a place whose number is in a register; `index` is the counter for place 0.
+    fn at_place(&self, place: Gpr, index: u32) -> Memory {
+        Memory::OwnTimes8(place, self.env.data.counter(index))
+    }
+
+    /// Operand for a field of the record so many bytes above the register with the top.
+    fn field(&self, above: i32, field: u32) -> Memory {
+        let records = self.env.data.displacement(self.env.data.records());
+        Memory::OwnFrom(self.registers.top, records.wrapping_add_signed(above) + field)
+    }
+
+    fn top_word(&self) -> Memory {
+        Memory::Own(self.env.data.displacement(TOP))
+    }
+
+    /// Loads the top of the records, unless a register holds it. Returns the distance of the top from the register's value.
+    fn load_top(&mut self) -> i32 {
+        if self.top.is_none() {
+            let (to, from) = (self.registers.top, self.top_word());
+            self.code().load(to, from);
+            self.top = Some(0);
+        }
+        self.top.unwrap_or_default()
+    }
+
+    /// A register for a value. The top may be lost by it.
+    fn value(&mut self) -> Gpr {
+        if self.registers.value == self.registers.top {
+            self.top = None;
+        }
+        self.registers.value
+    }
+
+    /// Compares the call of a record with this one.
+    fn compare_frame(&mut self, above: i32) {
+        let (at, frame) = (self.field(above, record::SP), self.registers.frame.unwrap_or(STACK));
+        self.code().compare(at, frame);
+    }
+
+    /// Compares a field of a record with a number.
+    fn compare_field(&mut self, above: i32, field: u32, with: u32) {
+        let at = self.field(above, field);
+        self.code().compare_number(Width::Half, at, with as i32);
+    }
+
+    /// Adds the looks of all steps. None of them changes anything. Code for calls with which others go on is complete, and leads to `end`.
+    fn look(&mut self, steps: &[Step], end: Label) -> Option<()> {
+        // So many bytes of records are of this call, below the top.
+        let mut own = 0;
+        for step in steps {
+            if let Step::Find { name } = step {
+                own += RECORD;
+                let above = self.load_top() - own;
+                self.compare_frame(above);
+                self.leave_if(Condition::NotEqual);
+                self.compare_field(above, record::NAME, *name);
+                self.leave_if(Condition::NotEqual);
+            }
+        }
+        if steps.iter().any(|step| matches!(step, Step::Bare | Step::Ends(_))) {
+            let above = self.load_top() - own - RECORD;
+            self.compare_frame(above);
+            match handed_in(steps) {
+                Some(v) => {
+                    let handed = self.label();
+                    self.branch(Condition::BelowOrEqual, handed);
+                    self.goes_on(steps, (handed, end), (v, above))?;
+                }
+                None => self.leave_if(Condition::BelowOrEqual),
+            }
+        }
+        let opened = steps.iter().filter(|step| matches!(step, Step::Open { .. })).count() as i32;
+        if opened > 0 {
+            if own > 0 {
+                return None;
+            }
+            self.look_for_room(opened);
+        }
+        let mut changed: Vec<u32> = Vec::new();
+        for step in steps {
+            match *step {
+                Step::Add(v, _) | Step::Set(v, _) | Step::SetRestored(v) => changed.push(v),
+                Step::CountAt { first, places, number, plus } => {
+                    if changed.contains(&number) {
+                        return None;
+                    }
+                    self.find_key(first, places, (number, plus))?;
+                }
+                Step::Enter { tree, shape, function } => {
+                    if changed.contains(&(tree + CURRENT)) {
+                        return None;
+                    }
+                    self.find_context(tree, shape, function)?;
+                }
+                Step::CountIn { .. }
+                | Step::Bare
+                | Step::Ends(_)
+                | Step::Open { .. }
+                | Step::Find { .. }
+                | Step::HandOver
+                | Step::Close => {}
+            }
+        }
+        Some(())
+    }
+
+    /// Looks whether so many records have room: they must lie after the first one, which ends every search.
+    fn look_for_room(&mut self, records: i32) {
+        self.load_top();
+        let (value, top) = (self.registers.value, self.registers.top);
+        self.code().lea_half(value, top, -RECORD);
+        self.code().compare_register(Width::Half, value, record::ROOM as i32 - records * RECORD);
+        self.leave_if(Condition::AboveOrEqual);
+    }
+
+    /// Adds the code for a call with which another one goes on that has ended in a tail jump: the one that was called first has a record so many bytes
+    /// above the top, which restores the variable `v` as that of this call does. The flags are those of the comparison of both frames.
+    fn goes_on(&mut self, steps: &[Step], (handed, end): (Label, Label), (v, above): (u32, i32)) -> Option<()> {
+        let (part, top) = (std::mem::replace(&mut self.part, Part::Aside), self.top);
+        self.place(handed);
+        self.leave_if(Condition::NotEqual);
+        let opens = steps.iter().any(|step| matches!(step, Step::Open { .. }));
+        self.compare_field(above, record::RESTORE, COUNTERS + 8 * v | if opens { record::HANDED } else { 0 });
+        self.leave_if(Condition::NotEqual);
+        // A third call is rare.
+        self.compare_frame(above - RECORD);
+        self.leave_if(Condition::BelowOrEqual);
+        let own: Vec<Step> = own_of(steps).collect();
+        match *own.as_slice() {
+            [_, Step::Open { name, .. }, Step::Enter { tree, shape, function }] => {
+                self.look_for_room(1);
+                self.find_context(tree, shape, function)?;
+                self.count(steps)?;
+                let above = self.load_top() - RECORD;
+                let mark = self.field(above, record::RESTORE);
+                self.code().and_half_at(mark, !record::HANDED.cast_signed());
+                let saved = self.field(above, record::SAVED);
+                self.open(name, Some((v, saved)));
+                self.act(Step::Enter { tree, shape, function })?;
+            }
+            _ => {
+                self.count(steps)?;
+                self.found = RECORD;
+                self.act(Step::SetRestored(v))?;
+                self.found = 0;
+                let top = self.top_word();
+                self.code().add_to(top, -2 * RECORD);
+            }
+        }
+        self.jump(end);
+        (self.part, self.top) = (part, top);
+        Some(())
+    }
+
+    /// Adds what the code counts besides.
+    fn count(&mut self, steps: &[Step]) -> Option<()> {
+        steps.iter().filter(|step| matches!(step, Step::Add(..))).try_for_each(|step| self.act(*step))
+    }
+
+    /// Looks whether a key is at its first place.
+    fn find_key(&mut self, first: u32, places: Places, (number, plus): (u32, i32)) -> Option<()> {
+        let (key, place, number) = (self.registers.value, self.registers.place?, self.counter(number));
+        self.code().load(key, number);
+        if plus != 0 {
+            self.code().add_number(key, plus);
+        }
+        self.code().test(key);
+        self.leave_if(Condition::Equal);
+        self.code().load_number(place, MULTIPLIER.cast_signed());
+        self.code().multiply(place, key);
+        self.code().shift_right(place, (u64::BITS - 1 - places.bits()) as u8);
+        self.code().and_half(place, 2 * (places.count() as i32 - 1));
+        let at = self.at_place(place, first + FIRST_PLACE);
+        self.code().compare(at, key);
+        self.leave_if(Condition::NotEqual);
+        Some(())
+    }
+
+    /// Looks whether the context of the call is at one of its first places.
+    fn find_context(&mut self, tree: u32, shape: ContextShape, function: u32) -> Option<()> {
+        let (value, place, sought) = (self.registers.value, self.registers.place?, self.registers.top);
+        self.top = None;
+        let unused = (u64::BITS - ADDRESS_BITS) as u8;
+        let (current, pushed) = (self.counter(tree + CURRENT), 8 * self.pushed.len() as i32);
+        let code = self.code();
+        code.load_stack(value, pushed);
+        code.shift_left(value, unused);
+        code.shift_right(value, unused);
+        code.load_number(sought, key(function, 0).cast_signed());
+        code.or(sought, value);
+        code.load(value, current);
+        code.shift_left(value, CONTEXT_SHIFT as u8);
+        code.xor(value, sought);
+        code.load_number(place, MULTIPLIER.cast_signed());
+        code.multiply(place, value);
+        code.shift_right(place, shape.shift() as u8);
+        code.and_half(place, shape.mask() as i32);
+        code.load(value, current);
+        code.add_number(value, PARENT_BIAS as i32);
+        let (found, further) = (self.label(), self.label());
+        self.compare_context(tree, further)?;
+        self.place(found);
+        self.searches.push(Search { tree, shape, further, found });
+        Some(())
+    }
+
+    /// Adds the comparisons with further places: other contexts may have taken the first one.
+    fn search(&mut self, Search { tree, shape, further, found }: Search) -> Option<()> {
+        let place = self.registers.place?;
+        let mut next = further;
+        for n in 0..FURTHER {
+            self.place(next);
+            self.code().add_number(place, PLACE as i32);
+            self.code().and_half(place, shape.mask() as i32);
+            next = if n + 1 < FURTHER { self.label() } else { self.unusual };
+            self.compare_context(tree, next)?;
+            self.jump(found);
+        }
+        Some(())
+    }
+
+    /// Compares the words of the place of a context with those that are sought.
+    fn compare_context(&mut self, tree: u32, unless: Label) -> Option<()> {
+        let place = self.registers.place?;
+        for (word, with) in [(KEY, self.registers.top), (PARENT, self.registers.value)] {
+            let at = self.at_place(place, tree + FIRST_CONTEXT + word);
+            self.code().compare(at, with);
+            self.branch(Condition::NotEqual, unless);
+        }
+        Some(())
+    }
+
+    /// Adds what a step does once all looks have passed.
+    fn act(&mut self, step: Step) -> Option<()> {
+        match step {
+            Step::Add(v, amount) => {
+                let counter = self.counter(v);
+                match amount {
+                    1 => self.code().increment(counter),
+                    _ => self.code().add_to(counter, amount),
+                }
+            }
+            Step::Set(v, number) => {
+                let counter = self.counter(v);
+                match i32::try_from(number) {
+                    Ok(number) => self.code().store_number(Width::Whole, counter, number),
+                    Err(_) => {
+                        let value = self.value();
+                        self.code().load_number(value, number);
+                        self.code().store(counter, value);
+                    }
+                }
+            }
+            Step::CountIn { first, ranges, number } => self.count_in(first, ranges, number)?,
+            Step::CountAt { first, .. } => {
+                let at = self.at_place(self.registers.place?, first + FIRST_PLACE + 1);
+                self.code().increment(at);
+            }
+            Step::Bare | Step::Ends(_) => {}
+            Step::Find { .. } => self.found += RECORD,
+            Step::Open { name, restore } => self.open(name, restore.map(|v| (v, self.counter(v)))),
+            Step::HandOver => {
+                let above = self.load_top() - self.found;
+                let mark = self.field(above, record::RESTORE);
+                self.code().or_half(mark, record::HANDED as i32);
+            }
+            Step::SetRestored(v) => {
+                let above = self.load_top() - self.found;
+                let (saved, counter) = (self.field(above, record::SAVED), self.counter(v));
+                let value = self.value();
+                self.code().load(value, saved);
+                self.code().store(counter, value);
+            }
+            Step::Close => {
+                let top = self.top_word();
+                self.code().add_small(top, -(RECORD as i8));
+                self.top = self.top.map(|top| top - RECORD);
+                self.found -= RECORD;
+            }
+            Step::Enter { tree, .. } => {
+                let (place, value) = (self.registers.place?, self.registers.value);
+                let [calls, target] = [CALLS, TARGET].map(|word| self.at_place(place, tree + FIRST_CONTEXT + word));
+                let current = self.counter(tree + CURRENT);
+                self.code().increment(calls);
+                self.code().load(value, target);
+                self.code().store(current, value);
+            }
+        }
+        Some(())
+    }
+
+    /// Opens a record as [`crate::snippet::activation`] does: its stack pointer is written before the top moves, and again after that. `restore` is the
+    /// variable that the record restores, and where the value for it is.
+    fn open(&mut self, name: u32, restore: Option<(u32, Memory)>) {
+        let above = self.load_top();
+        let (frame, value, top) = (self.registers.frame.unwrap_or(STACK), self.registers.value, self.top_word());
+        let of = |field| self.field(above, field);
+        let [sp, named, restores, saved] = [record::SP, record::NAME, record::RESTORE, record::SAVED].map(of);
+        let code = self.code();
+        code.store(sp, frame);
+        code.add_small(top, RECORD as i8);
+        code.store(sp, frame);
+        code.store_number(Width::Half, named, name as i32);
+        code.store_number(Width::Half, restores, restore.map_or(0, |(v, _)| (COUNTERS + 8 * v) as i32));
+        if let Some((_, from)) = restore {
+            code.load(value, from);
+            code.store(saved, value);
+        }
+        self.top = Some(above + RECORD);
+    }
+
+    /// Counts a number in its granule, or outside of the ranges.
+    fn count_in(&mut self, first: u32, ranges: Ranges, number: u32) -> Option<()> {
+        let value = self.value();
+        let (number, outside) = (self.counter(number), self.counter(first + OUTSIDE));
+        let (granule, used) = (self.at_place(value, first + FIRST_VALUE), self.counter(first + USED));
+        self.code().load(value, number);
+        let base = i32::try_from(ranges.base()).ok()?;
+        if base != 0 {
+            self.code().add_number(value, base.checked_neg()?);
+        }
+        self.code().compare_register(Width::Whole, value, i32::try_from(ranges.length()).ok()?);
+        let (other, counted) = (self.label(), self.label());
+        self.branch(Condition::AboveOrEqual, other);
+        self.code().and_half(value, ranges.mask() as i32);
+        self.code().increment(granule);
+        self.place(counted);
+        let part = std::mem::replace(&mut self.part, Part::Aside);
+        self.place(other);
+        self.code().increment(outside);
+        self.jump(counted);
+        self.part = part;
+        self.code().store_number(Width::Whole, used, 1);
+        Some(())
+    }
+}
+
+/// The steps without those that only count.
+fn own_of(steps: &[Step]) -> impl Iterator<Item = Step> {
+    steps.iter().copied().filter(|step| !matches!(step, Step::Add(..)))
+}
+
+/// The variable of a record that was handed over to this call, if code of its own is for that case: this call opens or closes one record, which
+/// restores the same variable.
+fn handed_in(steps: &[Step]) -> Option<u32> {
+    let (ends, own): (Vec<Step>, Vec<Step>) = own_of(steps).partition(|step| matches!(step, Step::Ends(_)));
+    match (own.as_slice(), ends.as_slice()) {
+        // The contexts of both restore that of the caller.
+        ([Step::Bare, Step::Open { restore: Some(v), .. }, Step::Enter { tree, .. }], []) if *v == tree + CURRENT => {
+            Some(*v)
+        }
+        ([Step::Find { .. }, Step::SetRestored(v), Step::Close], [_, ..])
+            if ends.iter().all(|step| *step == Step::Ends(Some(*v))) =>
+        {
+            Some(*v)
+        }
+        _ => None,
+    }
+}
