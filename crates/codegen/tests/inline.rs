@@ -5,8 +5,8 @@ mod support;
 use ingraft_codegen::{BodyCode, WovenBody};
 use ingraft_model::contexts::CURRENT;
 use ingraft_model::{
-    AvmaRange, BinaryOp, CallRecord, ContextShape, ContextTree, Expr, KeyField, Places, PointKind, Ranges, Restore, Shape, Snippet, Stmt,
-    TableShape, ThreadIdentity, VariableId, Whose,
+    AvmaRange, BinaryOp, CallRecord, ContextShape, ContextTree, Expr, KeyField, Places, PointKind, Ranges, Restore,
+    Shape, Snippet, Stmt, TableShape, ThreadIdentity, VariableId, Whose,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
@@ -44,7 +44,7 @@ fn table() -> TableShape {
     TableShape { places: Places::FEW, ..TableShape::SUMS }
 }
 
-/// What the code of a function does.
+/// Work of the code of a function.
 #[derive(Clone, Copy, Debug)]
 enum Doing {
     /// Counts numbers that are added up along edges, as paths are.
@@ -59,7 +59,11 @@ enum Doing {
 
 fn record(restore: VariableId, n: u32) -> CallRecord {
     // Two records of a call have variables of their own.
-    CallRecord { activations: VariableId(ACTIVATIONS.0 + 6 * n), kept: Vec::new(), restore: Some(Restore::Value(restore)) }
+    CallRecord {
+        activations: VariableId(ACTIVATIONS.0 + 6 * n),
+        kept: Vec::new(),
+        restore: Some(Restore::Value(restore)),
+    }
 }
 
 /// The snippets at a point. Every fourth function lacks those at its exits, so that its records are stale when the next one begins.
@@ -78,10 +82,9 @@ fn snippets(doing: Doing, function: usize, kind: PointKind) -> Vec<Snippet> {
     };
     let paths = match kind {
         PointKind::Entry => vec![snippet(vec![Stmt::Open(record(SUM, 0), vec![late]), begin.clone()])],
-        PointKind::Exit => vec![
-            snippet(vec![count]),
-            snippet(vec![Stmt::Close(record(SUM, 0), vec![Stmt::Set(SUM, Expr::Restored)])]),
-        ],
+        PointKind::Exit => {
+            vec![snippet(vec![count]), snippet(vec![Stmt::Close(record(SUM, 0), vec![Stmt::Set(SUM, Expr::Restored)])])]
+        }
         PointKind::Block => vec![snippet(vec![Stmt::Add(OWN, Expr::Const(1)), Stmt::Add(SUM, Expr::Const(3))])],
         PointKind::Edge => vec![snippet(vec![count, begin, Stmt::Add(OWN, Expr::Const(5))])],
         PointKind::CallBefore | PointKind::CallAfter => vec![],
@@ -92,7 +95,9 @@ fn snippets(doing: Doing, function: usize, kind: PointKind) -> Vec<Snippet> {
         }
         PointKind::Exit => vec![snippet(vec![Stmt::Close(record(NOW, 1), vec![Stmt::Set(NOW, Expr::Restored)])])],
         PointKind::Block => vec![snippet(vec![Stmt::Add(OWN, Expr::Const(1))])],
-        PointKind::Edge | PointKind::CallBefore | PointKind::CallAfter => vec![snippet(vec![Stmt::Set(OWN, Expr::Const(1 << 40))])],
+        PointKind::Edge | PointKind::CallBefore | PointKind::CallAfter => {
+            vec![snippet(vec![Stmt::Set(OWN, Expr::Const(1 << 40))])]
+        }
     };
     let handed = snippet(vec![Stmt::CloseHanded(record(NOW, 1), vec![Stmt::Set(NOW, Expr::Restored)])]);
     let mut all = match doing {
@@ -209,7 +214,10 @@ fn handed_records_are_closed_by_the_last_call() {
                     snippet(vec![Stmt::HandOver(own, Whose::Own, restored())]),
                     snippet(vec![Stmt::HandOver(record(NOW, 3), Whose::Earlier, restored())]),
                 ],
-                (PointKind::Exit, _) => vec![snippet(vec![Stmt::HandOver(own, Whose::Own, restored())])],
+                (PointKind::Exit, _) => vec![
+                    snippet(vec![Stmt::HandOver(own, Whose::Own, restored())]),
+                    snippet(vec![Stmt::HandOver(record(NOW, 1), Whose::Earlier, restored())]),
+                ],
                 _ => vec![],
             };
             let tree = STATE - shape().slots();
@@ -280,7 +288,7 @@ fn wrong_claims_about_threads_are_refused() {
             type Change = fn(&mut Vec<AvmaRange>, usize);
             let shorten: Change = |ranges, n| ranges[n].end.0 -= 1;
             let lengthen: Change = |ranges, n| ranges[n].start.0 -= 1;
-            let leave_out: Change = |ranges, n| drop(ranges.remove(n));
+            let leave_out: Change = |ranges, n| _ = ranges.remove(n);
             for change in [shorten, lengthen, leave_out] {
                 let mut wrong = f.weave.clone();
                 change(&mut wrong.body.counting.as_mut().expect("a counting copy").inside, n);

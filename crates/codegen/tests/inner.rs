@@ -9,8 +9,8 @@ use ingraft_codegen::{
     weave_points,
 };
 use ingraft_model::{
-    Avma, BackBranch, Bias, BinaryOp, Expr, IslandRoom, PatchPlan, PcMove, Refusal, Site, SiteKind, Snippet, Stmt,
-    Svma, ThreadIdentity, VariableId,
+    Avma, BackBranch, Bias, BinaryOp, Expr, FreeRegisters, IslandRoom, PatchPlan, PcMove, Refusal, Site, SiteKind,
+    Snippet, Stmt, Svma, ThreadIdentity, VariableId,
 };
 use support::image::{HELPER, Outcome, Program, Step, TEXT};
 use support::random::Field;

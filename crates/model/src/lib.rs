@@ -54,8 +54,8 @@ pub use history::{Bin, Course, History};
 pub use hold::HoldTime;
 pub use index::{BlockId, EdgeId, FunctionId, IndexVec, Key, ModuleId};
 pub use instrumentation::{
-    ColumnContent, Insertion, Instrumentation, Order, Placing, RecordColumn, RecordContent, RecordVariant, Role, ValueUnit,
-    Variable, VariableKind,
+    ColumnContent, Insertion, Instrumentation, Order, Placing, RecordColumn, RecordContent, RecordVariant, Role,
+    ValueUnit, Variable, VariableKind,
 };
 pub use layout::{CpuClock, DataArea, ThreadIdentity, WallClock};
 pub use listed::{KeyListing, ListedKeys};

@@ -91,10 +91,10 @@ pub(crate) fn body(image: &AnalysedImage, function: &Function) -> Result<Functio
     let entry = entry_block(image, function, &cfg, &edges);
     let is_return = |i: &Instruction| ControlTransfer::of(i) == ControlTransfer::Return;
     let leaving = graph.found.exits.iter().filter_map(|exit| body.code.get(*exit));
-    let leaving =
-        leaving.map(|i| BodyExit { at: Svma(i.ip()), is_return: is_return(i), free: sites.free(i.ip()) });
+    let leaving = leaving.map(|i| BodyExit { at: Svma(i.ip()), is_return: is_return(i), free: sites.free(i.ip()) });
     let running_off = graph.found.runs_on.iter();
-    let running_off = running_off.map(|at| BodyExit { at: Svma(*at), is_return: false, free: FreeRegisters::default() });
+    let running_off =
+        running_off.map(|at| BodyExit { at: Svma(*at), is_return: false, free: FreeRegisters::default() });
     let exits = leaving.chain(running_off).collect();
     Ok(FunctionBody { function: function.start(), blocks, edges, entry, exits })
 }

@@ -203,5 +203,9 @@ fn run_off(image: &AnalysedImage, function: &Function, after: u64) -> Option<Sit
 /// The site of an exit whose instruction begins at `point` and ends at `end`; its range has these bytes, from `at` on.
 fn exit_at(within: bool, function: &Function, at: u64, point: u64, end: u64, bytes: Vec<u8>) -> Site {
     let (point, own) = ((point - at) as u8, (end - at) as u8);
-    Site { point, own, ..Site::new(SiteKind::Exit { within, free: FreeRegisters::default() }, function.start(), Svma(at), bytes) }
+    Site {
+        point,
+        own,
+        ..Site::new(SiteKind::Exit { within, free: FreeRegisters::default() }, function.start(), Svma(at), bytes)
+    }
 }

@@ -75,7 +75,7 @@ impl BodyRequest<'_> {
 pub struct BodyPoint {
     /// The point.
     pub point: PointId,
-    /// Its code in the counting copy.
+    /// The code of the point in the counting copy.
     pub code: BodyCode,
 }
 

@@ -17,9 +17,9 @@ use crate::code::block::{Back, EmitError, straddles};
 use crate::code::body::{CountingCopy, Gate, Held, PROBE, Probe};
 use crate::code::environment::{CodegenError, Environment};
 use crate::patch::body::{BlockInstruction, BodyCode, BodyPoint, CodeBlock, Copy, Fixup, target};
-use crate::patch::relocate::{self, Displaced};
 use crate::patch::rehost::united;
-use crate::snippet::inline::{InlineCode, Part};
+use crate::patch::relocate::{self, Displaced};
+use crate::snippet::inline::{InlineCode, InlinePart};
 use crate::snippet::slow::COUNT;
 
 /// Condition code of `jne`, and of `je`.
@@ -90,8 +90,7 @@ pub(super) fn emit<'a>(
     springboards: &FxHashSet<BlockId>,
 ) -> Result<Option<CountingCopy>, EmitError> {
     let request = copy.request;
-    let points: FxHashMap<PointId, &BodyCode> =
-        request.points.iter().map(|p: &BodyPoint| (p.point, &p.code)).collect();
+    let points: FxHashMap<PointId, &BodyCode> = request.points.iter().map(|p: &BodyPoint| (p.point, &p.code)).collect();
     let passage = |probe: &Probe| {
         let passage = match points.get(&probe.point)? {
             BodyCode::Count(counter) => Passage::Count(env.data.counter(*counter)),
@@ -248,9 +247,9 @@ impl<'a> CountingCopyBuilder<'_, 'a> {
         let aside = self.here();
         self.copy.out.put_unit(&code.aside);
         self.inside.push(Avma(aside)..Avma(self.here()));
-        let at = |(part, offset): (Part, u32)| match part {
-            Part::Main => main + u64::from(offset),
-            Part::Aside => aside + u64::from(offset),
+        let at = |(part, offset): (InlinePart, u32)| match part {
+            InlinePart::Main => main + u64::from(offset),
+            InlinePart::Aside => aside + u64::from(offset),
         };
         for jump in &code.jumps {
             self.copy.out.patch_relative(at(jump.field), jump.to.map_or(*probe, at))?;

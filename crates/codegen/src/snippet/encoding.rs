@@ -4,7 +4,7 @@ use ingraft_model::Gpr;
 
 /// Operand in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Memory {
+pub(crate) enum InlineOperand {
     /// A word of the thread's shard, by its displacement.
     Own(u32),
     /// A word of the thread's shard, by a register and a displacement.
@@ -13,22 +13,23 @@ pub(crate) enum Memory {
     OwnTimes8(Gpr, u32),
 }
 
-/// Width of an operand.
+/// OperandWidth of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Width {
+pub(crate) enum OperandWidth {
     /// 32 bits. In a register, the upper half becomes 0.
     Half,
     /// 64 bits.
     Whole,
 }
 
-/// Condition of a branch, as its number in an instruction.
+/// BranchCondition of a branch, as its number in an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Condition {
+pub(crate) enum BranchCondition {
     AboveOrEqual = 3,
     Equal = 4,
     NotEqual = 5,
     BelowOrEqual = 6,
+    Above = 7,
 }
 
 /// Instructions one after the other.
@@ -48,15 +49,15 @@ impl Encoder {
     }
 
     /// Adds an instruction with a memory operand; `register` is its other operand, or the extension of its opcode.
-    fn at(&mut self, width: Width, opcode: u8, register: u8, memory: Memory, immediate: &[u8]) {
+    fn at(&mut self, width: OperandWidth, opcode: u8, register: u8, memory: InlineOperand, immediate: &[u8]) {
         let (address, rex, displacement): (&[u8], u8, u32) = match memory {
-            Memory::Own(displacement) => (&[0x04, 0x25], 0, displacement),
-            Memory::OwnFrom(base, displacement) => (&[0x80 | base.0 & 7], base.0 >> 3, displacement),
-            Memory::OwnTimes8(index, displacement) => {
+            InlineOperand::Own(displacement) => (&[0x04, 0x25], 0, displacement),
+            InlineOperand::OwnFrom(base, displacement) => (&[0x80 | base.0 & 7], base.0 >> 3, displacement),
+            InlineOperand::OwnTimes8(index, displacement) => {
                 (&[0x04, 0xc5 | (index.0 & 7) << 3], (index.0 >> 3) << 1, displacement)
             }
         };
-        let rex = 0x40 | u8::from(width == Width::Whole) << 3 | (register >> 3) << 2 | rex;
+        let rex = 0x40 | u8::from(width == OperandWidth::Whole) << 3 | (register >> 3) << 2 | rex;
         let mut bytes = Vec::with_capacity(16);
         bytes.push(0x65);
         if rex != 0x40 {
@@ -73,8 +74,8 @@ impl Encoder {
     }
 
     /// Adds an instruction whose operand is a register; `other` is its other operand, or the extension of its opcode.
-    fn on(&mut self, width: Width, opcode: &[u8], other: u8, r: Gpr, immediate: &[u8]) {
-        let rex = 0x40 | u8::from(width == Width::Whole) << 3 | (other >> 3) << 2 | r.0 >> 3;
+    fn on(&mut self, width: OperandWidth, opcode: &[u8], other: u8, r: Gpr, immediate: &[u8]) {
+        let rex = 0x40 | u8::from(width == OperandWidth::Whole) << 3 | (other >> 3) << 2 | r.0 >> 3;
         let mut bytes = Vec::with_capacity(16);
         if rex != 0x40 {
             bytes.push(rex);
@@ -85,58 +86,63 @@ impl Encoder {
         self.put(&bytes);
     }
 
-    pub fn load(&mut self, to: Gpr, from: Memory) {
-        self.at(Width::Whole, 0x8b, to.0, from, &[]);
+    pub fn load(&mut self, to: Gpr, from: InlineOperand) {
+        self.at(OperandWidth::Whole, 0x8b, to.0, from, &[]);
     }
 
-    pub fn store(&mut self, to: Memory, from: Gpr) {
-        self.at(Width::Whole, 0x89, from.0, to, &[]);
+    pub fn store(&mut self, to: InlineOperand, from: Gpr) {
+        self.at(OperandWidth::Whole, 0x89, from.0, to, &[]);
     }
 
     /// Stores a number, extended with its sign.
-    pub fn store_number(&mut self, width: Width, to: Memory, number: i32) {
+    pub fn store_number(&mut self, width: OperandWidth, to: InlineOperand, number: i32) {
         self.at(width, 0xc7, 0, to, &number.to_le_bytes());
     }
 
-    pub fn increment(&mut self, what: Memory) {
-        self.at(Width::Whole, 0xff, 0, what, &[]);
+    pub fn increment(&mut self, what: InlineOperand) {
+        self.at(OperandWidth::Whole, 0xff, 0, what, &[]);
     }
 
-    pub fn add_to(&mut self, what: Memory, number: i32) {
-        self.at(Width::Whole, 0x81, 0, what, &number.to_le_bytes());
+    pub fn add_to(&mut self, what: InlineOperand, number: i32) {
+        self.at(OperandWidth::Whole, 0x81, 0, what, &number.to_le_bytes());
     }
 
-    pub fn add_small(&mut self, what: Memory, number: i8) {
-        self.at(Width::Whole, 0x83, 0, what, &number.to_le_bytes());
+    pub fn add_small(&mut self, what: InlineOperand, number: i8) {
+        self.at(OperandWidth::Whole, 0x83, 0, what, &number.to_le_bytes());
     }
 
     /// Sets bits in the lower half of a word.
-    pub fn or_half(&mut self, what: Memory, bits: i32) {
-        self.at(Width::Half, 0x81, 1, what, &bits.to_le_bytes());
+    pub fn or_half(&mut self, what: InlineOperand, bits: i32) {
+        self.at(OperandWidth::Half, 0x81, 1, what, &bits.to_le_bytes());
+    }
+
+    /// Compares bits in the lower half of a word with 0.
+    pub fn test_half(&mut self, what: InlineOperand, bits: i32) {
+        self.at(OperandWidth::Half, 0xf7, 0, what, &bits.to_le_bytes());
     }
 
     /// Clears bits in the lower half of a word, but for those of a mask.
-    pub fn and_half_at(&mut self, what: Memory, mask: i32) {
-        self.at(Width::Half, 0x81, 4, what, &mask.to_le_bytes());
+    pub fn and_half_at(&mut self, what: InlineOperand, mask: i32) {
+        self.at(OperandWidth::Half, 0x81, 4, what, &mask.to_le_bytes());
     }
 
     /// Compares memory with a register.
-    pub fn compare(&mut self, what: Memory, with: Gpr) {
-        self.at(Width::Whole, 0x39, with.0, what, &[]);
+    pub fn compare(&mut self, what: InlineOperand, with: Gpr) {
+        self.at(OperandWidth::Whole, 0x39, with.0, what, &[]);
     }
 
     /// Compares memory with a number.
-    pub fn compare_number(&mut self, width: Width, what: Memory, with: i32) {
+    pub fn compare_number(&mut self, width: OperandWidth, what: InlineOperand, with: i32) {
         self.at(width, 0x81, 7, what, &with.to_le_bytes());
     }
 
     /// Compares a register with a number.
-    pub fn compare_register(&mut self, width: Width, what: Gpr, with: i32) {
+    pub fn compare_register(&mut self, width: OperandWidth, what: Gpr, with: i32) {
         self.on(width, &[0x81], 7, what, &with.to_le_bytes());
     }
 
     pub fn test(&mut self, what: Gpr) {
-        self.on(Width::Whole, &[0x85], what.0, what, &[]);
+        self.on(OperandWidth::Whole, &[0x85], what.0, what, &[]);
     }
 
     /// Sets a register to a number.
@@ -147,32 +153,32 @@ impl Encoder {
     }
 
     pub fn add_number(&mut self, to: Gpr, number: i32) {
-        self.on(Width::Whole, &[0x81], 0, to, &number.to_le_bytes());
+        self.on(OperandWidth::Whole, &[0x81], 0, to, &number.to_le_bytes());
     }
 
     /// Masks the lower half of a register.
     pub fn and_half(&mut self, to: Gpr, mask: i32) {
-        self.on(Width::Half, &[0x81], 4, to, &mask.to_le_bytes());
+        self.on(OperandWidth::Half, &[0x81], 4, to, &mask.to_le_bytes());
     }
 
     pub fn or(&mut self, to: Gpr, with: Gpr) {
-        self.on(Width::Whole, &[0x09], with.0, to, &[]);
+        self.on(OperandWidth::Whole, &[0x09], with.0, to, &[]);
     }
 
     pub fn xor(&mut self, to: Gpr, with: Gpr) {
-        self.on(Width::Whole, &[0x31], with.0, to, &[]);
+        self.on(OperandWidth::Whole, &[0x31], with.0, to, &[]);
     }
 
     pub fn multiply(&mut self, to: Gpr, with: Gpr) {
-        self.on(Width::Whole, &[0x0f, 0xaf], to.0, with, &[]);
+        self.on(OperandWidth::Whole, &[0x0f, 0xaf], to.0, with, &[]);
     }
 
     pub fn shift_left(&mut self, to: Gpr, by: u8) {
-        self.on(Width::Whole, &[0xc1], 4, to, &[by]);
+        self.on(OperandWidth::Whole, &[0xc1], 4, to, &[by]);
     }
 
     pub fn shift_right(&mut self, to: Gpr, by: u8) {
-        self.on(Width::Whole, &[0xc1], 5, to, &[by]);
+        self.on(OperandWidth::Whole, &[0xc1], 5, to, &[by]);
     }
 
     /// Adds `lea r32, [base + number]`.
@@ -234,7 +240,7 @@ impl Encoder {
     }
 
     /// Adds a conditional jump. Returns the offset of its displacement, which is written later.
-    pub fn branch(&mut self, condition: Condition) -> u32 {
+    pub fn branch(&mut self, condition: BranchCondition) -> u32 {
         self.put(&[0x0f, 0x80 | condition as u8, 0, 0, 0, 0]);
         self.bytes.len() as u32 - 4
     }
@@ -264,21 +270,23 @@ mod tests {
     #[test]
     fn the_instructions_are_those_that_were_meant() {
         let (a, b) = (Gpr(0), Gpr(11));
-        let operands = [Memory::Own(0x1000), Memory::OwnFrom(a, 0x1000), Memory::OwnFrom(b, 0x1000)];
-        let scaled = [Memory::OwnTimes8(Gpr(1), 0x1000), Memory::OwnTimes8(b, 0x1000)];
+        let operands =
+            [InlineOperand::Own(0x1000), InlineOperand::OwnFrom(a, 0x1000), InlineOperand::OwnFrom(b, 0x1000)];
+        let scaled = [InlineOperand::OwnTimes8(Gpr(1), 0x1000), InlineOperand::OwnTimes8(b, 0x1000)];
         let all = operands.into_iter().chain(scaled);
         let shown = text(|code| {
             all.for_each(|at| code.load(Gpr(9), at));
             code.store(operands[2], Gpr(4));
-            code.store_number(Width::Half, operands[1], 7);
-            code.store_number(Width::Whole, operands[0], -1);
+            code.store_number(OperandWidth::Half, operands[1], 7);
+            code.store_number(OperandWidth::Whole, operands[0], -1);
             code.increment(scaled[1]);
             code.add_to(operands[0], 1000);
             code.add_small(operands[0], -64);
             code.or_half(operands[2], 4);
             code.and_half_at(operands[2], !4);
+            code.test_half(operands[1], 4);
             code.compare(operands[2], Gpr(4));
-            code.compare_number(Width::Half, operands[1], 9);
+            code.compare_number(OperandWidth::Half, operands[1], 9);
         });
         assert_eq!(
             shown,
@@ -296,6 +304,7 @@ mod tests {
                 "add qword ptr gs:[1000h],0FFFFFFFFFFFFFFC0h",
                 "or dword ptr gs:[r11+1000h],4",
                 "and dword ptr gs:[r11+1000h],0FFFFFFFBh",
+                "test dword ptr gs:[rax+1000h],4",
                 "cmp gs:[r11+1000h],rsp",
                 "cmp dword ptr gs:[rax+1000h],9",
             ]
@@ -306,8 +315,8 @@ mod tests {
     fn registers_and_the_stack_are_those_that_were_meant() {
         let (a, b) = (Gpr(0), Gpr(11));
         let shown = text(|code| {
-            code.compare_register(Width::Whole, b, 5);
-            code.compare_register(Width::Half, a, 5);
+            code.compare_register(OperandWidth::Whole, b, 5);
+            code.compare_register(OperandWidth::Half, a, 5);
             code.test(b);
             code.load_number(b, 1 << 61);
             code.add_number(a, -2);
@@ -324,7 +333,7 @@ mod tests {
             code.raise_stack(128);
             code.push(b);
             code.pop(Gpr(1));
-            let field = code.branch(Condition::BelowOrEqual);
+            let field = code.branch(BranchCondition::BelowOrEqual);
             assert_eq!(field as usize, code.bytes.len() - 4);
         });
         assert_eq!(

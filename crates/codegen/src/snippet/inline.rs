@@ -22,18 +22,20 @@ use ingraft_model::{
 
 use crate::code::environment::Environment;
 use crate::snippet::activation::LEFT_BY_TAIL_JUMP;
-use crate::snippet::encoding::{Condition, Encoder, Memory, Width};
+use crate::snippet::encoding::{BranchCondition, Encoder, InlineOperand, OperandWidth};
 
 /// Largest number of steps of the code of a point. A point with more has it in the ordinary copy alone.
 const STEPS_MAX: usize = 48;
-/// Registers that may be saved if too few are free, the best first. A function's result may be in others.
+/// InlineRegisters that may be saved if too few are free, the best first. A function's result may be in others.
 const SAVED: [Gpr; 6] = [Gpr(11), Gpr(10), Gpr(9), Gpr(7), Gpr(6), Gpr(1)];
-/// Registers that may be free, in the order in which they are taken: those with short instructions first.
+/// InlineRegisters that may be free, in the order in which they are taken: those with short instructions first.
 const SCRATCH: [Gpr; 9] = [Gpr(0), Gpr(1), Gpr(2), Gpr(6), Gpr(7), Gpr(8), Gpr(9), Gpr(10), Gpr(11)];
 /// The stack pointer.
 const STACK: Gpr = Gpr(4);
 /// Size of an activation record.
 const RECORD: i32 = record::SIZE as i32;
+/// Largest number of calls that end together with one that they have jumped to, right in a counting copy.
+const HANDED_MAX: i32 = 3;
 /// Number of further places that are compared for a context.
 const FURTHER: usize = 3;
 /// Number of bytes of a jump.
@@ -92,23 +94,23 @@ pub struct InlineCode {
     pub(crate) first: usize,
     /// The code aside. If it may go to the probe, it ends with the jump there.
     pub(crate) aside: Vec<u8>,
-    pub(crate) jumps: Vec<Jump>,
+    pub(crate) jumps: Vec<InlineJump>,
 }
 
 /// A part of the code of a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum InlinePart {
     Main,
     Aside,
 }
 
 /// A branch whose displacement is written once the addresses of both parts are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Jump {
-    /// Part that holds the displacement, and its offset there.
-    pub field: (Part, u32),
+pub(crate) struct InlineJump {
+    /// InlinePart that holds the displacement, and its offset there.
+    pub field: (InlinePart, u32),
     /// Where it leads: a part, and an offset there. `None` for the probe in the ordinary copy.
-    pub to: Option<(Part, u32)>,
+    pub to: Option<(InlinePart, u32)>,
 }
 
 impl InlineCode {
@@ -126,14 +128,14 @@ impl InlineCode {
             lower(&snippet.stmts, counters, &mut steps)?;
         }
         let has_frame = matches!(point.kind, PointKind::Entry | PointKind::Exit);
-        if steps.is_empty() || steps.len() > STEPS_MAX || !has_frame && steps.iter().any(Step::is_of_records) {
+        if steps.is_empty() || steps.len() > STEPS_MAX || !has_frame && steps.iter().any(InlineStep::is_of_records) {
             return None;
         }
-        Writer::new(env, point, &steps)?.write(&steps)
+        InlineWriter::new(env, point, &steps)?.write(&steps)
     }
 
     /// The jump to the probe; `None` if the code never goes there.
-    fn way_out(&self) -> Option<&Jump> {
+    fn way_out(&self) -> Option<&InlineJump> {
         self.jumps.iter().find(|jump| jump.to.is_none())
     }
 
@@ -148,10 +150,10 @@ impl InlineCode {
         code.aside.truncate(self.aside.len().checked_sub(JUMP_LEN)?);
         let mut aside = Encoder { bytes: code.aside, ..Encoder::default() };
         aside.load_number(r, value);
-        aside.compare_register(Width::Whole, r, with);
+        aside.compare_register(OperandWidth::Whole, r, with);
         let field = aside.jump();
         code.aside = aside.bytes;
-        code.jumps.push(Jump { field: (Part::Aside, field), to: None });
+        code.jumps.push(InlineJump { field: (InlinePart::Aside, field), to: None });
         Some(Cow::Owned(code))
     }
 
@@ -175,7 +177,7 @@ fn compared(condition: u8) -> Option<(i64, i32)> {
 
 /// One thing that the code does. Variables are indices of counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum InlineStep {
     Add(u32, i32),
     Set(u32, i64),
     /// Adds 1 to the value of the granule with the number that is in a variable.
@@ -218,68 +220,70 @@ enum Step {
     },
 }
 
-impl Step {
+impl InlineStep {
     /// Whether it is about activation records.
     fn is_of_records(&self) -> bool {
-        matches!(self, Step::Bare | Step::Ends(_) | Step::Open { .. } | Step::Find { .. })
+        matches!(self, InlineStep::Bare | InlineStep::Ends(_) | InlineStep::Open { .. } | InlineStep::Find { .. })
     }
 }
 
 /// Adds the steps of statements. `None` if a statement has no step.
-fn lower(stmts: &[Stmt], counters: &[u32], steps: &mut Vec<Step>) -> Option<()> {
+fn lower(stmts: &[Stmt], counters: &[u32], steps: &mut Vec<InlineStep>) -> Option<()> {
     let index = |v: VariableId| counters.get(v.0 as usize).copied();
     let name = |record: &CallRecord| index(record.activations).map(|index| COUNTERS + 8 * index);
     for stmt in stmts {
         match stmt {
-            Stmt::Add(v, Expr::Const(amount)) => steps.push(Step::Add(index(*v)?, i32::try_from(*amount).ok()?)),
+            Stmt::Add(v, Expr::Const(amount)) => steps.push(InlineStep::Add(index(*v)?, i32::try_from(*amount).ok()?)),
             Stmt::Set(v, Expr::Const(value)) => {
-                let set = Step::Set(index(*v)?, *value);
+                let set = InlineStep::Set(index(*v)?, *value);
                 // Nothing comes between two settings of a variable that could see the first value.
-                steps.pop_if(|last| matches!((last, set), (Step::Set(a, _), Step::Set(b, _)) if *a == b));
+                steps.pop_if(|last| matches!((last, set), (InlineStep::Set(a, _), InlineStep::Set(b, _)) if *a == b));
                 steps.push(set);
             }
-            Stmt::Set(v, Expr::Restored) => steps.push(Step::SetRestored(index(*v)?)),
+            Stmt::Set(v, Expr::Restored) => steps.push(InlineStep::SetRestored(index(*v)?)),
             Stmt::AddIn(v, ranges, Expr::Variable(number), Expr::Const(1)) => {
                 let short = i32::try_from(ranges.base()).is_ok() && i32::try_from(ranges.length()).is_ok();
                 if ranges.granule() != 1 || !short {
                     return None;
                 }
-                steps.push(Step::CountIn { first: index(*v)?, ranges: *ranges, number: index(*number)? });
+                steps.push(InlineStep::CountIn { first: index(*v)?, ranges: *ranges, number: index(*number)? });
             }
             Stmt::AddAt(v, table, key, Expr::Const(1)) => {
                 let [KeyField::Number(key)] = key.as_slice() else { return None };
                 let (number, plus) = sum_of(key)?;
                 steps.push(count_at(index(*v)?, *table, index(number)?, plus)?);
             }
-            Stmt::Prune => steps.push(Step::Bare),
-            Stmt::CloseHanded(record, body) => steps.push(Step::Ends(handed(record, body).and_then(index))),
-            Stmt::HandOver(_, Whose::Earlier, _) | Stmt::GiveUp(_, Whose::Earlier, _) => steps.push(Step::Bare),
+            Stmt::Prune => steps.push(InlineStep::Bare),
+            Stmt::CloseHanded(record, body) => steps.push(InlineStep::Ends(handed(record, body).and_then(index))),
+            // The mark of this call's record tells the next function enough.
+            Stmt::HandOver(_, Whose::Earlier, _) => {}
+            Stmt::GiveUp(_, Whose::Earlier, _) => steps.push(InlineStep::Bare),
             Stmt::Open(record, body) if record.kept.is_empty() => {
                 let restore = match record.restore {
                     Some(Restore::Value(v) | Restore::Flag(v)) => Some(index(v)?),
                     Some(Restore::Timer(..)) => return None,
                     None => None,
                 };
-                steps.push(Step::Open { name: name(record)?, restore });
+                steps.push(InlineStep::Open { name: name(record)?, restore });
                 lower(body, counters, steps)?;
             }
             Stmt::Close(record, body) if record.kept.is_empty() => {
-                steps.push(Step::Find { name: name(record)? });
+                steps.push(InlineStep::Find { name: name(record)? });
                 lower(body, counters, steps)?;
-                steps.push(Step::Close);
+                steps.push(InlineStep::Close);
             }
             // The statements are for a call without a record.
             Stmt::HandOver(record, Whose::Own, _) => {
-                steps.extend([Step::Find { name: name(record)? }, Step::HandOver]);
+                steps.extend([InlineStep::Find { name: name(record)? }, InlineStep::HandOver]);
             }
             Stmt::GiveUp(record, Whose::Own, _) => {
                 let Some(Restore::Value(v) | Restore::Flag(v)) = record.restore else { return None };
-                let counted = Step::Add(index(record.activations)? + LEFT_BY_TAIL_JUMP, 1);
-                steps.extend([Step::Bare, Step::Find { name: name(record)? }]);
-                steps.extend([Step::SetRestored(index(v)?), counted, Step::Close]);
+                let counted = InlineStep::Add(index(record.activations)? + LEFT_BY_TAIL_JUMP, 1);
+                steps.extend([InlineStep::Bare, InlineStep::Find { name: name(record)? }]);
+                steps.extend([InlineStep::SetRestored(index(v)?), counted, InlineStep::Close]);
             }
             Stmt::Enter(v, shape, function) => {
-                steps.push(Step::Enter { tree: index(*v)?, shape: *shape, function: *function });
+                steps.push(InlineStep::Enter { tree: index(*v)?, shape: *shape, function: *function });
             }
             _ => return None,
         }
@@ -307,14 +311,14 @@ fn sum_of(e: &Expr) -> Option<(VariableId, i32)> {
     }
 }
 
-fn count_at(first: u32, table: TableShape, number: u32, plus: i32) -> Option<Step> {
-    let sums = table.fold == Fold::Sum && Some(table.parts) == KeyParts::of([false].into_iter());
-    sums.then_some(Step::CountAt { first, places: table.places, number, plus })
+fn count_at(first: u32, table: TableShape, number: u32, plus: i32) -> Option<InlineStep> {
+    let sums = table.fold == Fold::Sum && Some(table.parts) == KeyParts::of([false]);
+    sums.then_some(InlineStep::CountAt { first, places: table.places, number, plus })
 }
 
 /// The registers of the code of a point.
 #[derive(Clone, Copy)]
-struct Registers {
+struct InlineRegisters {
     /// The top of the records.
     top: Gpr,
     /// A value that is needed for some instructions. It is `top` if there is one register only.
@@ -327,54 +331,55 @@ struct Registers {
 
 /// A place in the code to which branches lead.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Label(usize);
+struct InlineLabel(usize);
 
-/// Search of a context that is not at its first place.
-struct Search {
+/// ContextSearch of a context that is not at its first place.
+struct ContextSearch {
     tree: u32,
     shape: ContextShape,
     /// Where it begins.
-    further: Label,
+    further: InlineLabel,
     /// Where it goes on if the context was found.
-    found: Label,
+    found: InlineLabel,
 }
 
-struct Writer<'e> {
+struct InlineWriter<'e> {
     env: &'e Environment,
     point: InlinePoint,
-    registers: Registers,
-    /// Registers on the stack, in the order in which they were pushed.
+    registers: InlineRegisters,
+    /// InlineRegisters on the stack, in the order in which they were pushed.
     pushed: Vec<Gpr>,
     main: Encoder,
     aside: Encoder,
-    /// Part to which instructions are added.
-    part: Part,
+    /// InlinePart to which instructions are added.
+    part: InlinePart,
     /// The labels, as far as they are placed.
-    labels: Vec<Option<(Part, u32)>>,
+    labels: Vec<Option<(InlinePart, u32)>>,
     /// Displacements, each with the label to which it leads.
-    branches: Vec<((Part, u32), Label)>,
+    branches: Vec<((InlinePart, u32), InlineLabel)>,
     /// The way to the probe.
-    unusual: Label,
+    unusual: InlineLabel,
     /// Searches of contexts that are not at their first places.
-    searches: Vec<Search>,
+    searches: Vec<ContextSearch>,
     /// Distance in bytes of the top of the records from the register that holds it; `None` if no register does.
     top: Option<i32>,
     /// Number of bytes of records that were found and not closed.
     found: i32,
 }
 
-impl<'e> Writer<'e> {
+impl<'e> InlineWriter<'e> {
     /// Chooses registers. `None` if there are too few.
-    fn new(env: &'e Environment, point: InlinePoint, steps: &[Step]) -> Option<Self> {
-        let has = |of: fn(&Step) -> bool| steps.iter().any(of);
-        let places = steps.iter().filter(|step| matches!(step, Step::Enter { .. } | Step::CountAt { .. })).count();
-        let opens = has(|step| matches!(step, Step::Open { .. }));
-        let closes = has(|step| *step == Step::Close) && has(|step| *step == Step::HandOver);
-        if places > 1 || places == 1 && has(|step| matches!(step, Step::CountIn { .. })) || closes {
+    fn new(env: &'e Environment, point: InlinePoint, steps: &[InlineStep]) -> Option<Self> {
+        let has = |of: fn(&InlineStep) -> bool| steps.iter().any(of);
+        let places =
+            steps.iter().filter(|step| matches!(step, InlineStep::Enter { .. } | InlineStep::CountAt { .. })).count();
+        let opens = has(|step| matches!(step, InlineStep::Open { .. }));
+        let closes = has(|step| *step == InlineStep::Close) && has(|step| *step == InlineStep::HandOver);
+        if places > 1 || places == 1 && has(|step| matches!(step, InlineStep::CountIn { .. })) || closes {
             return None;
         }
-        let only_counters = !has(|step| !matches!(step, Step::Add(..) | Step::Set(..)));
-        let wide = has(|step| matches!(step, Step::Set(_, value) if i32::try_from(*value).is_err()));
+        let only_counters = !has(|step| !matches!(step, InlineStep::Add(..) | InlineStep::Set(..)));
+        let wide = has(|step| matches!(step, InlineStep::Set(_, value) if i32::try_from(*value).is_err()));
         let needed = match (only_counters && !wide, opens || places > 0) {
             (true, _) => 0,
             (false, true) => 2 + places,
@@ -382,7 +387,7 @@ impl<'e> Writer<'e> {
         };
         let mut own: Vec<Gpr> = SCRATCH.into_iter().filter(|r| point.registers >> r.0 & 1 != 0).take(needed).collect();
         let missing = needed - own.len();
-        let saved = if missing > 0 { missing + usize::from(has(Step::is_of_records)) } else { 0 };
+        let saved = if missing > 0 { missing + usize::from(has(InlineStep::is_of_records)) } else { 0 };
         let pushed: Vec<Gpr> = SAVED.into_iter().filter(|r| point.registers >> r.0 & 1 == 0).take(saved).collect();
         if pushed.len() < saved {
             return None;
@@ -392,79 +397,79 @@ impl<'e> Writer<'e> {
         let top = own.next().unwrap_or(Gpr(0));
         let value = if needed > 1 { own.next()? } else { top };
         let place = if places > 0 { Some(own.next()?) } else { None };
-        let registers = Registers { top, value, place, frame: own.next() };
-        Some(Writer {
+        let registers = InlineRegisters { top, value, place, frame: own.next() };
+        Some(InlineWriter {
             env,
             point,
             registers,
             pushed,
             main: Encoder::default(),
             aside: Encoder::default(),
-            part: Part::Main,
+            part: InlinePart::Main,
             labels: vec![None],
             branches: Vec::new(),
-            unusual: Label(0),
+            unusual: InlineLabel(0),
             searches: Vec::new(),
             top: None,
             found: 0,
         })
     }
 
-    fn write(mut self, steps: &[Step]) -> Option<InlineCode> {
+    fn write(mut self, steps: &[InlineStep]) -> Option<InlineCode> {
         self.save();
         let end = self.label();
         self.look(steps, end)?;
         steps.iter().try_for_each(|step| self.act(*step))?;
         self.place(end);
         self.restore();
-        self.part = Part::Aside;
+        self.part = InlinePart::Aside;
         std::mem::take(&mut self.searches).into_iter().try_for_each(|search| self.search(search))?;
         let mut jumps = Vec::new();
         if self.branches.iter().any(|(_, to)| *to == self.unusual) {
             self.place(self.unusual);
             self.restore();
             let field = self.code().jump();
-            jumps.push(Jump { field: (Part::Aside, field), to: None });
+            jumps.push(InlineJump { field: (InlinePart::Aside, field), to: None });
         }
-        for (field, Label(label)) in &self.branches {
-            jumps.push(Jump { field: *field, to: Some((*self.labels.get(*label)?)?) });
+        for (field, InlineLabel(label)) in &self.branches {
+            jumps.push(InlineJump { field: *field, to: Some((*self.labels.get(*label)?)?) });
         }
-        let Writer { point, main, aside, .. } = self;
+        let InlineWriter { point, main, aside, .. } = self;
         Some(InlineCode { point, first: main.first, main: main.bytes, aside: aside.bytes, jumps })
     }
 
     fn code(&mut self) -> &mut Encoder {
         match self.part {
-            Part::Main => &mut self.main,
-            Part::Aside => &mut self.aside,
+            InlinePart::Main => &mut self.main,
+            InlinePart::Aside => &mut self.aside,
         }
     }
 
-    fn label(&mut self) -> Label {
+    fn label(&mut self) -> InlineLabel {
         self.labels.push(None);
-        Label(self.labels.len() - 1)
+        InlineLabel(self.labels.len() - 1)
     }
 
     /// Lets a label be the next instruction.
-    fn place(&mut self, Label(label): Label) {
+    fn place(&mut self, InlineLabel(label): InlineLabel) {
         let here = (self.part, self.code().bytes.len() as u32);
         if let Some(place) = self.labels.get_mut(label) {
             *place = Some(here);
         }
     }
 
-    fn branch(&mut self, condition: Condition, to: Label) {
+    fn branch(&mut self, condition: BranchCondition, to: InlineLabel) {
         let field = self.code().branch(condition);
         self.branches.push(((self.part, field), to));
     }
 
-    fn jump(&mut self, to: Label) {
+    fn jump(&mut self, to: InlineLabel) {
         let field = self.code().jump();
         self.branches.push(((self.part, field), to));
     }
 
     /// Adds a branch to the probe.
-    fn leave_if(&mut self, condition: Condition) {
+    fn leave_if(&mut self, condition: BranchCondition) {
         self.branch(condition, self.unusual);
     }
 
@@ -494,23 +499,23 @@ impl<'e> Writer<'e> {
     }
 
     /// Operand for a counter of the thread's shard.
-    fn counter(&self, index: u32) -> Memory {
-        Memory::Own(self.env.data.counter(index))
+    fn counter(&self, index: u32) -> InlineOperand {
+        InlineOperand::Own(self.env.data.counter(index))
     }
 
     /// Operand for the counter of a place whose number is in a register; `index` is the counter for place 0.
-    fn at_place(&self, place: Gpr, index: u32) -> Memory {
-        Memory::OwnTimes8(place, self.env.data.counter(index))
+    fn at_place(&self, place: Gpr, index: u32) -> InlineOperand {
+        InlineOperand::OwnTimes8(place, self.env.data.counter(index))
     }
 
     /// Operand for a field of the record so many bytes above the register with the top.
-    fn field(&self, above: i32, field: u32) -> Memory {
+    fn field(&self, above: i32, field: u32) -> InlineOperand {
         let records = self.env.data.displacement(self.env.data.records());
-        Memory::OwnFrom(self.registers.top, records.wrapping_add_signed(above) + field)
+        InlineOperand::OwnFrom(self.registers.top, records.wrapping_add_signed(above) + field)
     }
 
-    fn top_word(&self) -> Memory {
-        Memory::Own(self.env.data.displacement(TOP))
+    fn top_word(&self) -> InlineOperand {
+        InlineOperand::Own(self.env.data.displacement(TOP))
     }
 
     /// Loads the top of the records, unless a register holds it. Returns the distance of the top from the register's value.
@@ -540,36 +545,36 @@ impl<'e> Writer<'e> {
     /// Compares a field of a record with a number.
     fn compare_field(&mut self, above: i32, field: u32, with: u32) {
         let at = self.field(above, field);
-        self.code().compare_number(Width::Half, at, with as i32);
+        self.code().compare_number(OperandWidth::Half, at, with as i32);
     }
 
     /// Adds the looks of all steps. None of them changes anything. Code for calls with which others go on is complete, and leads to `end`.
-    fn look(&mut self, steps: &[Step], end: Label) -> Option<()> {
+    fn look(&mut self, steps: &[InlineStep], end: InlineLabel) -> Option<()> {
         // So many bytes of records are of this call, below the top.
         let mut own = 0;
         for step in steps {
-            if let Step::Find { name } = step {
+            if let InlineStep::Find { name } = step {
                 own += RECORD;
                 let above = self.load_top() - own;
                 self.compare_frame(above);
-                self.leave_if(Condition::NotEqual);
+                self.leave_if(BranchCondition::NotEqual);
                 self.compare_field(above, record::NAME, *name);
-                self.leave_if(Condition::NotEqual);
+                self.leave_if(BranchCondition::NotEqual);
             }
         }
-        if steps.iter().any(|step| matches!(step, Step::Bare | Step::Ends(_))) {
+        if steps.iter().any(|step| matches!(step, InlineStep::Bare | InlineStep::Ends(_))) {
             let above = self.load_top() - own - RECORD;
             self.compare_frame(above);
             match handed_in(steps) {
                 Some(v) => {
                     let handed = self.label();
-                    self.branch(Condition::BelowOrEqual, handed);
+                    self.branch(BranchCondition::BelowOrEqual, handed);
                     self.goes_on(steps, (handed, end), (v, above))?;
                 }
-                None => self.leave_if(Condition::BelowOrEqual),
+                None => self.leave_if(BranchCondition::BelowOrEqual),
             }
         }
-        let opened = steps.iter().filter(|step| matches!(step, Step::Open { .. })).count() as i32;
+        let opened = steps.iter().filter(|step| matches!(step, InlineStep::Open { .. })).count() as i32;
         if opened > 0 {
             if own > 0 {
                 return None;
@@ -579,26 +584,26 @@ impl<'e> Writer<'e> {
         let mut changed: Vec<u32> = Vec::new();
         for step in steps {
             match *step {
-                Step::Add(v, _) | Step::Set(v, _) | Step::SetRestored(v) => changed.push(v),
-                Step::CountAt { first, places, number, plus } => {
+                InlineStep::Add(v, _) | InlineStep::Set(v, _) | InlineStep::SetRestored(v) => changed.push(v),
+                InlineStep::CountAt { first, places, number, plus } => {
                     if changed.contains(&number) {
                         return None;
                     }
                     self.find_key(first, places, (number, plus))?;
                 }
-                Step::Enter { tree, shape, function } => {
+                InlineStep::Enter { tree, shape, function } => {
                     if changed.contains(&(tree + CURRENT)) {
                         return None;
                     }
                     self.find_context(tree, shape, function)?;
                 }
-                Step::CountIn { .. }
-                | Step::Bare
-                | Step::Ends(_)
-                | Step::Open { .. }
-                | Step::Find { .. }
-                | Step::HandOver
-                | Step::Close => {}
+                InlineStep::CountIn { .. }
+                | InlineStep::Bare
+                | InlineStep::Ends(_)
+                | InlineStep::Open { .. }
+                | InlineStep::Find { .. }
+                | InlineStep::HandOver
+                | InlineStep::Close => {}
             }
         }
         Some(())
@@ -609,25 +614,31 @@ impl<'e> Writer<'e> {
         self.load_top();
         let (value, top) = (self.registers.value, self.registers.top);
         self.code().lea_half(value, top, -RECORD);
-        self.code().compare_register(Width::Half, value, record::ROOM as i32 - records * RECORD);
-        self.leave_if(Condition::AboveOrEqual);
+        self.code().compare_register(OperandWidth::Half, value, record::ROOM as i32 - records * RECORD);
+        self.leave_if(BranchCondition::AboveOrEqual);
     }
 
-    /// Adds the code for a call with which another one goes on that has ended in a tail jump: the one that was called first has a record so many bytes
-    /// above the top, which restores the variable `v` as that of this call does. The flags are those of the comparison of both frames.
-    fn goes_on(&mut self, steps: &[Step], (handed, end): (Label, Label), (v, above): (u32, i32)) -> Option<()> {
-        let (part, top) = (std::mem::replace(&mut self.part, Part::Aside), self.top);
+    /// Adds the code for a call with which others go on that have ended in tail jumps: the last of them has a record so many bytes above the top, which
+    /// restores the variable `v` as that of this call does. The flags are those of the comparison of both frames.
+    fn goes_on(
+        &mut self,
+        steps: &[InlineStep],
+        (handed, end): (InlineLabel, InlineLabel),
+        (v, above): (u32, i32),
+    ) -> Option<()> {
+        let (part, before) = (std::mem::replace(&mut self.part, InlinePart::Aside), self.top);
         self.place(handed);
-        self.leave_if(Condition::NotEqual);
-        let opens = steps.iter().any(|step| matches!(step, Step::Open { .. }));
-        self.compare_field(above, record::RESTORE, COUNTERS + 8 * v | if opens { record::HANDED } else { 0 });
-        self.leave_if(Condition::NotEqual);
-        // A third call is rare.
-        self.compare_frame(above - RECORD);
-        self.leave_if(Condition::BelowOrEqual);
-        let own: Vec<Step> = own_of(steps).collect();
+        self.leave_if(BranchCondition::NotEqual);
+        let own: Vec<InlineStep> = own_of(steps).collect();
+        let word = COUNTERS + 8 * v;
         match *own.as_slice() {
-            [_, Step::Open { name, .. }, Step::Enter { tree, shape, function }] => {
+            [_, InlineStep::Open { name, .. }, InlineStep::Enter { tree, shape, function }] => {
+                self.compare_field(above, record::RESTORE, word | record::HANDED);
+                self.leave_if(BranchCondition::NotEqual);
+                // The marks of earlier ones are gone.
+                let earlier = self.field(above - RECORD, record::RESTORE);
+                self.code().test_half(earlier, record::HANDED as i32);
+                self.leave_if(BranchCondition::NotEqual);
                 self.look_for_room(1);
                 self.find_context(tree, shape, function)?;
                 self.count(steps)?;
@@ -636,25 +647,43 @@ impl<'e> Writer<'e> {
                 self.code().and_half_at(mark, !record::HANDED.cast_signed());
                 let saved = self.field(above, record::SAVED);
                 self.open(name, Some((v, saved)));
-                self.act(Step::Enter { tree, shape, function })?;
+                self.act(InlineStep::Enter { tree, shape, function })?;
             }
             _ => {
-                self.count(steps)?;
-                self.found = RECORD;
-                self.act(Step::SetRestored(v))?;
-                self.found = 0;
                 let top = self.top_word();
-                self.code().add_to(top, -2 * RECORD);
+                let ends: Vec<InlineLabel> = (0..HANDED_MAX).map(|_| self.label()).collect();
+                for (n, label) in (0..).zip(&ends) {
+                    let above = above - n * RECORD;
+                    self.compare_field(above, record::RESTORE, word);
+                    self.leave_if(BranchCondition::NotEqual);
+                    self.compare_frame(above - RECORD);
+                    self.branch(BranchCondition::Above, *label);
+                    self.leave_if(BranchCondition::NotEqual);
+                }
+                self.jump(self.unusual);
+                let looked = self.top;
+                for (n, label) in (0..).zip(ends) {
+                    self.place(label);
+                    self.top = looked;
+                    self.count(steps)?;
+                    self.found = RECORD;
+                    self.act(InlineStep::SetRestored(v))?;
+                    self.found = 0;
+                    self.code().add_to(top, -(2 + n) * RECORD);
+                    self.jump(end);
+                }
+                (self.part, self.top) = (part, before);
+                return Some(());
             }
         }
         self.jump(end);
-        (self.part, self.top) = (part, top);
+        (self.part, self.top) = (part, before);
         Some(())
     }
 
     /// Adds what the code counts besides.
-    fn count(&mut self, steps: &[Step]) -> Option<()> {
-        steps.iter().filter(|step| matches!(step, Step::Add(..))).try_for_each(|step| self.act(*step))
+    fn count(&mut self, steps: &[InlineStep]) -> Option<()> {
+        steps.iter().filter(|step| matches!(step, InlineStep::Add(..))).try_for_each(|step| self.act(*step))
     }
 
     /// Looks whether a key is at its first place.
@@ -665,14 +694,14 @@ impl<'e> Writer<'e> {
             self.code().add_number(key, plus);
         }
         self.code().test(key);
-        self.leave_if(Condition::Equal);
+        self.leave_if(BranchCondition::Equal);
         self.code().load_number(place, MULTIPLIER.cast_signed());
         self.code().multiply(place, key);
         self.code().shift_right(place, (u64::BITS - 1 - places.bits()) as u8);
         self.code().and_half(place, 2 * (places.count() as i32 - 1));
         let at = self.at_place(place, first + FIRST_PLACE);
         self.code().compare(at, key);
-        self.leave_if(Condition::NotEqual);
+        self.leave_if(BranchCondition::NotEqual);
         Some(())
     }
 
@@ -700,12 +729,12 @@ impl<'e> Writer<'e> {
         let (found, further) = (self.label(), self.label());
         self.compare_context(tree, further)?;
         self.place(found);
-        self.searches.push(Search { tree, shape, further, found });
+        self.searches.push(ContextSearch { tree, shape, further, found });
         Some(())
     }
 
     /// Adds the comparisons with further places: other contexts may have taken the first one.
-    fn search(&mut self, Search { tree, shape, further, found }: Search) -> Option<()> {
+    fn search(&mut self, ContextSearch { tree, shape, further, found }: ContextSearch) -> Option<()> {
         let place = self.registers.place?;
         let mut next = further;
         for n in 0..FURTHER {
@@ -720,30 +749,30 @@ impl<'e> Writer<'e> {
     }
 
     /// Compares the words of the place of a context with those that are sought.
-    fn compare_context(&mut self, tree: u32, unless: Label) -> Option<()> {
+    fn compare_context(&mut self, tree: u32, unless: InlineLabel) -> Option<()> {
         let place = self.registers.place?;
         for (word, with) in [(KEY, self.registers.top), (PARENT, self.registers.value)] {
             let at = self.at_place(place, tree + FIRST_CONTEXT + word);
             self.code().compare(at, with);
-            self.branch(Condition::NotEqual, unless);
+            self.branch(BranchCondition::NotEqual, unless);
         }
         Some(())
     }
 
     /// Adds what a step does once all looks have passed.
-    fn act(&mut self, step: Step) -> Option<()> {
+    fn act(&mut self, step: InlineStep) -> Option<()> {
         match step {
-            Step::Add(v, amount) => {
+            InlineStep::Add(v, amount) => {
                 let counter = self.counter(v);
                 match amount {
                     1 => self.code().increment(counter),
                     _ => self.code().add_to(counter, amount),
                 }
             }
-            Step::Set(v, number) => {
+            InlineStep::Set(v, number) => {
                 let counter = self.counter(v);
                 match i32::try_from(number) {
-                    Ok(number) => self.code().store_number(Width::Whole, counter, number),
+                    Ok(number) => self.code().store_number(OperandWidth::Whole, counter, number),
                     Err(_) => {
                         let value = self.value();
                         self.code().load_number(value, number);
@@ -751,33 +780,33 @@ impl<'e> Writer<'e> {
                     }
                 }
             }
-            Step::CountIn { first, ranges, number } => self.count_in(first, ranges, number)?,
-            Step::CountAt { first, .. } => {
+            InlineStep::CountIn { first, ranges, number } => self.count_in(first, ranges, number)?,
+            InlineStep::CountAt { first, .. } => {
                 let at = self.at_place(self.registers.place?, first + FIRST_PLACE + 1);
                 self.code().increment(at);
             }
-            Step::Bare | Step::Ends(_) => {}
-            Step::Find { .. } => self.found += RECORD,
-            Step::Open { name, restore } => self.open(name, restore.map(|v| (v, self.counter(v)))),
-            Step::HandOver => {
+            InlineStep::Bare | InlineStep::Ends(_) => {}
+            InlineStep::Find { .. } => self.found += RECORD,
+            InlineStep::Open { name, restore } => self.open(name, restore.map(|v| (v, self.counter(v)))),
+            InlineStep::HandOver => {
                 let above = self.load_top() - self.found;
                 let mark = self.field(above, record::RESTORE);
                 self.code().or_half(mark, record::HANDED as i32);
             }
-            Step::SetRestored(v) => {
+            InlineStep::SetRestored(v) => {
                 let above = self.load_top() - self.found;
                 let (saved, counter) = (self.field(above, record::SAVED), self.counter(v));
                 let value = self.value();
                 self.code().load(value, saved);
                 self.code().store(counter, value);
             }
-            Step::Close => {
+            InlineStep::Close => {
                 let top = self.top_word();
                 self.code().add_small(top, -(RECORD as i8));
                 self.top = self.top.map(|top| top - RECORD);
                 self.found -= RECORD;
             }
-            Step::Enter { tree, .. } => {
+            InlineStep::Enter { tree, .. } => {
                 let (place, value) = (self.registers.place?, self.registers.value);
                 let [calls, target] = [CALLS, TARGET].map(|word| self.at_place(place, tree + FIRST_CONTEXT + word));
                 let current = self.counter(tree + CURRENT);
@@ -791,7 +820,7 @@ impl<'e> Writer<'e> {
 
     /// Opens a record as [`crate::snippet::activation`] does: its stack pointer is written before the top moves, and again after that. `restore` is the
     /// variable that the record restores, and where the value for it is.
-    fn open(&mut self, name: u32, restore: Option<(u32, Memory)>) {
+    fn open(&mut self, name: u32, restore: Option<(u32, InlineOperand)>) {
         let above = self.load_top();
         let (frame, value, top) = (self.registers.frame.unwrap_or(STACK), self.registers.value, self.top_word());
         let of = |field| self.field(above, field);
@@ -800,8 +829,8 @@ impl<'e> Writer<'e> {
         code.store(sp, frame);
         code.add_small(top, RECORD as i8);
         code.store(sp, frame);
-        code.store_number(Width::Half, named, name as i32);
-        code.store_number(Width::Half, restores, restore.map_or(0, |(v, _)| (COUNTERS + 8 * v) as i32));
+        code.store_number(OperandWidth::Half, named, name as i32);
+        code.store_number(OperandWidth::Half, restores, restore.map_or(0, |(v, _)| (COUNTERS + 8 * v) as i32));
         if let Some((_, from)) = restore {
             code.load(value, from);
             code.store(saved, value);
@@ -819,38 +848,41 @@ impl<'e> Writer<'e> {
         if base != 0 {
             self.code().add_number(value, base.checked_neg()?);
         }
-        self.code().compare_register(Width::Whole, value, i32::try_from(ranges.length()).ok()?);
+        self.code().compare_register(OperandWidth::Whole, value, i32::try_from(ranges.length()).ok()?);
         let (other, counted) = (self.label(), self.label());
-        self.branch(Condition::AboveOrEqual, other);
+        self.branch(BranchCondition::AboveOrEqual, other);
         self.code().and_half(value, ranges.mask() as i32);
         self.code().increment(granule);
         self.place(counted);
-        let part = std::mem::replace(&mut self.part, Part::Aside);
+        let part = std::mem::replace(&mut self.part, InlinePart::Aside);
         self.place(other);
         self.code().increment(outside);
         self.jump(counted);
         self.part = part;
-        self.code().store_number(Width::Whole, used, 1);
+        self.code().store_number(OperandWidth::Whole, used, 1);
         Some(())
     }
 }
 
 /// The steps without those that only count.
-fn own_of(steps: &[Step]) -> impl Iterator<Item = Step> {
-    steps.iter().copied().filter(|step| !matches!(step, Step::Add(..)))
+fn own_of(steps: &[InlineStep]) -> impl Iterator<Item = InlineStep> {
+    steps.iter().copied().filter(|step| !matches!(step, InlineStep::Add(..)))
 }
 
 /// The variable of a record that was handed over to this call, if code of its own is for that case: this call opens or closes one record, which
 /// restores the same variable.
-fn handed_in(steps: &[Step]) -> Option<u32> {
-    let (ends, own): (Vec<Step>, Vec<Step>) = own_of(steps).partition(|step| matches!(step, Step::Ends(_)));
+fn handed_in(steps: &[InlineStep]) -> Option<u32> {
+    let (ends, own): (Vec<InlineStep>, Vec<InlineStep>) =
+        own_of(steps).partition(|step| matches!(step, InlineStep::Ends(_)));
     match (own.as_slice(), ends.as_slice()) {
         // The contexts of both restore that of the caller.
-        ([Step::Bare, Step::Open { restore: Some(v), .. }, Step::Enter { tree, .. }], []) if *v == tree + CURRENT => {
+        ([InlineStep::Bare, InlineStep::Open { restore: Some(v), .. }, InlineStep::Enter { tree, .. }], [])
+            if *v == tree + CURRENT =>
+        {
             Some(*v)
         }
-        ([Step::Find { .. }, Step::SetRestored(v), Step::Close], [_, ..])
-            if ends.iter().all(|step| *step == Step::Ends(Some(*v))) =>
+        ([InlineStep::Find { .. }, InlineStep::SetRestored(v), InlineStep::Close], [_, ..])
+            if ends.iter().all(|step| *step == InlineStep::Ends(Some(*v))) =>
         {
             Some(*v)
         }

@@ -48,12 +48,12 @@ pub(super) fn prove(env: &Environment, arena: &Arena, proof: &mut BodyProof<'_>)
         let Some(probe) = proof.claimed(&point.point) else { continue };
         let passage = match &point.code {
             BodyCode::Count(counter) if *counter >= env.data.counters() => return fail(at, Flaw::Unmatched),
-            BodyCode::Count(counter) => Passage::Count(env.data.counter(*counter)),
+            BodyCode::Count(counter) => ProvenPassage::Count(env.data.counter(*counter)),
             BodyCode::Inline(code) => {
                 let is_branch = proof.held_at(&point.point).is_some_and(|held| matches!(held, Held::Branch(..)));
-                Passage::Inline(code.point, is_branch)
+                ProvenPassage::Inline(code.point, is_branch)
             }
-            BodyCode::Elsewhere => Passage::Leave,
+            BodyCode::Elsewhere => ProvenPassage::Leave,
         };
         if passages.insert(point.point, (passage, probe.0)).is_some() {
             return fail(at, Flaw::Unmatched);
@@ -93,7 +93,7 @@ pub(super) fn prove(env: &Environment, arena: &Arena, proof: &mut BodyProof<'_>)
 
 /// Way in which a point is passed.
 #[derive(Clone, Copy)]
-enum Passage {
+enum ProvenPassage {
     /// The increment of the counter at this displacement.
     Count(u32),
     /// Code for this point, and whether its probe holds a conditional jump.
@@ -108,7 +108,7 @@ struct Checked<'c, 'a> {
     counting: &'a CountingCopy,
     interpreter: Interpreter<'c>,
     /// For each point, how it is passed, and its probe in the ordinary copy.
-    passages: FxHashMap<PointId, (Passage, u64)>,
+    passages: FxHashMap<PointId, (ProvenPassage, u64)>,
     /// For each block to which edges lead, the point of one of them, and their number.
     into: FxHashMap<BlockId, (PointId, u32)>,
     /// The instructions that were met, each with the equivalent address in the ordinary copy.
@@ -136,13 +136,13 @@ impl Checked<'_, '_> {
         let i = self.take(at, original, probe)?;
         let leaves = i.code() == Code::Jmp_rel32_64 && i.near_branch_target() == probe;
         let right = match passage {
-            Passage::Inline(point, is_branch) if !leaves => return self.inline(&i, point, (probe, is_branch)),
-            Passage::Count(counter) => {
+            ProvenPassage::Inline(point, is_branch) if !leaves => return self.inline(&i, point, (probe, is_branch)),
+            ProvenPassage::Count(counter) => {
                 let bytes = self.proof.memory.bytes(at).unwrap_or_default();
                 let operand = bytes.get(INCREMENT.len()..INCREMENT.len() + 4);
                 bytes.starts_with(&INCREMENT) && operand == Some(&counter.to_le_bytes())
             }
-            Passage::Inline(..) | Passage::Leave => leaves,
+            ProvenPassage::Inline(..) | ProvenPassage::Leave => leaves,
         };
         if right { Ok(i.next_ip()) } else { fail(at, Flaw::NotEquivalent) }
     }

@@ -114,9 +114,9 @@ pub(super) fn may_read(
     }
 }
 
-/// Distance in bytes from the top of the activation records within which code may change them: two records are opened, or closed, at one
-/// point. The record below these is looked at.
-const NEAR: u64 = 3 * record::SIZE as u64;
+/// Distance in bytes from the top of the activation records within which code may change them: a few records are opened, or closed, at one
+/// point.
+const NEAR: u64 = 6 * record::SIZE as u64;
 
 /// Whether the operand is, through gs, the top of the activation records, a record near it, or a bucket or a byte with a bounded number.
 fn is_record_or_bucket(env: &Environment, memory: &UsedMemory, bound: RegisterBound) -> bool {
@@ -129,9 +129,7 @@ fn is_record_or_bucket(env: &Environment, memory: &UsedMemory, bound: RegisterBo
     let bytes = memory.memory_size().size() as u64;
     match (number_of(memory.base()), number_of(memory.index()), bound) {
         (None, None, _) => place == u64::from(data.displacement(TOP)),
-        (Some(r), None, RegisterBound::Top(top)) => {
-            r == top && (records - NEAR..records + NEAR).contains(&place)
-        }
+        (Some(r), None, RegisterBound::Top(top)) => r == top && (records - NEAR..records + NEAR).contains(&place),
         (Some(r), None, RegisterBound::Most(bounded, most)) => {
             r == bounded && place >= u64::from(data.counter(0)) && place + u64::from(most) + bytes <= records
         }

@@ -324,7 +324,7 @@ fn site(body: &FunctionBody, probe: &Probe, n: Option<u32>) -> Site {
         PointKind::Entry => SiteKind::Entry { arrival, free, first: None },
         PointKind::Exit => {
             let scratch = |n: u32| [6, 7, 9, 10, 11].into_iter().take(n as usize % 4).map(Gpr).collect();
-            let free = |n: u32| FreeRegisters { scratch: scratch(n), flags: n % 5 > 0 && is_free };
+            let free = |n: u32| FreeRegisters { scratch: scratch(n), flags: !n.is_multiple_of(5) && is_free };
             SiteKind::Exit { within: false, free: n.map(free).unwrap_or_default() }
         }
         PointKind::CallBefore => SiteKind::CallBefore,

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ingraft_model::{
-    Aggregate, Expr, FunctionId, Insertion, Instrumentation, MetricInfo, ModuleId, Order, Parts, Placing, PointKind, Role,
-    Shape, Snippet, Stmt, Style, Svma, UnitsType, ValueUnit, Variable, VariableId, VariableKind,
+    Aggregate, Expr, FunctionId, Insertion, Instrumentation, MetricInfo, ModuleId, Order, Parts, Placing, PointKind,
+    Role, Shape, Snippet, Stmt, Style, Svma, UnitsType, ValueUnit, Variable, VariableId, VariableKind,
 };
 use rustc_hash::FxHashSet;
 

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_bodies_on;
-use ingraft_codegen::{Arena, BodyCode, BodyPoint, BodyRequest, Chain, Environment, InlinePoint, RemovalRecord, TextSpace, WovenBody, weave_bodies_on};
+use ingraft_codegen::{
+    Arena, BodyCode, BodyPoint, BodyRequest, Chain, Environment, InlinePoint, RemovalRecord, TextSpace, WovenBody,
+    weave_bodies_on,
+};
 use ingraft_model::{FunctionBody, FunctionId, ModuleId, PatchPlan, Placing, Refusal, Site};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -17,9 +20,7 @@ use crate::recovery::journal::{PointChain, PointRecord};
 use crate::weaving::arenas::{ARENA_MAX, NewArenas, arena_for};
 use crate::weaving::attempt::RefusedPairs;
 use crate::weaving::original::OriginalText;
-use crate::weaving::plan::{
-    PlannedChange, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect,
-};
+use crate::weaving::plan::{PlannedChange, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect};
 use crate::weaving::sites::{FoundPoint, Text, host, whole};
 use crate::weaving::wanted::{NewPoint, WantedPoints};
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use ingraft_codegen::verify::{verify_removed, verify_removed_within};
 use ingraft_codegen::{
-    Arena, Chain, Cost, DisplacedCopy, Environment, InlinePoint, MiniRequest, RemovalRecord, TextSpace, WovenBody, WovenPoint,
-    remove_mini, remove_within,
+    Arena, Chain, Cost, DisplacedCopy, Environment, InlinePoint, MiniRequest, RemovalRecord, TextSpace, WovenBody,
+    WovenPoint, remove_mini, remove_within,
 };
 use ingraft_model::{
     Avma, AvmaRange, FunctionId, FunctionPoint, ModuleId, PatchPlan, PointId, PointKind, Refusal, Role, Site, Snippet,

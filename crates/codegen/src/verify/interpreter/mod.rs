@@ -907,9 +907,8 @@ impl<'a> Interpreter<'a> {
                 && is_absolute(memory)
                 && self.facts.stores.contains(&stored);
             let by = |permits: &dyn Fn(RegisterBound) -> bool| bounds.into_iter().any(permits);
-            let listed = |l: &Listed| {
-                by(&|bound| l.permits(i, memory, bound)) && matches!(mode, Mode::Point | Mode::Twin(_))
-            };
+            let listed =
+                |l: &Listed| by(&|bound| l.permits(i, memory, bound)) && matches!(mode, Mode::Point | Mode::Twin(_));
             if self.facts.listed.iter().any(listed) {
                 continue;
             }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use ingraft_codegen::TextSpace;
 use ingraft_model::{
     BinaryOp, BlockId, CallRecord, Expr, FunctionBody, FunctionId, Insertion, Instrumentation, KeyField, KeyTable,
-    MetricInfo, Parts, Placing, PointKind, Ranges, Refusal, Restore, Shape, Snippet, Stmt, TableKey, TableShape, Variable,
-    VariableId, VariableKind,
+    MetricInfo, Parts, Placing, PointKind, Ranges, Refusal, Restore, Shape, Snippet, Stmt, TableKey, TableShape,
+    Variable, VariableId, VariableKind,
 };
 use ingraft_profile::{FunctionPaths, NotCounted, PathStep, ProbeAt};
 
