@@ -51,6 +51,9 @@ pub enum Placing {
     InText,
     /// In a copy of the function, if it can be copied: most of the code can stand right at its points there.
     InCopy,
+    /// In a copy, unless it is known that the function is called seldom. A uprobe that is set on a copied function harms it, so a function is copied
+    /// only where that saves time.
+    InCopyIfBusy,
 }
 
 /// A value of a record.

@@ -68,7 +68,7 @@ impl Copies {
             let found = || sites.iter().flatten();
             let may_move = |f: &FoundPoint| w.minis_for(f).any(|mini| mini.placing != Placing::InText);
             let lacks_room = || found().any(|f| f.site.is_err() && may_move(f));
-            let prefers = || w.minis.iter().any(|mini| mini.placing == Placing::InCopy);
+            let prefers = || w.minis.iter().any(|mini| matches!(mini.placing, Placing::InCopy | Placing::InCopyIfBusy));
             let known = || found().find_map(|found| Some(Arc::clone(&found.hosted.as_ref()?.body)));
             let needed = is_copied(&w.function) || lacks_room() || prefers();
             if needed && let Some(body) = known().or_else(|| whole(text, modules, w.function).ok()) {

@@ -97,7 +97,7 @@ impl ContextCode<'_> {
             }
         }
         // Code that reads a clock cannot stand right at a point.
-        let placing = if kept.is_empty() { Placing::InCopy } else { Placing::Anywhere };
+        let placing = if kept.is_empty() { Placing::InCopyIfBusy } else { Placing::Anywhere };
         // Times are the first words of a record.
         kept.sort_by_key(|kept| !matches!(kept, KeptValue::Time(_)));
         exit.push(Stmt::Set(CURRENT_OF, Expr::Restored));
