@@ -26,9 +26,9 @@ use crate::snippet::encoding::{BranchCondition, Encoder, InlineOperand, OperandW
 
 /// Largest number of steps of the code of a point. A point with more has it in the ordinary copy alone.
 const STEPS_MAX: usize = 48;
-/// InlineRegisters that may be saved if too few are free, the best first. A function's result may be in others.
+/// Registers that may be saved if too few are free, the best first. A function's result may be in others.
 const SAVED: [Gpr; 6] = [Gpr(11), Gpr(10), Gpr(9), Gpr(7), Gpr(6), Gpr(1)];
-/// InlineRegisters that may be free, in the order in which they are taken: those with short instructions first.
+/// Registers that may be free, in the order in which they are taken: those with short instructions first.
 const SCRATCH: [Gpr; 9] = [Gpr(0), Gpr(1), Gpr(2), Gpr(6), Gpr(7), Gpr(8), Gpr(9), Gpr(10), Gpr(11)];
 /// The stack pointer.
 const STACK: Gpr = Gpr(4);
@@ -107,7 +107,7 @@ pub(crate) enum InlinePart {
 /// A branch whose displacement is written once the addresses of both parts are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InlineJump {
-    /// InlinePart that holds the displacement, and its offset there.
+    /// Part that holds the displacement, and its offset there.
     pub field: (InlinePart, u32),
     /// Where it leads: a part, and an offset there. `None` for the probe in the ordinary copy.
     pub to: Option<(InlinePart, u32)>,
@@ -333,7 +333,7 @@ struct InlineRegisters {
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct InlineLabel(usize);
 
-/// ContextSearch of a context that is not at its first place.
+/// Search of a context that is not at its first place.
 struct ContextSearch {
     tree: u32,
     shape: ContextShape,
@@ -347,11 +347,11 @@ struct InlineWriter<'e> {
     env: &'e Environment,
     point: InlinePoint,
     registers: InlineRegisters,
-    /// InlineRegisters on the stack, in the order in which they were pushed.
+    /// Registers on the stack, in the order in which they were pushed.
     pushed: Vec<Gpr>,
     main: Encoder,
     aside: Encoder,
-    /// InlinePart to which instructions are added.
+    /// Part to which instructions are added.
     part: InlinePart,
     /// The labels, as far as they are placed.
     labels: Vec<Option<(InlinePart, u32)>>,
