@@ -127,6 +127,7 @@ impl InlineCode {
         for (snippet, counters) in snippets {
             lower(&snippet.stmts, counters, &mut steps)?;
         }
+        hand_on(&mut steps);
         let has_frame = matches!(point.kind, PointKind::Entry | PointKind::Exit);
         if steps.is_empty() || steps.len() > STEPS_MAX || !has_frame && steps.iter().any(InlineStep::is_of_records) {
             return None;
@@ -193,8 +194,10 @@ enum InlineStep {
         number: u32,
         plus: i32,
     },
-    /// There must be no record of this frame, besides those that the code itself opens or closes.
+    /// No other record may be of this frame than those that the code itself opens or closes.
     Bare,
+    /// A record of an earlier call of this frame, if there is one, stays handed over.
+    HandOn,
     /// The same, but a call that went on with this one by a tail jump may end here too: its record only restores this variable.
     Ends(Option<u32>),
     /// Opens a record with this name that restores a variable.
@@ -255,8 +258,7 @@ fn lower(stmts: &[Stmt], counters: &[u32], steps: &mut Vec<InlineStep>) -> Optio
             }
             Stmt::Prune => steps.push(InlineStep::Bare),
             Stmt::CloseHanded(record, body) => steps.push(InlineStep::Ends(handed(record, body).and_then(index))),
-            // The mark of this call's record tells the next function enough.
-            Stmt::HandOver(_, Whose::Earlier, _) => {}
+            Stmt::HandOver(_, Whose::Earlier, _) => steps.push(InlineStep::HandOn),
             Stmt::GiveUp(_, Whose::Earlier, _) => steps.push(InlineStep::Bare),
             Stmt::Open(record, body) if record.kept.is_empty() => {
                 let restore = match record.restore {
@@ -289,6 +291,14 @@ fn lower(stmts: &[Stmt], counters: &[u32], steps: &mut Vec<InlineStep>) -> Optio
         }
     }
     Some(())
+}
+
+/// Leaves earlier records to the mark of this call's own one: the next function looks at marks from the last record on. If this call hands over
+/// none, there must be no earlier one.
+fn hand_on(steps: &mut Vec<InlineStep>) {
+    let marks = steps.contains(&InlineStep::HandOver);
+    steps.retain(|step| !(marks && *step == InlineStep::HandOn));
+    steps.iter_mut().filter(|step| **step == InlineStep::HandOn).for_each(|step| *step = InlineStep::Bare);
 }
 
 /// The variable of a handed record that only restores it when the call ends.
@@ -603,6 +613,7 @@ impl<'e> InlineWriter<'e> {
                 | InlineStep::Open { .. }
                 | InlineStep::Find { .. }
                 | InlineStep::HandOver
+                | InlineStep::HandOn
                 | InlineStep::Close => {}
             }
         }
@@ -648,6 +659,7 @@ impl<'e> InlineWriter<'e> {
                 let saved = self.field(above, record::SAVED);
                 self.open(name, Some((v, saved)));
                 self.act(InlineStep::Enter { tree, shape, function })?;
+                self.jump(end);
             }
             _ => {
                 let top = self.top_word();
@@ -672,11 +684,8 @@ impl<'e> InlineWriter<'e> {
                     self.code().add_to(top, -(2 + n) * RECORD);
                     self.jump(end);
                 }
-                (self.part, self.top) = (part, before);
-                return Some(());
             }
         }
-        self.jump(end);
         (self.part, self.top) = (part, before);
         Some(())
     }
@@ -785,7 +794,7 @@ impl<'e> InlineWriter<'e> {
                 let at = self.at_place(self.registers.place?, first + FIRST_PLACE + 1);
                 self.code().increment(at);
             }
-            InlineStep::Bare | InlineStep::Ends(_) => {}
+            InlineStep::Bare | InlineStep::Ends(_) | InlineStep::HandOn => {}
             InlineStep::Find { .. } => self.found += RECORD,
             InlineStep::Open { name, restore } => self.open(name, restore.map(|v| (v, self.counter(v)))),
             InlineStep::HandOver => {

@@ -164,6 +164,8 @@ pub struct Codes<'a> {
     pub inline: bool,
     /// Whether registers and flags are free at exits, because the caller reads neither them nor the flags.
     pub free: bool,
+    /// Counter of the hits that are not in counting copies.
+    pub elsewhere: Option<u32>,
 }
 
 /// Copies of functions in one arena.
@@ -185,7 +187,12 @@ impl Copies {
         kinds: &[PointKind],
     ) -> Self {
         let of = |_, _, n| vec![(snippet.clone(), vec![n])];
-        Copies::with(identity, functions, paddings, &Codes { kinds, of: &of, inline: true, free: false })
+        Copies::with(
+            identity,
+            functions,
+            paddings,
+            &Codes { kinds, of: &of, inline: true, free: false, elsewhere: None },
+        )
     }
 
     /// Copies functions as [`Copies::new`] does, with these snippets.
@@ -193,7 +200,7 @@ impl Copies {
         identity: ThreadIdentity,
         functions: &[(Vec<u8>, u64)],
         paddings: &[Padding],
-        &Codes { kinds, of, inline, free }: &Codes<'_>,
+        &Codes { kinds, of, inline, free, elsewhere }: &Codes<'_>,
     ) -> Self {
         let env = super::environment(identity);
         let (mut arena, mut text) = (super::arena(), TextSpace::new());
@@ -245,8 +252,12 @@ impl Copies {
             let sites: Vec<Site> =
                 sites.map(|(probe, n)| probe.site(&site(&body, probe, free.then_some(*n))).into_owned()).collect();
             copies.counters += probes.len();
-            let snippets: Vec<_> =
-                probes.iter().zip(&counters).map(|(probe, n)| of(number, probe.point.kind(), *n)).collect();
+            let of_point = |(probe, n): (&Probe, &u32)| {
+                let mut its = of(number, probe.point.kind(), *n);
+                its.extend(elsewhere.map(|counter| (super::count(), vec![counter])));
+                its
+            };
+            let snippets: Vec<_> = probes.iter().zip(&counters).map(of_point).collect();
             let requested = |(id, (snippet, counters))| {
                 let (snippet, counters): (&Snippet, &Vec<u32>) = (snippet, counters);
                 MiniRequest { id, snippet, counters }
