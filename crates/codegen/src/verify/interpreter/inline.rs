@@ -18,7 +18,7 @@ impl Interpreter<'_> {
     ) -> Result<Vec<(u64, u64)>, VerifyError> {
         self.restart();
         (self.scratch, self.flags_dead) = (point.registers(), point.flags());
-        (self.tail, self.is_inline, self.probe) = (end, true, Some(probe));
+        (self.tail, self.probe) = (end, Some(probe));
         (self.slot, self.leave, self.base, self.slow) = (end, end, end, end);
         (self.is_added, self.pushed, self.red_zone) = (true, 0, point.has_red_zone());
         self.chain.clear();

@@ -163,8 +163,7 @@ pub(super) struct Interpreter<'a> {
     slot: u64,
     leave: u64,
     base: u64,
-    /// Whether the code is that of a point in a counting copy, and the probe to which it may go.
-    is_inline: bool,
+    /// Probe to which code of a point in a counting copy may go; `None` for other code.
     probe: Option<u64>,
     /// Address of the jump to the slow routine, before the base.
     slow: u64,
@@ -204,7 +203,6 @@ impl<'a> Interpreter<'a> {
             slot: 0,
             leave: 0,
             base: 0,
-            is_inline: false,
             probe: None,
             slow: 0,
             chain: Vec::new(),
@@ -234,7 +232,7 @@ impl<'a> Interpreter<'a> {
         self.passes.clear();
         self.backwards.clear();
         self.alike = None;
-        (self.is_inline, self.probe) = (false, None);
+        self.probe = None;
         self.tiled = 0;
     }
 

@@ -55,7 +55,7 @@ impl Interpreter<'_> {
         // all instructions are known.
         let answered = self.passes.iter().any(|(_, back, answers)| *answers && *back == at.wrapping_sub(2));
         // The same holds for code in a counting copy, whose rare parts lie behind it.
-        if (answered || self.is_inline) && target <= at && !self.backwards.contains(&(target, at)) {
+        if (answered || self.probe.is_some()) && target <= at && !self.backwards.contains(&(target, at)) {
             self.backwards.push((target, at));
         }
         if let Some((aside, place)) = self.asides.iter().find(|(aside, _)| holds(aside, target)) {
@@ -67,7 +67,7 @@ impl Interpreter<'_> {
         let slow = |target: u64| self.facts.slow.iter().any(|(_, s)| s.range.start.0 == target || s.walk.0 == target);
         let right = matches!(mode, Mode::Routine(_))
             || answered
-            || self.is_inline
+            || self.probe.is_some()
             || back
             || target > at
             || target == self.tail

@@ -164,7 +164,7 @@ impl Running for ContextsKind {
 
     /// Takes out the code that has counted calls: it costs something at each call, also of functions that are left out.
     fn tick(&mut self, at: &mut Locked<'_>) {
-        // Functions without it get new counting copies, which one change makes only for so many.
+        // One change makes new counting copies only for so many of the functions that lose it.
         let rest = self.looks.len().saturating_sub(LOOKS_AT_ONCE);
         at.withdraw_pairs(self.looks.split_off(rest));
     }
