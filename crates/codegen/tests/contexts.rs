@@ -5,7 +5,7 @@ mod support;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{CodegenError, MiniRequest, PointRequest, TextSpace, weave_points};
 use ingraft_model::contexts::{CURRENT, TAKEN};
-use ingraft_model::{Bias, ContextShape, ContextTree, Expr, Snippet, Stmt, ThreadIdentity, VariableId};
+use ingraft_model::{Bias, BinaryOp, ContextShape, ContextTree, Expr, Snippet, Stmt, ThreadIdentity, VariableId};
 use support::image::{Outcome, Program, Step, TEXT};
 use support::*;
 
@@ -73,6 +73,34 @@ fn calls_from_one_place_are_in_one_context() {
 }
 
 #[test]
+fn values_are_counted_below_the_context() {
+    let shape = shape(5, false);
+    let below = |e| Stmt::CountBelow(TREE, shape, 4, e);
+    let path = |n| Expr::Binary(BinaryOp::Add, Box::new(Expr::Arg(0)), Box::new(Expr::Const(n)));
+    let stmts = vec![
+        Stmt::Enter(TREE, shape, 9),
+        below(path(1 << 45)),
+        below(path(1 << 45)),
+        below(Expr::Const(-1)),
+        Stmt::AddContext(TREE, shape, 0, Expr::Const(7)),
+        Stmt::Set(NOW, Expr::Const(0)),
+        below(path(0)),
+    ];
+    for identity in [GLIBC, ThreadIdentity::FsBase] {
+        let tree = tree(&run(identity, shape, stmts.clone(), &[5]), shape);
+        let mut found: Vec<_> =
+            tree.contexts.iter().map(|c| (c.function, c.return_address, c.parent, c.calls)).collect();
+        let entered = found.iter().position(|row| row.0 == 9).expect("the context");
+        assert_eq!(tree.contexts[entered].metrics[0], 7);
+        found.remove(entered);
+        found.sort_unstable();
+        let last = (1 << 47) - 1;
+        let below = Some(entered);
+        assert_eq!(found, [(4, 5, None, 1), (4, (1 << 45) + 5, below, 2), (4, last, below, 1)]);
+    }
+}
+
+#[test]
 fn a_recursion_leads_back_or_goes_deeper() {
     let calls = |shape, count| {
         let out = run(GLIBC, shape, vec![Stmt::Enter(TREE, shape, 1); count], &[0]);
@@ -107,6 +135,7 @@ fn functions_without_numbers_and_unknown_metrics_are_refused() {
     };
     assert!(refused(Stmt::Enter(TREE, shapes[1], 0)));
     assert!(refused(Stmt::Enter(TREE, shapes[1], 1 << 17)));
+    assert!(refused(Stmt::CountBelow(TREE, shapes[1], 1 << 17, Expr::Const(1))));
     assert!(refused(Stmt::AddContext(TREE, shapes[0], 0, Expr::Const(1))));
     assert!(refused(Stmt::AddContext(TREE, shapes[1], 4, Expr::Const(1))));
 }

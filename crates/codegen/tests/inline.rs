@@ -57,6 +57,8 @@ enum Doing {
     Contexts,
     /// Both counts and contexts, one after the other.
     Both,
+    /// Enters contexts, and counts such numbers below them.
+    Below,
 }
 
 fn record(restore: VariableId, n: u32) -> CallRecord {
@@ -73,11 +75,10 @@ fn snippets(doing: Doing, function: usize, kind: PointKind) -> Vec<Snippet> {
     let snippet = |stmts| Snippet { stmts };
     let late = Stmt::Set(SUM, Expr::Const(-(1 << 20)));
     let begin = Stmt::Set(SUM, Expr::Const(1 << 20));
+    let plus = || Expr::Binary(BinaryOp::Add, Box::new(Expr::Variable(SUM)), Box::new(Expr::Const(3)));
     let count = match doing {
-        Doing::Keys => {
-            let plus = Expr::Binary(BinaryOp::Add, Box::new(Expr::Variable(SUM)), Box::new(Expr::Const(3)));
-            Stmt::AddAt(KEYED, table(), vec![KeyField::Number(plus)], Expr::Const(1))
-        }
+        Doing::Below => Stmt::CountBelow(TREE, shape(), 100 + function as u32, plus()),
+        Doing::Keys => Stmt::AddAt(KEYED, table(), vec![KeyField::Number(plus())], Expr::Const(1)),
         Doing::Paths | Doing::Contexts | Doing::Both => {
             Stmt::AddIn(COUNTS, ranges(), Expr::Variable(SUM), Expr::Const(1))
         }
@@ -107,6 +108,9 @@ fn snippets(doing: Doing, function: usize, kind: PointKind) -> Vec<Snippet> {
         Doing::Contexts => contexts,
         // The record that was opened last is closed first.
         Doing::Both if kind == PointKind::Exit => [contexts, paths].concat(),
+        // Paths end in the context of their call.
+        Doing::Below if kind == PointKind::Exit => [paths, contexts].concat(),
+        Doing::Below => [contexts, paths].concat(),
         Doing::Both => [paths, contexts].concat(),
     };
     match kind {
@@ -171,7 +175,7 @@ fn check(functions: &[Function], doing: Doing) -> (usize, [i64; 2]) {
 }
 
 fn doing() -> impl Strategy<Value = Doing> {
-    prop_oneof![Just(Doing::Paths), Just(Doing::Keys), Just(Doing::Contexts), Just(Doing::Both)]
+    prop_oneof![Just(Doing::Paths), Just(Doing::Keys), Just(Doing::Contexts), Just(Doing::Both), Just(Doing::Below)]
 }
 
 /// Address of a function that calls the one in r12 five times from one place, so that all but the first call find their contexts.
@@ -300,7 +304,7 @@ proptest! {
 #[test]
 fn most_code_is_in_counting_copies() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
-    for doing in [Doing::Paths, Doing::Keys, Doing::Contexts, Doing::Both] {
+    for doing in [Doing::Paths, Doing::Keys, Doing::Contexts, Doing::Both, Doing::Below] {
         let mut functions = functions().new_tree(&mut runner).expect("a value").current();
         functions.truncate(12);
         let (inlined, [with, without]) = check(&functions, doing);

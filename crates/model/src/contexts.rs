@@ -50,6 +50,8 @@ pub const PARENT_BIAS: u64 = 2;
 pub const ADDRESS_BITS: u32 = 47;
 /// Largest number of a function; the smallest is 1.
 pub const FUNCTIONS_MAX: u32 = (1 << (u64::BITS - ADDRESS_BITS)) - 1;
+/// Numbers of functions from here on are of values that were counted below contexts ([`crate::Stmt::CountBelow`]), where both are in one tree.
+pub const VALUES: u32 = 1 << (u64::BITS - ADDRESS_BITS - 1);
 /// Number of places that are compared for a key.
 pub const PROBES: u32 = 64;
 /// Largest number of metrics.
@@ -161,6 +163,19 @@ pub struct TreeContext {
     pub metrics: [i64; METRICS_MAX],
 }
 
+/// A value that was counted below a context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CountedValue {
+    /// Index of the context; `None` outside of all contexts.
+    pub context: Option<usize>,
+    /// Number with which it was counted, without [`VALUES`].
+    pub function: u32,
+    /// The value, as far as its lowest [`ADDRESS_BITS`] bits tell it.
+    pub value: i64,
+    /// Number of times that it was counted.
+    pub count: u64,
+}
+
 /// The contexts of one thread, or of several together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContextTree {
@@ -222,6 +237,33 @@ impl ContextTree {
             });
         }
         index
+    }
+
+    /// Removes the values that were counted below contexts: of function numbers from [`VALUES`] on. Contexts get other indexes.
+    pub fn take_values(&mut self) -> Vec<CountedValue> {
+        let mut values = Vec::new();
+        let mut indexes: Vec<Option<usize>> = Vec::with_capacity(self.contexts.len());
+        let mut contexts = Vec::with_capacity(self.contexts.len());
+        for context in std::mem::take(&mut self.contexts) {
+            let here = |index: Option<usize>| index.and_then(|index| indexes.get(index).copied().flatten());
+            let (parent, back) = (here(context.parent), here(context.back));
+            match context.function.checked_sub(VALUES) {
+                Some(function) => {
+                    let unused = u64::BITS - ADDRESS_BITS;
+                    let value = (context.return_address << unused).cast_signed() >> unused;
+                    values.push(CountedValue { context: parent, function, value, count: context.calls });
+                    indexes.push(None);
+                }
+                None => {
+                    indexes.push(Some(contexts.len()));
+                    contexts.push(TreeContext { parent, back, ..context });
+                }
+            }
+        }
+        let key = |c: &TreeContext| (c.parent, key(c.function, c.return_address), c.back.is_some());
+        self.known = contexts.iter().enumerate().map(|(index, context)| (key(context), index)).collect();
+        self.contexts = contexts;
+        values
     }
 
     fn count(&mut self, index: usize, calls: u64, metrics: [i64; METRICS_MAX]) {
@@ -339,6 +381,31 @@ mod tests {
         let expected = [(1, 0x10, None, 3, None, 2), (2, 0x20, Some(0), 5, None, 2), (3, 0x20, Some(0), 7, None, 4)];
         assert_eq!(rows(&tree), expected);
         assert_eq!((tree.full, tree.outside[0]), (6, 80));
+    }
+
+    #[test]
+    fn values_below_contexts_are_taken_out() {
+        let value = |function: u32, value: i64| key(VALUES + function, value.cast_unsigned());
+        let slots = slots(&[
+            (0, value(1, -7), 0, 3, of(0), 0),
+            (5, key(1, 0x900), 0, 1, of(5), 0),
+            (2, value(2, 1 << 45), of(5), 4, of(2), 0),
+            (7, key(2, 0x24), of(5), 6, of(7), 0),
+            (1, key(2, 0x30), of(7), 5, of(7), 0),
+            (3, value(2, 9), of(7), 8, of(3), 0),
+        ]);
+        let mut tree = read(&slots);
+        let mut values = tree.take_values();
+        values.sort_unstable_by_key(|value| value.count);
+        assert_eq!(
+            rows(&tree),
+            [(1, 0x900, None, 1, None, 0), (2, 0x24, Some(0), 6, None, 0), (2, 0x30, Some(1), 5, Some(1), 0)]
+        );
+        let counted = |context, function, value, count| CountedValue { context, function, value, count };
+        assert_eq!(values, [counted(None, 1, -7, 3), counted(Some(0), 2, 1 << 45, 4), counted(Some(1), 2, 9, 8)]);
+        tree.merge(&read(&slots));
+        assert_eq!(tree.contexts.len(), 6);
+        assert_eq!(tree.contexts[0].calls, 2);
     }
 
     #[test]

@@ -19,6 +19,8 @@ use crate::snippet::generator::{Generator, Operand, ShardAccess};
 
 /// Bit of rcx at the call of the routine: recursive calls have contexts of their own.
 const FULL_BIT: u32 = 38;
+/// Bit of rcx at the call of the routine: the context of the thread stays. It needs [`FULL_BIT`] too.
+const STAY_BIT: u32 = 63;
 /// Largest mask of places, see [`ContextShape::mask`].
 const MASK_MAX: u32 = PLACE * ((1 << *ContextShape::BITS.end()) - 1);
 /// Largest number of contexts that are looked at for an earlier call of the function.
@@ -29,6 +31,29 @@ const USED: [AsmRegister64; 6] = [rcx, rdx, rsi, rdi, r11, r12];
 impl Generator<'_> {
     /// Counts a call of a function in its context, which becomes that of the thread.
     pub(crate) fn enter_context(&mut self, v: VariableId, shape: ContextShape, function: u32) -> Result<(), Assembly> {
+        let how = u64::from(shape.full()) << FULL_BIT;
+        self.count_call(v, shape, (function, &Expr::ReturnAddress), how)
+    }
+
+    /// Counts a value below the context of the thread, which stays.
+    pub(crate) fn count_below(
+        &mut self,
+        v: VariableId,
+        shape: ContextShape,
+        function: u32,
+        e: &Expr,
+    ) -> Result<(), Assembly> {
+        self.count_call(v, shape, (function, e), 1 << FULL_BIT | 1 << STAY_BIT)
+    }
+
+    /// Counts a call in its context. `how` has bits for the routine.
+    fn count_call(
+        &mut self,
+        v: VariableId,
+        shape: ContextShape,
+        (function, address): (u32, &Expr),
+        how: u64,
+    ) -> Result<(), Assembly> {
         if self.access == ShardAccess::Shared {
             return Ok(());
         }
@@ -36,7 +61,7 @@ impl Generator<'_> {
         let [mut missed, mut end] = std::array::from_fn(|_| self.a.create_label());
         let current = self.word_of(v, CURRENT)?;
         // The key in rdx, and the first place to compare in rcx.
-        self.value(&Expr::ReturnAddress)?;
+        self.value(address)?;
         self.a.shl(rax, u64::BITS - ADDRESS_BITS)?;
         self.a.shr(rax, u64::BITS - ADDRESS_BITS)?;
         self.a.mov(rdx, key(function, 0).cast_signed())?;
@@ -55,13 +80,14 @@ impl Generator<'_> {
         self.a.cmp(self.in_place(v, FIRST + PARENT)?, rax)?;
         self.a.jne(missed)?;
         self.a.inc(self.in_place(v, FIRST + CALLS)?)?;
-        self.a.mov(rax, self.in_place(v, FIRST + TARGET)?)?;
-        self.a.mov(current, rax)?;
+        if how >> STAY_BIT == 0 {
+            self.a.mov(rax, self.in_place(v, FIRST + TARGET)?)?;
+            self.a.mov(current, rax)?;
+        }
         self.a.jmp(end)?;
         self.place(&mut missed)?;
         let tree = u64::from(COUNTERS + 8 * self.index(v)?);
-        let how = u64::from(shape.shift()) << 32 | u64::from(shape.full()) << FULL_BIT;
-        self.a.mov(rcx, tree | how)?;
+        self.a.mov(rcx, tree | u64::from(shape.shift()) << 32 | how)?;
         self.routine(Routine::Enter, end)?;
         self.place(&mut end)
     }
@@ -165,7 +191,7 @@ impl Listing<'_> {
         self.a.test(ecx, 1 << (FULL_BIT - 32))?;
         self.a.jne(store)?;
         // The first context of the same function at or above this one becomes that of the thread. The number of steps is limited, because the
-        // program may have overwritten the tree.
+        // program may have overwritten the tree. It is no negative number, so the bit that lets the context of the thread stay is not in it.
         self.a.mov(ecx, STEPS)?;
         self.a.set_label(&mut walk)?;
         self.a.test(r10, r10)?;
@@ -190,6 +216,8 @@ impl Listing<'_> {
         self.a.mov(self.of_place(PARENT), rsi)?;
         self.a.set_label(&mut found)?;
         self.a.inc(self.of_place(CALLS))?;
+        self.a.test(ecx, ecx)?;
+        self.a.js(done)?;
         self.a.mov(rax, self.of_place(TARGET))?;
         self.a.mov(self.of_tree(CURRENT), rax)?;
         self.a.set_label(&mut done)?;

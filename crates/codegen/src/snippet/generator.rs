@@ -111,6 +111,12 @@ fn check_stmts(stmts: &[Stmt], bound: &BindingCheck<'_>, depth: u32) -> Result<(
             }
             bound(*v, Shape::Contexts(*shape))
         }
+        Stmt::CountBelow(v, shape, function, e) => {
+            if !(1..=FUNCTIONS_MAX).contains(function) {
+                return Err(CodegenError::NoContext);
+            }
+            bound(*v, Shape::Contexts(*shape)).and_then(|()| check_expr(e, bound, depth))
+        }
         Stmt::AddContext(v, shape, metric, e) => {
             if !shape.metrics() || usize::from(*metric) >= METRICS_MAX {
                 return Err(CodegenError::NoContext);
@@ -524,6 +530,7 @@ impl Generator<'_> {
             Stmt::BeginGroup(v) => self.begin_group(*v)?,
             Stmt::KeepGroup(v) => self.keep_group(*v)?,
             Stmt::Enter(v, shape, function) => self.enter_context(*v, *shape, *function)?,
+            Stmt::CountBelow(v, shape, function, e) => self.count_below(*v, *shape, *function, &fold(e))?,
             Stmt::AddContext(v, shape, metric, e) => self.add_in_context(*v, (*shape, *metric), &fold(e))?,
             Stmt::Mark(v, key, state) => self.mark(*v, &fold(key), *state)?,
             Stmt::Call(call) => self.call_function(&fold_call(call))?,

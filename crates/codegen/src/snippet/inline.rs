@@ -221,12 +221,25 @@ enum InlineStep {
         shape: ContextShape,
         function: u32,
     },
+    /// Counts the sum of a variable and a number below the context of the thread.
+    CountBelow {
+        tree: u32,
+        shape: ContextShape,
+        function: u32,
+        number: u32,
+        plus: i32,
+    },
 }
 
 impl InlineStep {
     /// Whether it is about activation records.
     fn is_of_records(&self) -> bool {
         matches!(self, InlineStep::Bare | InlineStep::Ends(_) | InlineStep::Open { .. } | InlineStep::Find { .. })
+    }
+
+    /// Whether it looks for a place, which a register holds up to the change.
+    fn has_place(&self) -> bool {
+        matches!(self, InlineStep::Enter { .. } | InlineStep::CountBelow { .. } | InlineStep::CountAt { .. })
     }
 }
 
@@ -286,6 +299,11 @@ fn lower(stmts: &[Stmt], counters: &[u32], steps: &mut Vec<InlineStep>) -> Optio
             }
             Stmt::Enter(v, shape, function) => {
                 steps.push(InlineStep::Enter { tree: index(*v)?, shape: *shape, function: *function });
+            }
+            Stmt::CountBelow(v, shape, function, e) => {
+                let ((number, plus), (shape, function)) = (sum_of(e)?, (*shape, *function));
+                let (tree, number) = (index(*v)?, index(number)?);
+                steps.push(InlineStep::CountBelow { tree, shape, function, number, plus });
             }
             _ => return None,
         }
@@ -381,8 +399,7 @@ impl<'e> InlineWriter<'e> {
     /// Chooses registers. `None` if there are too few.
     fn new(env: &'e Environment, point: InlinePoint, steps: &[InlineStep]) -> Option<Self> {
         let has = |of: fn(&InlineStep) -> bool| steps.iter().any(of);
-        let places =
-            steps.iter().filter(|step| matches!(step, InlineStep::Enter { .. } | InlineStep::CountAt { .. })).count();
+        let places = steps.iter().filter(|step| step.has_place()).count();
         let opens = has(|step| matches!(step, InlineStep::Open { .. }));
         let closes = has(|step| *step == InlineStep::Close) && has(|step| *step == InlineStep::HandOver);
         if places > 1 || places == 1 && has(|step| matches!(step, InlineStep::CountIn { .. })) || closes {
@@ -607,6 +624,17 @@ impl<'e> InlineWriter<'e> {
                     }
                     self.find_context(tree, shape, function)?;
                 }
+                InlineStep::CountBelow { tree, shape, function, number, plus } => {
+                    if changed.contains(&number) || changed.contains(&(tree + CURRENT)) {
+                        return None;
+                    }
+                    let (value, from) = (self.registers.value, self.counter(number));
+                    self.code().load(value, from);
+                    if plus != 0 {
+                        self.code().add_number(value, plus);
+                    }
+                    self.find_below(tree, shape, function)?;
+                }
                 InlineStep::CountIn { .. }
                 | InlineStep::Bare
                 | InlineStep::Ends(_)
@@ -716,12 +744,18 @@ impl<'e> InlineWriter<'e> {
 
     /// Looks whether the context of the call is at one of its first places.
     fn find_context(&mut self, tree: u32, shape: ContextShape, function: u32) -> Option<()> {
+        let (value, pushed) = (self.registers.value, 8 * self.pushed.len() as i32);
+        self.code().load_stack(value, pushed);
+        self.find_below(tree, shape, function)
+    }
+
+    /// Looks whether the context of a call whose return address is in the register for values is at one of its first places.
+    fn find_below(&mut self, tree: u32, shape: ContextShape, function: u32) -> Option<()> {
         let (value, place, sought) = (self.registers.value, self.registers.place?, self.registers.top);
         self.top = None;
         let unused = (u64::BITS - ADDRESS_BITS) as u8;
-        let (current, pushed) = (self.counter(tree + CURRENT), 8 * self.pushed.len() as i32);
+        let current = self.counter(tree + CURRENT);
         let code = self.code();
-        code.load_stack(value, pushed);
         code.shift_left(value, unused);
         code.shift_right(value, unused);
         code.load_number(sought, key(function, 0).cast_signed());
@@ -814,6 +848,10 @@ impl<'e> InlineWriter<'e> {
                 self.code().add_small(top, -(RECORD as i8));
                 self.top = self.top.map(|top| top - RECORD);
                 self.found -= RECORD;
+            }
+            InlineStep::CountBelow { tree, .. } => {
+                let at = self.at_place(self.registers.place?, tree + FIRST_CONTEXT + CALLS);
+                self.code().increment(at);
             }
             InlineStep::Enter { tree, .. } => {
                 let (place, value) = (self.registers.place?, self.registers.value);

@@ -100,7 +100,9 @@ impl Check<'_> {
                 }
                 Stmt::Append(..) => panic!("the engine alone makes code that appends to buffers"),
                 Stmt::BeginGroup(_) | Stmt::KeepGroup(_) => panic!("the engine alone makes groups of records"),
-                Stmt::Enter(..) | Stmt::AddContext(..) => panic!("the engine alone makes code for contexts"),
+                Stmt::Enter(..) | Stmt::CountBelow(..) | Stmt::AddContext(..) => {
+                    panic!("the engine alone makes code for contexts")
+                }
                 Stmt::Mark(v, key, _) => {
                     assert_eq!(self.shape(*v), Shape::Table(TableShape::OBJECTS));
                     self.expr(key, at, closed);

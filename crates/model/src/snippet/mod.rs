@@ -494,6 +494,9 @@ pub enum Stmt {
     /// At the entry of the function with this number: count the call in its context, which becomes that of the thread. A record must restore the
     /// thread's context.
     Enter(VariableId, ContextShape, u32),
+    /// Count a value below the thread's context, which stays that of the thread: as a call from there of the function with this number, whose
+    /// return address has the lowest bits of the value.
+    CountBelow(VariableId, ContextShape, u32, Expr),
     /// Add to the value of the metric with this number in the thread's context.
     AddContext(VariableId, ContextShape, u8, Expr),
     /// Call a function of the program and ignore its result.
@@ -634,6 +637,7 @@ impl Snippet {
                 | Stmt::BeginGroup(_)
                 | Stmt::KeepGroup(_)
                 | Stmt::Enter(..)
+                | Stmt::CountBelow(..)
                 | Stmt::AddContext(..)
                 | Stmt::Await
                 | Stmt::Fork => false,
@@ -697,6 +701,7 @@ impl Snippet {
                     | Stmt::Observe(_, _, e, _)
                     | Stmt::Store(_, _, e)
                     | Stmt::AddContext(_, _, _, e)
+                    | Stmt::CountBelow(_, _, _, e)
                     | Stmt::Mark(_, e, _) => e.each(visit),
                     Stmt::AddAt(_, _, key, e) => {
                         key.iter().flat_map(KeyField::operands).for_each(|part| part.each(visit));
@@ -760,6 +765,7 @@ fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a ProgramCall>) {
             | Stmt::Observe(_, _, e, _)
             | Stmt::Store(_, _, e)
             | Stmt::AddContext(_, _, _, e)
+            | Stmt::CountBelow(_, _, _, e)
             | Stmt::Mark(_, e, _) => e.calls_in(calls),
             Stmt::AddAt(_, _, key, e) => {
                 key.iter().flat_map(KeyField::operands).for_each(|part| part.calls_in(calls));
@@ -805,6 +811,7 @@ fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Call
             | Stmt::Observe(_, _, e, _)
             | Stmt::Store(_, _, e)
             | Stmt::AddContext(_, _, _, e)
+            | Stmt::CountBelow(_, _, _, e)
             | Stmt::Mark(_, e, _) => e.place_callees(place)?,
             Stmt::AddAt(_, _, key, e) => {
                 key.iter_mut().flat_map(KeyField::operands_mut).try_for_each(|part| part.place_callees(place))?;

@@ -198,6 +198,7 @@ impl fmt::Display for Stmt {
             Stmt::BeginGroup(v) => write!(f, "begin group v{};", v.0),
             Stmt::KeepGroup(v) => write!(f, "keep group v{};", v.0),
             Stmt::Enter(v, _, function) => write!(f, "enter v{} {function};", v.0),
+            Stmt::CountBelow(v, _, function, e) => write!(f, "count below v{} {function} {e};", v.0),
             Stmt::AddContext(v, _, metric, e) => write!(f, "v{} metric {metric} += {e};", v.0),
             Stmt::Call(call) => write!(f, "{call};"),
             Stmt::Store(at, width, e) => write!(f, "u{} at {:#x} = {e};", 8 * width.bytes(), at.0),

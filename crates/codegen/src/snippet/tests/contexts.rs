@@ -11,6 +11,9 @@ use super::{Area, areas, compare, environment, machine};
 use crate::code::environment::Environment;
 use crate::code::routine::Routine;
 
+/// Bit of the argument: the context of the thread stays.
+const STAY: u64 = 1 << 63;
+
 /// A tree in shard 3 of an area.
 struct Tree {
     env: Environment,
@@ -42,15 +45,29 @@ impl Tree {
 
     /// Enters a context by the routine, and compares with the model.
     fn enter(&self, m: &mut Machine, call: u64, what: &str) {
+        self.run(m, (self.argument(), call), what);
+    }
+
+    /// Counts a call below the context of the thread by the routine, and compares with the model.
+    fn count_below(&self, m: &mut Machine, call: u64, what: &str) {
+        self.run(m, (self.argument() | 1 << 38 | STAY, call), what);
+    }
+
+    fn run(&self, m: &mut Machine, (argument, call): (u64, u64), what: &str) {
         m.registers[RAX] = super::BACK;
         m.rip = super::CODE;
-        (m.registers[RCX], m.registers[RDX]) = (self.argument(), call);
+        (m.registers[RCX], m.registers[RDX]) = (argument, call);
         m.registers[RBX] ^= call;
-        compare(&self.env, Routine::Enter, m, |wanted| self.model(wanted, call), what);
-        self.model(m, call);
+        let stays = argument & STAY != 0;
+        compare(&self.env, Routine::Enter, m, |wanted| self.model_of(wanted, call, stays), what);
+        self.model_of(m, call, stays);
     }
 
     fn model(&self, m: &mut Machine, call: u64) {
+        self.model_of(m, call, false);
+    }
+
+    fn model_of(&self, m: &mut Machine, call: u64, stays: bool) {
         let current = self.word(m, CURRENT);
         let first = self.shape.place(current, call);
         let places = (0..PROBES).map(|n| (first + PLACE * n) & self.shape.mask());
@@ -65,7 +82,7 @@ impl Tree {
         if self.word(m, place + KEY) == 0 {
             let mut target = u64::from(place - FIRST) + 1;
             let mut above = current;
-            while above != 0 && !self.shape.full() {
+            while above != 0 && !self.shape.full() && !stays {
                 let place = FIRST + (above as u32 & self.shape.mask());
                 if function_of(self.word(m, place + KEY)) == function_of(call) {
                     target = above;
@@ -81,7 +98,7 @@ impl Tree {
         }
         let calls = self.word(m, place + CALLS);
         m.write(self.at(place + CALLS), 8, calls + 1);
-        let target = self.word(m, place + TARGET);
+        let target = if stays { current } else { self.word(m, place + TARGET) };
         m.write(self.at(CURRENT), 8, target);
     }
 }
@@ -111,6 +128,10 @@ fn contexts_are_found_made_and_left_out() {
                     && let Some(before) = open.pop()
                 {
                     m.write(tree.at(CURRENT), 8, before);
+                    continue;
+                }
+                if random.is_multiple_of(5) {
+                    tree.count_below(&mut m, key(9, random % 7), &format!("{:?}, step {n}, below", tree.shape));
                     continue;
                 }
                 open.push(tree.word(&m, CURRENT));

@@ -94,6 +94,7 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
             | Stmt::BeginGroup(_)
             | Stmt::KeepGroup(_)
             | Stmt::AddContext(..)
+            | Stmt::CountBelow(..)
             | Stmt::Call(_)
             | Stmt::Store(..)
             | Stmt::Write(..) => {}
@@ -230,6 +231,7 @@ impl<'a> Shard<'a> {
                 | Stmt::BeginGroup(_)
                 | Stmt::KeepGroup(_)
                 | Stmt::AddContext(..)
+                | Stmt::CountBelow(..)
                 | Stmt::Call(_)
                 | Stmt::Store(..)
                 | Stmt::Write(..) => {}
