@@ -4,6 +4,8 @@
  * run SEED ROUNDS THREADS   each thread makes so many rounds of calls. Some calls end by an exception or by a longjmp. With `+` before SEED, the calls
  *                           are made inside of four others, which began when the program did; the answer then comes after these have ended
  * ticks SEED ROUNDS         the same, with one thread, while a timer interrupts it, whose handler calls the same functions
+ * places SEED ROUNDS THREADS   as run, but each thread makes its calls once in `c_first` and once in `c_second`. The answer has also a line for each way
+ *                           in each of them: `at CALLER FUNCTION BEGINS ENDS COUNT`; CALLER is `-` for ways elsewhere
  * The answer has a line for each way: `way FUNCTION BEGINS ENDS COUNT`; for each function `left FUNCTION COUNT`, the number of paths that were left in the
  * middle; and `late COUNT`, the number of paths that ended and had begun before the command. */
 extern "C" {
@@ -23,14 +25,20 @@ static const char *const names[FUNCTIONS] = {"p_branches", "p_loops", "p_climbs"
 /* Beginnings and ends of paths. */
 static const char *const kinds[KINDS] = {"entry exit", "entry loop",  "loop loop", "loop exit", "elsewhere exit", "entry call", "return exit"};
 
-static atomic_long counts[FUNCTIONS][KINDS][1 << 12];
+/* Places of calls. */
+enum Place { ELSEWHERE, IN_FIRST, IN_SECOND, PLACES };
+
+static const char *const places[PLACES] = {"-", "c_first", "c_second"};
+
+static atomic_long counts[PLACES][FUNCTIONS][KINDS][1 << 12];
+static thread_local Place place = ELSEWHERE;
 static atomic_long left_in[FUNCTIONS], late;
 
 /* Whether the next path that ends in `p_inside` has begun before the command. */
 static thread_local int begun_before;
 
 extern "C" {
-COUNTED void told(Function f, Kind kind, unsigned way) { counts[f][kind][way & 4095]++; }
+COUNTED void told(Function f, Kind kind, unsigned way) { counts[place][f][kind][way & 4095]++; }
 
 COUNTED void told_left(Function f, long number) { left_in[f] += number; }
 
@@ -207,25 +215,45 @@ static void rounds_of(unsigned long seed, long rounds) {
     for (long n = 0; n < rounds; n++) round_of(&state);
 }
 
+extern "C" {
+COUNTED void c_first(unsigned long seed, long rounds) {
+    place = IN_FIRST;
+    rounds_of(seed, rounds);
+    place = ELSEWHERE;
+}
+
+COUNTED void c_second(unsigned long seed, long rounds) {
+    place = IN_SECOND;
+    rounds_of(seed, rounds);
+    place = ELSEWHERE;
+}
+}
+
+static void rounds_in_places(unsigned long seed, long rounds) {
+    c_first(seed, rounds);
+    c_second(seed + 500, rounds);
+}
+
 struct Job {
     unsigned long seed;
     long rounds;
+    bool in_places;
 };
 
 static void *thread(void *of) {
     Job *job = (Job *)of;
-    rounds_of(job->seed, job->rounds);
+    (job->in_places ? rounds_in_places : rounds_of)(job->seed, job->rounds);
     return nullptr;
 }
 
-static void run(unsigned long seed, long rounds, int threads) {
+static void run(unsigned long seed, long rounds, int threads, bool in_places) {
     std::vector<pthread_t> ids((size_t)threads);
     std::vector<Job> jobs((size_t)threads);
     for (int n = 0; n < threads; n++) {
-        jobs[n] = Job{seed + (unsigned long)n, rounds};
+        jobs[n] = Job{seed + (unsigned long)n, rounds, in_places};
         pthread_create(&ids[n], nullptr, thread, &jobs[n]);
     }
-    rounds_of(seed + 1000, rounds);
+    (in_places ? rounds_in_places : rounds_of)(seed + 1000, rounds);
     for (pthread_t id : ids) pthread_join(id, nullptr);
 }
 
@@ -246,11 +274,22 @@ static void with_ticks(unsigned long seed, long rounds) {
     setitimer(ITIMER_REAL, &never, nullptr);
 }
 
+static void report_places() {
+    for (int at = 0; at < PLACES; at++)
+        for (int f = 0; f < FUNCTIONS; f++)
+            for (int kind = 0; kind < KINDS; kind++)
+                for (atomic_long &count : counts[at][f][kind])
+                    if (long n = count) say("at %s %s %s %ld", places[at], names[f], kinds[kind], n);
+}
+
 static void report() {
     for (int f = 0; f < FUNCTIONS; f++) {
         for (int kind = 0; kind < KINDS; kind++)
-            for (atomic_long &count : counts[f][kind])
-                if (long n = count.exchange(0)) say("way %s %s %ld", names[f], kinds[kind], n);
+            for (int way = 0; way < 1 << 12; way++) {
+                long n = 0;
+                for (int at = 0; at < PLACES; at++) n += counts[at][f][kind][way].exchange(0);
+                if (n) say("way %s %s %ld", names[f], kinds[kind], n);
+            }
         say("left %s %ld", names[f], left_in[f].exchange(0));
     }
     say("late %ld", late.exchange(0));
@@ -264,8 +303,12 @@ static void obey(bool inside) {
         int threads;
         if (!command || (command[0] == '+') != inside) return;
         if (sscanf(command, inside ? "+run %lu %ld %d" : "run %lu %ld %d", &seed, &rounds, &threads) == 3) {
-            run(seed, rounds, threads);
+            run(seed, rounds, threads, false);
             if (inside) return;
+            report();
+        } else if (!inside && sscanf(command, "places %lu %ld %d", &seed, &rounds, &threads) == 3) {
+            run(seed, rounds, threads, true);
+            report_places();
             report();
         } else if (sscanf(command, "ticks %lu %ld", &seed, &rounds) == 2) {
             with_ticks(seed, rounds);

@@ -132,6 +132,8 @@ pub struct PathsOptions {
     /// Largest number of paths from a block to their ends. Where there would be more, paths end earlier and others begin. `None` for a number
     /// that few functions exceed.
     pub longest: Option<NonZeroU32>,
+    /// Whether the paths of a call are told apart by its calling context. The contexts are counted too.
+    pub contexts: bool,
 }
 
 /// Options of exact counts.

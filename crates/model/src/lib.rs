@@ -46,7 +46,7 @@ pub use body::{BodyBlock, BodyExit, Entered, FunctionBody};
 pub use buffer::Capacity;
 pub use call::{Called, ProgramCall, VectorState};
 pub use cfg::{Block, BlockEvents, Cfg, EVENT_NAMES, Edge, EdgeKind, EdgeTarget, WayIn, WayInReason};
-pub use contexts::{ContextShape, ContextTree, TreeContext};
+pub use contexts::{ContextShape, ContextTree, CountedValue, TreeContext};
 pub use dominators::Dominators;
 pub use flavor::{FLAVORS_MAX, Flavor, FlavorError};
 pub use histogram::{Bucket, Distribution, Resolution, Scale};

@@ -34,7 +34,7 @@ pub use merge::MergeError;
 pub use program::{ProfiledProgram, ProfiledRoutine};
 pub use saved::{
     BlockCount, CallCount, CallTarget, Covered, EdgeCount, EdgeEnd, FunctionProfile, InclusiveTotal, ModuleInfo,
-    PathCount, PathProfile, ProfileKind, SavedProfile, UnprofiledFunction, UnsavedDetails,
+    PathCount, PathInContext, PathProfile, ProfileKind, SavedProfile, UnprofiledFunction, UnsavedDetails,
 };
 pub use times::{
     COST_CLASSES, CostUnit, FunctionTimes, MeasuredCalls, OtherMeasurements, ProfileTimes, UNPROFILED, Untimed,

@@ -1,13 +1,15 @@
 //! Sums of profiles, and the match of functions of two profiles.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use ingraft_model::Svma;
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::contexts::ContextProfile;
 use crate::saved::{
-    BlockCount, CallTarget, EdgeCount, FunctionProfile, ModuleInfo, PathCount, PathProfile, ProfileKind, SavedProfile,
-    UnprofiledFunction,
+    BlockCount, CallTarget, EdgeCount, FunctionProfile, ModuleInfo, PathCount, PathInContext, PathProfile, ProfileKind,
+    SavedProfile, UnprofiledFunction,
 };
 
 /// Reason why profiles are not summed or compared.
@@ -109,14 +111,13 @@ impl SavedProfile {
         same_kind(self.kind, other.kind)?;
         let kind = self.kind;
         self.leave_counts();
-        let mut modules = Vec::new();
-        for (module, found) in other.modules.iter().zip(matched(&other.modules, &self.modules)?) {
-            modules.push(found.unwrap_or_else(|| {
-                self.modules.push(module.clone());
-                self.modules.len() - 1
-            }));
-        }
+        let modules = self.join_modules(other)?;
         let module = |index: usize| modules.get(index).copied().unwrap_or(usize::MAX);
+        let contexts = match (&mut self.contexts, &other.contexts) {
+            (None, None) => Vec::new(),
+            (Some(sum), Some(contexts)) => sum.add(contexts, module)?,
+            _ => return Err(MergeError::OtherContexts),
+        };
         let keys =
             self.functions.iter().enumerate().map(|(number, function)| ((function.module, function.start), number));
         let known: FxHashMap<(usize, Svma), usize> = keys.collect();
@@ -128,16 +129,11 @@ impl SavedProfile {
                     *of = module(*of);
                 }
             }
+            function.paths.iter_mut().for_each(|paths| paths.move_contexts(&contexts));
             let same = known.get(&(function.module, function.start));
             match same.and_then(|number| self.functions.get_mut(*number)) {
                 Some(same) => same.add(&function, kind)?,
                 None => self.functions.push(function),
-            }
-        }
-        if let Some(contexts) = &other.contexts {
-            match &mut self.contexts {
-                Some(sum) => sum.add(contexts, module)?,
-                None => return Err(MergeError::OtherContexts),
             }
         }
         let listed = self.refused.iter().map(|refused| (refused.module, refused.start));
@@ -242,19 +238,72 @@ impl FunctionProfile {
     }
 }
 
+impl SavedProfile {
+    /// Adds the calling contexts of another profile of the same process, which this one does not have. Returns the index here of each of its contexts.
+    pub fn join_contexts(&mut self, other: &SavedProfile) -> Result<Vec<usize>, MergeError> {
+        let modules = self.join_modules(other)?;
+        let Some(contexts) = &other.contexts else { return Ok(Vec::new()) };
+        let empty = || ContextProfile {
+            metrics: contexts.metrics.clone(),
+            outside: vec![0; contexts.outside.len()],
+            ..ContextProfile::default()
+        };
+        let module = |index: usize| modules.get(index).copied().unwrap_or(usize::MAX);
+        self.contexts.get_or_insert_with(empty).add(contexts, module)
+    }
+
+    /// Adds the modules of another profile that this one lacks. Returns the index here of each of its modules.
+    fn join_modules(&mut self, other: &SavedProfile) -> Result<Vec<usize>, MergeError> {
+        let mut modules = Vec::new();
+        for (module, found) in other.modules.iter().zip(matched(&other.modules, &self.modules)?) {
+            modules.push(found.unwrap_or_else(|| {
+                self.modules.push(module.clone());
+                self.modules.len() - 1
+            }));
+        }
+        Ok(modules)
+    }
+}
+
 impl PathProfile {
+    /// Gives contexts other indexes.
+    fn move_contexts(&mut self, to: &[usize]) {
+        let moved = |context: usize| to.get(context).copied();
+        self.by_context.iter_mut().for_each(|of| of.context = of.context.and_then(moved));
+    }
+
     /// Adds the counts of the same function in another profile. Paths are the same if their blocks are. Returns `None` if a sum does not fit.
     fn add(&mut self, other: &PathProfile) -> Option<()> {
         let way = |path: &PathCount| PathCount { number: 0, count: 0, ..path.clone() };
         let known: FxHashMap<PathCount, usize> =
             self.paths.iter().enumerate().map(|(at, path)| (way(path), at)).collect();
+        let mut places = Vec::with_capacity(other.paths.len());
         for path in &other.paths {
-            match known.get(&way(path)).and_then(|at| self.paths.get_mut(*at)) {
+            let at = known.get(&way(path)).copied();
+            match at.and_then(|at| self.paths.get_mut(at)) {
                 Some(own) => own.count = own.count.checked_add(path.count)?,
                 None => self.paths.push(path.clone()),
             }
+            places.push(at.unwrap_or(self.paths.len() - 1));
         }
-        self.paths.sort_by_key(|path| (Reverse(path.count), path.number));
+        let mut runs: BTreeMap<(Option<usize>, usize), u64> =
+            self.by_context.iter().map(|of| ((of.context, of.path), of.count)).collect();
+        for PathInContext { context, path, count } in &other.by_context {
+            let sum = runs.entry((*context, *places.get(*path)?)).or_default();
+            *sum = sum.checked_add(*count)?;
+        }
+        let mut order: Vec<(usize, PathCount)> = std::mem::take(&mut self.paths).into_iter().enumerate().collect();
+        order.sort_by_key(|(_, path)| (Reverse(path.count), path.number));
+        let mut sorted = vec![0; order.len()];
+        for (place, (before, _)) in order.iter().enumerate() {
+            sorted.get_mut(*before).into_iter().for_each(|to| *to = place);
+        }
+        self.paths = order.into_iter().map(|(_, path)| path).collect();
+        let moved = runs
+            .into_iter()
+            .filter_map(|((context, path), count)| Some(PathInContext { context, path: *sorted.get(path)?, count }));
+        self.by_context = moved.collect();
+        self.by_context.sort_unstable_by_key(|of| (of.path, of.context));
         self.possible = self.possible.max(other.possible);
         self.is_cut |= other.is_cut;
         let sums = [

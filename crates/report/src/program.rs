@@ -5,7 +5,9 @@ use rustc_hash::FxHashMap;
 
 use crate::code::{CodeStep, ModuleCode, SourceFrame, Symbol};
 use crate::contexts::ContextProfile;
-use crate::saved::{BlockCount, CallCount, CallTarget, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, SavedProfile};
+use crate::saved::{
+    BlockCount, CallCount, CallTarget, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, ProfileKind, SavedProfile,
+};
 
 /// A saved profile and what is known about the code of its modules.
 pub struct ProfiledProgram<'a> {
@@ -30,8 +32,13 @@ impl<'a> ProfiledProgram<'a> {
         self.profile
     }
 
-    /// The calling contexts; `None` if this is no profile of contexts.
+    /// The calling contexts; `None` if this is no profile of contexts. Paths by context have [`ProfiledProgram::all_contexts`].
     pub fn contexts(&self) -> Option<&'a ContextProfile> {
+        self.profile.contexts.as_ref().filter(|_| self.profile.kind == ProfileKind::Contexts)
+    }
+
+    /// The calling contexts, also of paths; `None` if there are none.
+    pub fn all_contexts(&self) -> Option<&'a ContextProfile> {
         self.profile.contexts.as_ref()
     }
 

@@ -44,7 +44,7 @@ pub struct SavedProfile {
     pub held_ns: u64,
     /// Event of the inclusive totals; empty if there are none.
     pub inclusive: String,
-    /// The calling contexts; `None` if this is no profile of contexts.
+    /// The calling contexts; `None` if they were not told apart. Counts have them if those of paths are by context ([`PathProfile::by_context`]).
     pub contexts: Option<ContextProfile>,
 }
 
@@ -132,6 +132,20 @@ pub struct PathProfile {
     pub left: u64,
     /// Reason why the counts of paths are not exact; `None` if they are.
     pub inexact: Option<String>,
+    /// The runs of `paths` by calling context; empty if contexts were not told apart.
+    pub by_context: Vec<PathInContext>,
+}
+
+/// Runs of a path in one calling context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PathInContext {
+    /// Index among the contexts of the profile; `None` if the context is not known, because the call had begun before the measurement, or because
+    /// there was no room for its context.
+    pub context: Option<usize>,
+    /// Index among the paths of the function.
+    pub path: usize,
+    /// Number of runs.
+    pub count: u64,
 }
 
 /// A path of a function, and how often it has run.

@@ -174,8 +174,8 @@ fn kind_to_wire(kind: Kind) -> Option<Wire> {
             let metrics = metrics.into_iter().map(|metric| metric.name().to_owned()).collect();
             Some(Wire::Contexts(v1::ContextsKind { metrics, full }))
         }
-        Kind::Paths(PathsOptions { longest }) => {
-            Some(Wire::Paths(v1::PathsKind { longest: longest.map_or(0, NonZeroU32::get) }))
+        Kind::Paths(PathsOptions { longest, contexts }) => {
+            Some(Wire::Paths(v1::PathsKind { longest: longest.map_or(0, NonZeroU32::get), contexts }))
         }
         Kind::Trace(TraceOptions { capacity, times, lossless, when }) => {
             let buffer = capacity.bytes();
@@ -194,7 +194,9 @@ fn kind(kind: Wire) -> Result<Kind, FieldError> {
         Wire::Print(options) => print(options).map(Kind::Print).map_err(|e| e.inside("print")),
         Wire::Slow(options) => slow(options).map(Kind::Slow).map_err(|e| e.inside("slow")),
         Wire::Contexts(options) => contexts(options).map(Kind::Contexts).map_err(|e| e.inside("contexts")),
-        Wire::Paths(v1::PathsKind { longest }) => Ok(Kind::Paths(PathsOptions { longest: NonZeroU32::new(longest) })),
+        Wire::Paths(v1::PathsKind { longest, contexts }) => {
+            Ok(Kind::Paths(PathsOptions { longest: NonZeroU32::new(longest), contexts }))
+        }
         Wire::Trace(options) => trace(options).map(Kind::Trace).map_err(|e| e.inside("trace")),
     }
 }
@@ -301,7 +303,10 @@ mod tests {
                     let metrics = ContextMetric::ALL.into_iter().cycle().skip(from).take(metrics).collect();
                     Kind::Contexts(ContextsOptions { metrics, full: s.next() })
                 }
-                7 => Kind::Paths(PathsOptions { longest: s.next::<Option<u32>>().and_then(NonZeroU32::new) }),
+                7 => {
+                    let longest = s.next::<Option<u32>>().and_then(NonZeroU32::new);
+                    Kind::Paths(PathsOptions { longest, contexts: s.next() })
+                }
                 2 => Kind::Coverage(CoverageOptions { branches: s.next(), in_place: false }),
                 _ => Kind::Trace(TraceOptions {
                     capacity: Capacity::of_bytes(s.one_of(&[1, 4096, 1 << 20])).expect("a capacity"),

@@ -56,10 +56,14 @@ fn numbers(reply: &Reply, of: &str) -> BTreeMap<String, u64> {
 
 /// Profiles the program while it obeys a command. Returns what both say.
 fn profiled(arguments: &[&str], command: &str) -> (Outcome, Reply) {
+    profiled_functions(&["paths:p_*"], arguments, command)
+}
+
+fn profiled_functions(functions: &[&str], arguments: &[&str], command: &str) -> (Outcome, Reply) {
     let mut target = Mutatee::start("paths", &[]);
     let before = Text::of(target.pid());
     let pid = target.pid_text();
-    let mut session = tool().start(["profile", "paths", "-p", &pid, "paths:p_*"].iter().chain(arguments));
+    let mut session = tool().start(["profile", "paths", "-p", &pid].iter().chain(functions).chain(arguments));
     session.wait_for("attached");
     let truth = target.ask(command);
     let outcome = session.interrupt().assert_code(0).assert_removed();
@@ -91,6 +95,84 @@ fn paths_equal_the_programs_account() {
     for seed in 0..scaled(3, 30) {
         check(&format!("run {seed} 2000 3"));
     }
+}
+
+/// The ways of a function in calls of each of these callers; `-` is for calls that no caller has made.
+type WaysOfCallers = BTreeMap<String, Ways>;
+
+/// The paths that the tool has told, by the caller in whose calls they are.
+fn told_by_caller(outcome: &Outcome) -> WaysOfCallers {
+    let contexts: BTreeMap<u64, &Value> =
+        outcome.all("context").into_iter().map(|context| (number(context, "id"), context)).collect();
+    let caller = |path: &Value| {
+        let mut at = contexts.get(&number(path, "context")).copied();
+        assert_eq!(at.map(|context| word(context, "function")), Some(word(path, "function")), "{path}");
+        while let Some(context) = at {
+            let name = word(context, "function");
+            if name.starts_with("c_") {
+                return name;
+            }
+            at = context["parent"].as_u64().and_then(|parent| contexts.get(&parent)).copied();
+        }
+        "-".to_owned()
+    };
+    let mut all: BTreeMap<(String, u64, String), u64> = BTreeMap::new();
+    let mut of_path: BTreeMap<(String, u64), (String, String)> = BTreeMap::new();
+    for path in outcome.all("path") {
+        let (function, n) = (word(path, "function"), number(path, "path"));
+        *all.entry((function.clone(), n, caller(path))).or_default() += number(path, "count");
+        of_path.insert((function, n), (word(path, "begins"), word(path, "ends")));
+    }
+    let mut told: BTreeMap<String, Vec<_>> = BTreeMap::new();
+    for ((function, n, caller), count) in all {
+        let (begins, ends) = of_path[&(function.clone(), n)].clone();
+        told.entry(caller).or_default().push(((function, begins, ends), count));
+    }
+    told.into_iter().map(|(caller, rows)| (caller, ways(rows.into_iter()))).collect()
+}
+
+/// The same in the program's account.
+fn known_by_caller(reply: &Reply) -> WaysOfCallers {
+    let mut known: BTreeMap<String, Vec<_>> = BTreeMap::new();
+    for line in reply.lines.iter().filter_map(|line| line.strip_prefix("at ")) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let text = |n: usize| words[n].to_owned();
+        let row = ((text(1), text(2), text(3)), words[4].parse().expect("a number"));
+        known.entry(text(0)).or_default().push(row);
+    }
+    known.into_iter().map(|(caller, rows)| (caller, ways(rows.into_iter()))).collect()
+}
+
+/// Each context has the paths that the program's account has for its caller, and all contexts together have those of the functions.
+#[test]
+fn paths_are_told_apart_by_context() {
+    let directory = open_directory();
+    let file = directory.path().join("paths").display().to_string();
+    let functions = ["paths:p_*", "paths:c_*"];
+    for (seed, threads) in [(3, 0), (4, 3)] {
+        let arguments = ["--contexts", "--max-overhead", "10000", "-o", &file];
+        let (outcome, truth) = profiled_functions(&functions, &arguments, &format!("places {seed} 1500 {threads}"));
+        let (told, known) = (told_by_caller(&outcome), known_by_caller(&truth));
+        assert!(known.len() == 3 && known["c_first"].len() > 8, "{known:?}");
+        let mut of_functions = told.clone();
+        of_functions.values_mut().for_each(|ways| ways.retain(|(function, ..), _| !function.starts_with("c_")));
+        assert_eq!(of_functions, known);
+        for paths in outcome.all("paths") {
+            assert!(paths["inexact"].is_null() && number(paths, "unlisted") == 0, "{paths}");
+        }
+        let late: u64 = outcome.all("paths").iter().map(|paths| number(paths, "late")).sum();
+        assert_eq!(late, 4);
+        let report = tool().run(["report", &file]).assert_code(0);
+        assert_eq!(told_by_caller(&report), told);
+        let twice = told_by_caller(&tool().run(["report", &file, &file]).assert_code(0));
+        let doubled = |ways: &Ways| -> Ways {
+            ways.iter().map(|(key, counts)| (key.clone(), counts.iter().map(|count| 2 * count).collect())).collect()
+        };
+        let expected: WaysOfCallers = told.iter().map(|(caller, ways)| (caller.clone(), doubled(ways))).collect();
+        assert_eq!(twice, expected);
+    }
+    let table = ingraft_testing::output(&mut tool().plain_command(["report", &file]));
+    assert!(table.contains("CALLED BY") && table.contains("c_second"), "{table}");
 }
 
 #[test]

@@ -60,6 +60,7 @@ pub(crate) enum TimesUnit {
   ingraft profile contexts -n postgres --for 10s                 (who calls whom, and how often)
   ingraft profile contexts -p 4711 --metric time,bytes --for 10s -o shop.contexts
   ingraft profile paths -p 4711 'shop:*' --for 10s               (which ways control takes through functions)
+  ingraft profile paths -p 4711 'shop:*' --contexts --for 10s    (and who has called them)
 
 KIND is edges, blocks, events, coverage, times, contexts or paths. A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. Without one, all
 functions of the program are profiled. The counts are exact: counters are on some edges only, and the other counts are
@@ -93,7 +94,8 @@ how often control went the whole way, WAY tells the source lines of its blocks, 
 Functions with too many paths have shorter ones: their paths are cut, also by --truncate. The
 counts of blocks and edges that are saved with paths are those on the paths. --stats divides paths
 and functions by their part in all reads of memory: hot ones have 1 % or more (--hot), dense ones
-are hot and read more for each instruction than the program does, sparse ones are the other hot ones."
+are hot and read more for each instruction than the program does, sparse ones are the other hot ones.
+--contexts tells the paths of a call apart by the chain of calls that has led to it."
 )]
 pub(crate) struct ProfileArgs {
     /// Kind of the counts
@@ -149,6 +151,10 @@ pub(crate) struct ProfileArgs {
     /// Paths: cut paths so that at most so many lead from a block to their ends
     #[arg(long, value_name = "N")]
     pub(crate) truncate: Option<NonZeroU32>,
+
+    /// Paths: tell the paths of a call apart by its calling context
+    #[arg(long = "contexts")]
+    pub(crate) by_context: bool,
 
     /// Paths: with --stats, part of all reads that a hot path has at least, in percent [default: 1]
     #[arg(long, value_name = "PERCENT", value_parser = contexts::part)]

@@ -7,9 +7,13 @@ use super::{CallingContext, ContextFunction, ContextKind, ContextProfile, Return
 use crate::merge::MergeError;
 
 impl ContextProfile {
-    /// Adds the calls and metrics of another tree. `module` maps an index of a module in the other tree to one in this tree. Fails, and leaves an
-    /// incomplete sum, if the trees have different metrics or a sum is too large.
-    pub(crate) fn add(&mut self, other: &ContextProfile, module: impl Fn(usize) -> usize) -> Result<(), MergeError> {
+    /// Adds the calls and metrics of another tree. `module` maps an index of a module in the other tree to one in this tree. Returns the index in
+    /// this tree of each context of the other one. Fails, and leaves an incomplete sum, if the trees have different metrics or a sum is too large.
+    pub(crate) fn add(
+        &mut self,
+        other: &ContextProfile,
+        module: impl Fn(usize) -> usize,
+    ) -> Result<Vec<usize>, MergeError> {
         let (functions, contexts) = self.join(other, module)?;
         for (function, number) in other.functions.iter().zip(functions) {
             let Some(sum) = self.functions.get_mut(number) else { continue };
@@ -18,8 +22,8 @@ impl ContextProfile {
             sum.unseen = sum.unseen.checked_add(function.unseen).ok_or_else(too_large)?;
             sum.unrecorded = sum.unrecorded.checked_add(function.unrecorded).ok_or_else(too_large)?;
         }
-        for (context, number) in other.contexts.iter().zip(contexts) {
-            let Some(sum) = self.contexts.get_mut(number) else { continue };
+        for (context, number) in other.contexts.iter().zip(&contexts) {
+            let Some(sum) = self.contexts.get_mut(*number) else { continue };
             let name = || other.functions.get(context.function).map(|function| function.name.clone());
             let too_large = || MergeError::TooLarge { function: name().unwrap_or_default() };
             sum.calls = sum.calls.checked_add(context.calls).ok_or_else(too_large)?;
@@ -32,7 +36,7 @@ impl ContextProfile {
             *sum = sum.checked_add(*value).ok_or_else(outside)?;
         }
         self.full = self.full.saturating_add(other.full);
-        Ok(())
+        Ok(contexts)
     }
 
     /// Adds the functions and contexts of another tree that this one lacks, without any values. Returns the index in this tree of each function

@@ -57,8 +57,12 @@ impl From<&SavedProfile> for Profile {
             coverage: profile.kind == ProfileKind::Coverage,
             held_ns: profile.held_ns,
             inclusive: profile.inclusive.clone(),
-            contexts: (profile.kind == ProfileKind::Contexts)
-                .then(|| profile.contexts.as_ref().map(ContextTree::from).unwrap_or_default()),
+            contexts: match (profile.kind, &profile.contexts) {
+                (_, Some(contexts)) => Some(ContextTree::from(contexts)),
+                (ProfileKind::Contexts, None) => Some(ContextTree::default()),
+                (ProfileKind::Counts | ProfileKind::Coverage, None) => None,
+            },
+            paths_by_context: profile.kind == ProfileKind::Counts && profile.contexts.is_some(),
         }
     }
 }
@@ -68,22 +72,30 @@ impl TryFrom<Profile> for SavedProfile {
 
     fn try_from(message: Profile) -> Result<Self, FileError> {
         let modules = message.modules.len();
-        let functions = message.functions.into_iter().map(|message| function(message, modules));
+        let functions: Result<Vec<FunctionProfile>, FileError> =
+            message.functions.into_iter().map(|message| function(message, modules)).collect();
         let refused = message.refused.into_iter().map(|message| refused(message, modules));
         let contexts = message.contexts.map(|message| contexts::tree(message, modules)).transpose()?;
         let kind = match (message.coverage, &contexts) {
             (false, None) => ProfileKind::Counts,
             (true, None) => ProfileKind::Coverage,
+            (false, Some(_)) if message.paths_by_context => ProfileKind::Counts,
             (false, Some(_)) => ProfileKind::Contexts,
             (true, Some(_)) => return Err(contradiction("a coverage has calling contexts")),
         };
+        let (functions, known) = (functions?, contexts.as_ref().map_or(0, |contexts| contexts.contexts.len()));
+        let by_context =
+            functions.iter().filter_map(|function| function.paths.as_ref()).flat_map(|paths| &paths.by_context);
+        if by_context.filter_map(|of| of.context).any(|context| context >= known) {
+            return Err(contradiction("a path has a calling context that does not exist"));
+        }
         Ok(SavedProfile {
             host: message.host,
             pid: message.pid,
             program: message.program,
             began_ns: message.began_ns,
             ended_ns: message.ended_ns,
-            functions: functions.collect::<Result<_, _>>()?,
+            functions,
             refused: refused.collect::<Result<_, _>>()?,
             modules: message.modules.into_iter().map(ModuleInfo::from).collect(),
             corrected: (message.late_starts, message.early_ends),

@@ -5,7 +5,7 @@ use ingraft_profile::{PathBegin, PathEnd};
 use super::FileError;
 use super::checked::{contradiction, distance, index};
 use crate::message::PathCounts;
-use crate::saved::{PathCount, PathProfile};
+use crate::saved::{PathCount, PathInContext, PathProfile};
 
 /// Beginnings of paths by their numbers in files.
 const BEGINS: [PathBegin; 4] = [PathBegin::Entry, PathBegin::Elsewhere, PathBegin::Loop, PathBegin::Return];
@@ -27,6 +27,11 @@ impl From<&PathProfile> for PathCounts {
             message.length.push(blocks.len() as u32);
             let before = std::iter::once(&0).chain(blocks);
             message.block.extend(before.zip(blocks).map(|(before, block)| distance(*before as u64, *block as u64)));
+        }
+        for PathInContext { context, path, count } in &paths.by_context {
+            message.context.push(context.map_or(0, |context| context as u64 + 1));
+            message.context_path.push(*path as u64);
+            message.context_count.push(*count);
         }
         message
     }
@@ -71,7 +76,21 @@ pub(super) fn paths(message: PathCounts, blocks: usize) -> Result<PathProfile, F
     if !rest.is_empty() {
         return Err(contradiction("there are more blocks than paths have"));
     }
-    Ok(PathProfile { possible, is_cut: cut, paths, late, unlisted, open, left, inexact: inexact.clone() })
+    let (contexts, of_contexts) = (message.context.len(), [message.context_path.len(), message.context_count.len()]);
+    if of_contexts.iter().any(|other| *other != contexts) {
+        return Err(contradiction("the lists of the contexts of paths have different lengths"));
+    }
+    let by_context = message.context.iter().zip(&message.context_path).zip(&message.context_count);
+    let by_context = by_context.map(|((context, path), count)| {
+        let context = match context.checked_sub(1) {
+            Some(context) => Some(index(context, usize::MAX, "a path has a calling context that does not exist")?),
+            None => None,
+        };
+        let path = index(*path, all, "a calling context has a path that has not run")?;
+        Ok(PathInContext { context, path, count: *count })
+    });
+    let by_context = by_context.collect::<Result<_, FileError>>()?;
+    Ok(PathProfile { possible, is_cut: cut, paths, late, unlisted, open, left, inexact: inexact.clone(), by_context })
 }
 
 /// The blocks of a path by the steps from one to the next.

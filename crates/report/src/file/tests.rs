@@ -79,7 +79,7 @@ fn paths(blocks: usize) -> impl Strategy<Value = PathProfile> {
                 count,
             };
             let paths = paths.into_iter().map(path).collect();
-            PathProfile { possible, is_cut, paths, late, unlisted, open, left, inexact }
+            PathProfile { possible, is_cut, paths, late, unlisted, open, left, inexact, by_context: Vec::new() }
         },
     )
 }
@@ -146,10 +146,20 @@ fn profile() -> impl Strategy<Value = SavedProfile> {
             let (host, pid, program, (began_ns, ended_ns, held_ns), corrected, inclusive) = facts;
             let modules = modules.clone();
             let kind = match (&contexts, pid % 2) {
-                (Some(_), _) => ProfileKind::Contexts,
-                (None, 0) => ProfileKind::Counts,
-                (None, _) => ProfileKind::Coverage,
+                (None, 1) => ProfileKind::Coverage,
+                (Some(_), 1) => ProfileKind::Contexts,
+                _ => ProfileKind::Counts,
             };
+            let known = contexts.as_ref().filter(|_| kind == ProfileKind::Counts).map(|tree| tree.contexts.len());
+            let mut functions = functions;
+            for paths in functions.iter_mut().filter_map(|function| function.paths.as_mut()) {
+                let all = paths.paths.iter().enumerate().zip(known.into_iter().cycle());
+                let runs = all.map(|((path, of), known)| {
+                    let context = (of.count as usize).checked_rem(known).filter(|_| of.count % 3 != 0);
+                    PathInContext { context, path, count: of.count }
+                });
+                paths.by_context = runs.collect();
+            }
             let saved = SavedProfile { contexts, ..SavedProfile::default() };
             let saved = SavedProfile { kind, host, pid, program, modules, functions, refused, ..saved };
             SavedProfile { began_ns, ended_ns, corrected, held_ns, inclusive, ..saved }
@@ -327,6 +337,16 @@ fn paths_that_contradict_each_other_are_refused() {
     assert_eq!(why(|paths| paths.block[1] = -1), "a path has a block that does not exist");
     assert_eq!(why(|paths| paths.number[0] = 2), "a path has a number that the function does not have");
     assert_eq!(why(|paths| paths.next[0] = 3), "a path goes on at a block that does not exist");
+    assert_eq!(why(|paths| paths.context.push(0)), "the lists of the contexts of paths have different lengths");
+    let in_context = |context: u64, path: u64| {
+        move |paths: &mut PathCounts| {
+            (paths.context, paths.context_path, paths.context_count) = (vec![context], vec![path], vec![7]);
+        }
+    };
+    let refused = |change: &dyn Fn(&mut PathCounts)| with_paths(change).expect_err("a contradiction").to_string();
+    assert!(refused(&in_context(0, 2)).contains("a calling context has a path that has not run"));
+    assert!(refused(&in_context(1, 1)).contains("a path has a calling context that does not exist"));
+    assert!(with_paths(in_context(0, 1)).is_ok());
     assert_eq!(why(|paths| paths.begins[0] = 4), "a path has an unknown beginning or end");
     assert!(with_paths(|_| ()).is_ok());
 }

@@ -31,7 +31,10 @@ pub fn rows() -> Vec<BenchRow> {
 /// A row of table 3.
 fn contexts(outcome: &Outcome) -> String {
     let all = outcome.one("contexts");
-    let number = |key: &str| all[key].as_f64().map_or_else(String::new, short);
+    let number = |key: &str| match all[key].as_u64() {
+        Some(whole) => whole.to_string(),
+        None => all[key].as_f64().map_or_else(String::new, short),
+    };
     format!(
         "{} contexts, height {}, degree {}, mean depth of leaves {}, most of one function {}, {} of recursive calls",
         number("nodes"),

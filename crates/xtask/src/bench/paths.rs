@@ -1,4 +1,5 @@
-//! Measures what the paths of all functions of real programs cost, beside their edges, which have fewer counters and no records of calls.
+//! Measures what the paths of all functions of real programs cost, beside their edges, which have fewer counters and no records of calls;
+//! and what paths by calling context cost, beside contexts.
 
 use ingraft_testing::have;
 
@@ -7,8 +8,8 @@ use super::{BenchRow, median, short};
 
 /// Number of runs of which the median is taken.
 const ROUNDS: usize = 3;
-/// By how much paths may cost more than edges, as a part of the time of the plain program.
-const BESIDE_EDGES: f64 = 0.1;
+/// By how much paths may cost more than edges, and paths by context more than contexts, as a part of the time of the plain program.
+const BESIDE: f64 = 0.1;
 /// Ratio of the times with and without path profiling that Ammons, Ball and Larus (1997) have measured.
 const OF_THE_PAPER: f64 = 1.31;
 
@@ -20,13 +21,23 @@ pub fn rows() -> Vec<BenchRow> {
             rows.push(BenchRow::skipped(what, "it is not installed"));
             continue;
         }
-        let time = |kind: Option<&str>| run(program, kind.map(|kind| ["profile", kind]).as_ref().map(|all| &all[..])).0;
-        let all: Vec<[f64; 3]> = (0..ROUNDS).map(|_| [time(None), time(Some("edges")), time(Some("paths"))]).collect();
-        let [plain, edges, paths] = [0, 1, 2].map(|n| median(all.iter().map(|of| of[n])));
+        let time = |arguments: &[&str]| run(program, Some(arguments).filter(|all| !all.is_empty())).0;
+        let commands: [&[&str]; 5] = [
+            &[],
+            &["profile", "edges"],
+            &["profile", "paths"],
+            &["profile", "contexts"],
+            &["profile", "paths", "--contexts"],
+        ];
+        let all: Vec<[f64; 5]> = (0..ROUNDS).map(|_| commands.map(time)).collect();
+        let [plain, edges, paths, contexts, both] = [0, 1, 2, 3, 4].map(|n| median(all.iter().map(|of| of[n])));
         let ratio = |told: f64| told / plain.max(1e-9);
         ratios.push(ratio(paths));
         let detail = format!(" (edges {}x, plain {} s)", short(ratio(edges)), short(plain));
-        rows.push(BenchRow::at_most(what, ratio(paths), ratio(edges) + BESIDE_EDGES, "x", &detail));
+        rows.push(BenchRow::at_most(what, ratio(paths), ratio(edges) + BESIDE, "x", &detail));
+        let what = format!("the same by calling context, {}", program.name);
+        let detail = format!(" (contexts {}x)", short(ratio(contexts)));
+        rows.push(BenchRow::at_most(what, ratio(both), ratio(contexts) + BESIDE, "x", &detail));
     }
     if !ratios.is_empty() {
         rows.push(BenchRow::at_most("the median of these programs", median(ratios), OF_THE_PAPER, "x", ""));

@@ -30,6 +30,12 @@ pub(crate) struct ContextLayout {
     pub(crate) value: Option<ContextValue>,
 }
 
+impl Default for ContextLayout {
+    fn default() -> Self {
+        ContextLayout::of_tree(&TreeArgs::default(), None)
+    }
+}
+
 impl ContextLayout {
     /// The layout of the flags of a tree.
     pub(crate) fn of_tree(args: &TreeArgs, top: Option<usize>) -> Self {

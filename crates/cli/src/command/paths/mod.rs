@@ -21,12 +21,14 @@ use crate::objects::{Object, RecordedFunction};
 use crate::output::DIM;
 use crate::output::histogram::share;
 use crate::output::number::{grouped_u64, plural};
-use crate::output::table::TextTable;
+use crate::output::table::{Cell, TextTable};
 
 /// Part of all instructions on paths that a hot path has, as in the tables of Ammons, Ball and Larus (1997).
 const HOT: f64 = 0.01;
 /// Largest number of blocks of a path in a table. Longer paths have their first and last blocks there.
 const WAY: usize = 12;
+/// Largest number of callers of a path in a table.
+const CALLERS: usize = 4;
 /// Largest number of paths of a function that are compared, so that lines tell them apart.
 const COMPARED: usize = 200;
 
@@ -34,6 +36,9 @@ const COMPARED: usize = 200;
 struct RanPath<'a> {
     routine: ProfiledRoutine<'a>,
     path: &'a PathCount,
+    /// The context of the runs; `None` if these are all runs.
+    context: Option<Option<usize>>,
+    runs: u64,
     each: u64,
     instructions: u64,
 }
@@ -51,9 +56,10 @@ pub(crate) fn with_files(profile: &SavedProfile, rows: usize, width: Option<usiz
 /// The paths with the most instructions, and what they are among all.
 pub(crate) fn text(program: &ProfiledProgram<'_>, rows: usize, width: Option<usize>) -> String {
     let mut all: Vec<RanPath<'_>> = program.functions().flat_map(paths_of).collect();
-    all.sort_by_key(|ran| (Reverse(ran.instructions), ran.routine.key(), ran.path.number));
+    all.sort_by_key(|ran| (Reverse(ran.instructions), ran.routine.key(), ran.path.number, ran.context));
+    let has_contexts = all.iter().any(|ran| ran.context.is_some());
     let whole = all.iter().fold(0_u64, |sum, ran| sum.saturating_add(ran.instructions));
-    let runs = all.iter().fold(0_u64, |sum, ran| sum.saturating_add(ran.path.count));
+    let runs = all.iter().fold(0_u64, |sum, ran| sum.saturating_add(ran.runs));
     let mut table = TextTable::new()
         .shrinking("FUNCTION")
         .right("PATH")
@@ -64,17 +70,22 @@ pub(crate) fn text(program: &ProfiledProgram<'_>, rows: usize, width: Option<usi
         .right("SHARE OF THEM")
         .shrinking("WAY")
         .optional(&["INSTRUCTIONS", "SHARE"]);
+    if has_contexts {
+        table = table.shrinking("CALLED BY");
+    }
     for ran in all.iter().take(rows) {
-        table.row(vec![
+        let mut row = vec![
             shown(&ran.routine.function.name, ran.routine.function.start).into(),
             grouped_u64(ran.path.number).into(),
-            grouped_u64(ran.path.count).into(),
-            share(ran.path.count, runs).into(),
+            grouped_u64(ran.runs).into(),
+            share(ran.runs, runs).into(),
             grouped_u64(ran.each).into(),
             grouped_u64(ran.instructions).into(),
             share(ran.instructions, whole).into(),
             way(&ran.routine, ran.path).into(),
-        ]);
+        ];
+        row.extend(has_contexts.then(|| Cell::styled(callers(program, ran.context.flatten()), DIM)));
+        table.row(row);
     }
     if all.is_empty() {
         return notes(program, &all, whole);
@@ -89,13 +100,17 @@ fn notes(program: &ProfiledProgram<'_>, all: &[RanPath<'_>], whole: u64) -> Stri
         each.fold(0_u64, u64::saturating_add)
     };
     let functions = program.functions().filter(|routine| routine.function.paths.is_some()).count() as u64;
-    let (possible, ran) = (of(&|paths| paths.possible), all.len() as u64);
+    let (possible, ran) = (of(&|paths| paths.possible), of(&|paths| paths.paths.len() as u64));
     let mut notes = vec![format!(
         "{} of {} ran, in {}",
         grouped_u64(ran),
         plural(possible, "path", "paths"),
         plural(functions, "function", "functions")
     )];
+    let in_contexts = all.iter().filter(|ran| ran.context.is_some()).count() as u64;
+    if in_contexts > 0 {
+        notes.push(format!("told apart by context, they are {}", grouped_u64(in_contexts)));
+    }
     let is_hot = |ran: &&RanPath<'_>| ran.instructions as f64 >= HOT * whole as f64 && ran.instructions > 0;
     let (hot, of_hot) =
         all.iter().filter(is_hot).fold((0, 0_u64), |(n, sum), ran| (n + 1, sum.saturating_add(ran.instructions)));
@@ -124,10 +139,28 @@ fn notes(program: &ProfiledProgram<'_>, all: &[RanPath<'_>], whole: u64) -> Stri
 /// The paths of a function that have run.
 fn paths_of<'a>(routine: ProfiledRoutine<'a>) -> impl Iterator<Item = RanPath<'a>> {
     let paths = routine.function.paths.as_ref().map(|paths| paths.paths.as_slice()).unwrap_or_default();
-    paths.iter().map(move |path| {
+    let ran = move |path: &'a PathCount, context, runs: u64| {
         let each = path.instructions(&routine.function.blocks);
-        RanPath { routine, path, each, instructions: path.count.saturating_mul(each) }
-    })
+        RanPath { routine, path, context, runs, each, instructions: runs.saturating_mul(each) }
+    };
+    let by_context = routine.function.paths.as_ref().map(|paths| paths.by_context.as_slice()).unwrap_or_default();
+    let of_context = by_context.iter().filter_map(move |of| Some(ran(paths.get(of.path)?, Some(of.context), of.count)));
+    let all = paths.iter().filter(|_| by_context.is_empty()).map(move |path| ran(path, None, path.count));
+    of_context.chain(all)
+}
+
+/// The callers of a context, the next one first.
+fn callers(program: &ProfiledProgram<'_>, context: Option<usize>) -> String {
+    let Some((contexts, context)) = program.all_contexts().zip(context) else { return "(not known)".to_owned() };
+    let parent = |index: &usize| contexts.contexts.get(*index).and_then(|of| of.parent);
+    let mut above = std::iter::successors(parent(&context), parent);
+    let name = |index: usize| {
+        let function = contexts.contexts.get(index).and_then(|of| contexts.functions.get(of.function));
+        function.map(|of| shown(&of.name, of.start)).unwrap_or_default()
+    };
+    let mut names: Vec<String> = above.by_ref().take(CALLERS).map(name).collect();
+    names.extend(above.next().map(|_| "…".to_owned()));
+    names.join(" ← ")
 }
 
 /// The way of a path in words: lines of source, or offsets of blocks if these are not known or do not tell the paths of the function apart.
@@ -184,7 +217,7 @@ fn start(function: &FunctionProfile, block: usize) -> Option<String> {
 pub(crate) fn records(function: &FunctionProfile, id: &RecordedFunction) -> Vec<Object> {
     let Some(paths) = &function.paths else { return Vec::new() };
     let signed = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-    let path = |path: &PathCount| {
+    let path = |(path, context, count): (&PathCount, Option<Option<usize>>, u64)| {
         Object::Path(PathObject {
             id: id.clone(),
             path: path.number,
@@ -192,10 +225,11 @@ pub(crate) fn records(function: &FunctionProfile, id: &RecordedFunction) -> Vec<
             begins: begin_word(path.begins),
             ends: end_word(path.ends),
             next: path.next.and_then(|block| start(function, block)),
-            count: signed(path.count),
+            context: context.map(|context| context.map(|index| index as u64 + 1)),
+            count: signed(count),
             late: 0,
             open: 0,
-            metrics: metrics(function, path).into_iter().map(|(name, sum)| (name, signed(sum))).collect(),
+            metrics: metrics(function, path, count).into_iter().map(|(name, sum)| (name, signed(sum))).collect(),
         })
     };
     let summary = Object::Paths(PathsObject {
@@ -209,12 +243,15 @@ pub(crate) fn records(function: &FunctionProfile, id: &RecordedFunction) -> Vec<
         unlisted: paths.unlisted,
         inexact: paths.inexact.clone(),
     });
-    paths.paths.iter().map(path).chain([summary]).collect()
+    let by_context =
+        paths.by_context.iter().filter_map(|of| Some((paths.paths.get(of.path)?, Some(of.context), of.count)));
+    let all = paths.paths.iter().filter(|_| paths.by_context.is_empty()).map(|path| (path, None, path.count));
+    by_context.chain(all).map(path).chain([summary]).collect()
 }
 
-/// Sums of events over all runs of a path. A saved profile knows only the instructions.
-fn metrics(function: &FunctionProfile, path: &PathCount) -> BTreeMap<&'static str, u64> {
-    let runs = |each: u64| path.count.saturating_mul(each);
+/// Sums of events over so many runs of a path. A saved profile knows only the instructions.
+fn metrics(function: &FunctionProfile, path: &PathCount, count: u64) -> BTreeMap<&'static str, u64> {
+    let runs = |each: u64| count.saturating_mul(each);
     let Some(details) = &function.details else {
         return BTreeMap::from([(EVENT_NAMES[0], runs(path.instructions(&function.blocks)))]);
     };

@@ -58,7 +58,7 @@ pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mu
     let functions = functions.into_iter().chain(explain.clone()).collect();
     let measured = match kind {
         ProfileMode::Coverage => Kind::Coverage(CoverageOptions { branches, in_place: !branches }),
-        ProfileMode::Paths => Kind::Paths(PathsOptions { longest: truncate }),
+        ProfileMode::Paths => Kind::Paths(PathsOptions { longest: truncate, contexts: args.by_context }),
         _ => {
             let inclusive = inclusive.map(|event| Inclusive { event, calls: sites });
             Kind::Counts(CountsOptions { check, inclusive, earlier })
@@ -96,6 +96,7 @@ fn check_flags(args: &ProfileArgs) -> Result<(), Failure> {
         "--truncate belongs to paths",
         "use `ingraft profile paths --truncate N`",
     )?;
+    wrong(args.by_context && !paths, "--contexts belongs to paths", "use `ingraft profile paths --contexts`")?;
     let stats = args.contexts.tree.stats;
     wrong(
         args.hot.is_some() && !(paths && stats),
@@ -229,6 +230,11 @@ impl Profiles {
             return self.times(&times, is_last, out);
         }
         let names = out.json().then(|| inclusive::FunctionNames::of(profile));
+        if let Some(shown) =
+            contexts::ShownContexts::of(profile, contexts::ContextLayout::default()).filter(|_| out.json())
+        {
+            shown.objects((site.host(), site.pid()), out)?;
+        }
         for counts in Counts::all(site, profile) {
             counts.objects(self.kind, out)?;
             let calls = names.as_ref().map(|names| inclusive::calls(&counts, profile, names));

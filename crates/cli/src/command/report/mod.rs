@@ -11,7 +11,7 @@ use std::path::Path;
 use ingraft_report::{ContextValue, ExportOptions, Exporter, MergeError, ProfileKind, ProfiledProgram, SavedProfile};
 
 use crate::args::{Export, Format, ReportArgs, names};
-use crate::command::contexts::leave_addresses;
+use crate::command::contexts::{ContextLayout, ShownContexts, leave_addresses};
 use crate::command::paths;
 use crate::exit::{Exit, Failure, Stop};
 use crate::output::{self, Output};
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &ReportArgs, format: Format, out: &mut Output) -> Result
     if let Some(old) = &old {
         return changes(&profile, old, args, format, out);
     }
-    if let Some(contexts) = &profile.contexts {
+    if let Some(contexts) = profile.contexts.as_ref().filter(|_| profile.kind == ProfileKind::Contexts) {
         return contexts::report(&profile, contexts, args, format, out);
     }
     let export = match (args.export, format) {
@@ -55,7 +55,10 @@ pub(crate) fn run(args: &ReportArgs, format: Format, out: &mut Output) -> Result
             });
         }
     };
-    let Export::Tool(exporter) = export else { return records::profile(&profile, &paths::records, out) };
+    let Export::Tool(exporter) = export else {
+        ShownContexts::of(&profile, ContextLayout::default()).map_or(Ok(()), |shown| shown.export(out))?;
+        return records::profile(&profile, &paths::records, out);
+    };
     write(&profile, exporter, None, args, format, out)
 }
 

@@ -39,6 +39,13 @@ pub struct FunctionStates {
     without: Vec<(ModuleId, UnprofiledFunction)>,
 }
 
+impl FunctionStates {
+    /// The calls of each function by outcome; `None` without code.
+    pub fn outcomes(&self, columns: &Columns<'_>) -> Vec<Option<Activations>> {
+        self.activations.iter().map(|first| first.map(|first| outcomes_of(columns, first))).collect()
+    }
+}
+
 impl ContextsKind {
     /// The functions as they are now.
     pub fn states(&self, at: &Locked<'_>) -> FunctionStates {
@@ -63,8 +70,19 @@ impl ContextsKind {
         let (mut tree, mut outcomes) = (ContextTree::default(), Vec::new());
         let _ = at.columns(|columns| {
             tree = self.tree.map_or_else(ContextTree::default, |first| columns.tree(first, self.shape));
-            outcomes = states.activations.iter().map(|first| first.map(|first| outcomes_of(columns, first))).collect();
+            outcomes = states.outcomes(columns);
         });
+        self.saved(at, states, &tree, &outcomes)
+    }
+
+    /// A profile of the contexts of a tree, with the calls of each function by outcome.
+    pub fn saved(
+        &self,
+        at: &Locked<'_>,
+        states: &FunctionStates,
+        tree: &ContextTree,
+        outcomes: &[Option<Activations>],
+    ) -> SavedProfile {
         let addresses: FxHashSet<u64> = tree.contexts.iter().map(|context| context.return_address).collect();
         let sites: FxHashMap<u64, Option<(ModuleId, Svma)>> =
             addresses.iter().map(|address| (*address, place(at, *address))).collect();
@@ -79,7 +97,7 @@ impl ContextsKind {
             .without
             .iter()
             .map(|(module, function)| UnprofiledFunction { module: modules.index(*module), ..function.clone() });
-        let contexts = self.profile(at, &tree, &sites, &outcomes, &modules);
+        let contexts = self.profile(at, tree, &sites, outcomes, &modules);
         SavedProfile {
             kind: ProfileKind::Contexts,
             pid: u32::try_from(at.target().pid().0).unwrap_or_default(),

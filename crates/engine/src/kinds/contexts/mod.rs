@@ -72,6 +72,28 @@ impl ContextsKind {
         }
     }
 
+    /// A measurement of contexts below which other code of the same functions counts values. It has a larger tree.
+    pub fn with_values() -> Self {
+        let largest = ContextShape::of_bits(*ContextShape::BITS.end(), false, false);
+        let kind = ContextsKind::new(&ContextsOptions::default());
+        ContextsKind { shape: largest.unwrap_or(kind.shape), ..kind }
+    }
+
+    /// Size of the tree.
+    pub fn shape(&self) -> ContextShape {
+        self.shape
+    }
+
+    /// First counter of the tree; `None` before it is taken.
+    pub fn tree(&self) -> Option<u32> {
+        self.tree
+    }
+
+    /// Number of a function in the keys of contexts; `None` if its calls are not told apart.
+    pub fn number(&self, function: FunctionId) -> Option<u32> {
+        self.numbers.get(&function).copied()
+    }
+
     /// The functions of a request, and those that its metrics need, each with what it does.
     fn functions(&self, asked: &KindRequest<'_>) -> Result<Vec<(FunctionId, LibraryRole)>, Error> {
         let mut all = whole::functions(asked, false)?;

@@ -127,7 +127,7 @@ impl Running for CountsKind {
     }
 
     fn prepare(&mut self, at: &mut Locked<'_>, wanted: &mut Vec<WantedPair>) -> Result<Observer, Error> {
-        let observer = self.functions.prepare(at, wanted);
+        let observer = self.functions.prepare(at, wanted.iter());
         if self.options.inclusive.is_some() {
             self.clock.prepare(at, &self.functions, wanted)?;
         }

@@ -143,7 +143,7 @@ impl Running for CoverageKind {
     }
 
     fn prepare(&mut self, at: &mut Locked<'_>, wanted: &mut Vec<WantedPair>) -> Result<Observer, Error> {
-        let observer = self.functions.prepare(at, wanted);
+        let observer = self.functions.prepare(at, wanted.iter());
         wanted.extend(LeapCounter::wanted(at));
         Ok(observer)
     }

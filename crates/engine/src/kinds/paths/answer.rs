@@ -1,8 +1,11 @@
 //! A profile of the counts of paths.
 
+use std::collections::BTreeMap;
+
 use ingraft_model::{Activations, BlockId, EdgeId, IndexVec, Key};
 use ingraft_profile::{FunctionPath, PathBegin};
-use ingraft_report::{FunctionProfile, PathCount, PathProfile};
+use ingraft_report::{FunctionProfile, PathCount, PathInContext, PathProfile};
+use rustc_hash::FxHashMap;
 
 use crate::kinds::calls::call_sites;
 use crate::kinds::profile::functions::Plan as _;
@@ -26,9 +29,47 @@ pub struct CountedPaths {
     pub broken_off: u64,
     /// Number of calls in progress.
     pub open: u64,
+    /// The paths that have ended, by context.
+    pub by_context: Vec<PathOfContext>,
+    /// Number of calls, and of paths of any function, without room in the tree of contexts.
+    pub full: u64,
+}
+
+/// Runs of a path in a context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathOfContext {
+    /// Index of the context; `None` if it is not known.
+    pub context: Option<usize>,
+    /// Number of the path.
+    pub number: i64,
+    /// Number of runs.
+    pub count: u64,
 }
 
 impl CountedPaths {
+    /// Adds up the runs of each path in all contexts.
+    pub fn add_up(&mut self) {
+        let mut sums: BTreeMap<i64, u64> = BTreeMap::new();
+        for of in &self.by_context {
+            let sum = sums.entry(of.number).or_default();
+            *sum = sum.saturating_add(of.count);
+        }
+        self.counts.counts = sums.into_iter().collect();
+    }
+
+    /// The runs of the listed paths by context.
+    fn listed_by_context(&self, paths: &[PathCount]) -> Vec<PathInContext> {
+        let numbers: FxHashMap<u64, usize> = paths.iter().enumerate().map(|(n, path)| (path.number, n)).collect();
+        let mut sums: BTreeMap<(usize, Option<usize>), u64> = BTreeMap::new();
+        for of in &self.by_context {
+            if let Some(path) = numbers.get(&of.number.unsigned_abs()) {
+                let sum = sums.entry((*path, of.context)).or_default();
+                *sum = sum.saturating_add(of.count);
+            }
+        }
+        sums.into_iter().map(|((path, context), count)| PathInContext { context, path, count }).collect()
+    }
+
     /// The profile of the function. `module` is the index of its module. `family` tells whether fork children count too. A thread at an unknown place
     /// does not matter: the first path that it ends is one that began before.
     pub fn profile(&self, modules: &Modules, plan: &PathsPlan, module: usize, family: bool) -> FunctionProfile {
@@ -64,6 +105,7 @@ impl CountedPaths {
         let of = PathProfile {
             possible: plan.paths.paths().unsigned_abs(),
             is_cut: plan.paths.is_cut(),
+            by_context: self.listed_by_context(&paths),
             paths,
             late: self.counts.late,
             unlisted: unlisted.saturating_add(self.counts.unplaced),
@@ -100,6 +142,11 @@ impl CountedPaths {
                 unrecorded,
                 "call was too deep in others to be followed, and paths around it may be wrong",
                 "calls were too deep in others to be followed, and paths around them may be wrong",
+            ),
+            (
+                self.full,
+                "call or path of some function had no room in the tree of contexts, and a count may be too small",
+                "calls or paths of some functions had no room in the tree of contexts, and counts may be too small",
             ),
             (self.counts.unplaced, "path has no place in the table", "paths have no place in the table"),
         ]);

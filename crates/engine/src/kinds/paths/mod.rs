@@ -2,27 +2,33 @@
 //! "Exploiting hardware performance counters with flow and context sensitive profiling" (1997).
 //!
 //! `plan.rs` numbers the paths of a function (crate `ingraft-profile`), and makes the code. `answer.rs` makes a profile of the counts.
+//!
+//! Paths may be told apart by calling context (section 4.3 of that paper). Then the functions have the code of contexts too. It comes first, so it
+//! runs first at entries and last at exits, and a path ends in the context of its call. The count of a path is a value below that context.
 
 mod answer;
 mod plan;
 
+use ingraft_model::contexts::VALUES;
 use ingraft_model::layout::COUNTERS;
-use ingraft_model::{Activations, KeyTable, Shape};
+use ingraft_model::{Activations, ContextTree, CountedValue, KeyTable, Shape};
 use ingraft_report::SavedProfile;
+use rustc_hash::FxHashMap;
 
-use crate::api::{PathsOptions, Removed};
-use crate::error::Error;
+use crate::api::{EnableRequest, PathsOptions, Removed};
+use crate::error::{Error, Reason};
 use crate::measure::request::{WantedPair, refuse_large};
 use crate::measure::sizes;
 use crate::readings::values::{Columns, Ruler, Slots};
 use crate::session::{InsertedPairs, KindRequest, Locked, Running};
 use crate::weaving::positions::Observer;
 
+use super::contexts::ContextsKind;
 use super::profile::functions::{Functions, Profiled, tell_last};
 use super::whole;
 
-use self::answer::CountedPaths;
-use self::plan::PathsPlan;
+use self::answer::{CountedPaths, PathOfContext};
+use self::plan::{BelowContexts, PathsPlan};
 
 /// Name of the metric that the pairs have.
 const METRIC: &str = "path_profile";
@@ -31,6 +37,8 @@ const METRIC: &str = "path_profile";
 pub struct PathsKind {
     options: PathsOptions,
     functions: Functions<PathsPlan>,
+    /// The contexts by which paths are told apart.
+    contexts: Option<ContextsKind>,
     /// The last counts, read before the code was taken out.
     last: Option<Result<SavedProfile, Error>>,
 }
@@ -38,12 +46,15 @@ pub struct PathsKind {
 impl PathsKind {
     /// Counts that have not begun.
     pub fn new(options: &PathsOptions) -> Self {
-        PathsKind { options: *options, functions: Functions::default(), last: None }
+        let contexts = options.contexts.then(ContextsKind::with_values);
+        PathsKind { options: *options, functions: Functions::default(), contexts, last: None }
     }
 
     /// Counts of all paths, and of the blocks and edges on them, at one moment at which all threads are held.
     pub fn read(&self, at: &Locked<'_>) -> Result<SavedProfile, Error> {
         let mut all: Vec<CountedPaths> = Vec::new();
+        let contexts = self.contexts.as_ref().map(|contexts| (contexts, contexts.states(at)));
+        let (mut tree, mut outcomes_in_contexts) = (ContextTree::default(), Vec::new());
         let moment = self.functions.observe(at, &mut |columns| {
             let open = columns.open();
             let of = |f: &Profiled<PathsPlan>| {
@@ -56,26 +67,84 @@ impl PathsKind {
                     outcomes: outcomes(columns, calls),
                     broken_off: columns.sum(broken_off).cast_unsigned(),
                     open: open.get(&(COUNTERS + 8 * calls)).copied().unwrap_or(0),
+                    ..CountedPaths::default()
                 }
             };
             all = self.functions.all.iter().map(of).collect();
+            if let Some((contexts, states)) = &contexts {
+                tree = contexts.tree().map_or_else(ContextTree::default, |first| columns.tree(first, contexts.shape()));
+                outcomes_in_contexts = states.outcomes(columns);
+            }
         })?;
+        if let Some((contexts, _)) = &contexts {
+            self.count_below(contexts, &mut tree, &mut all);
+        }
         let (family, none) = (at.has_family(), CountedPaths::default());
         let saved = self
             .functions
             .saved(at, |n, f, module| all.get(n).unwrap_or(&none).profile(at.modules(), &f.plan, module, family));
-        Ok(SavedProfile { held_ns: moment.held_ns(), ..saved })
+        let mut saved = SavedProfile { held_ns: moment.held_ns(), ..saved };
+        if let Some((contexts, states)) = &contexts {
+            let of_contexts = contexts.saved(at, states, &tree, &outcomes_in_contexts);
+            // The contexts are all new there, so they keep their indexes.
+            saved
+                .join_contexts(&of_contexts)
+                .map_err(|why| Error::new(Reason::Bug, why.to_string(), "measure paths without --contexts"))?;
+        }
+        Ok(saved)
+    }
+
+    /// Takes the counts of paths out of a tree, and gives them to the functions.
+    fn count_below(&self, contexts: &ContextsKind, tree: &mut ContextTree, all: &mut [CountedPaths]) {
+        let numbers: FxHashMap<u32, usize> = (0..)
+            .zip(&self.functions.all)
+            .filter_map(|(n, f)| Some((contexts.number(f.plan.function())?, n)))
+            .collect();
+        let values = tree.take_values();
+        let of_function = |of: &CountedValue| {
+            let context = of.context.filter(|context| {
+                // A call without a context of its own has that of its caller.
+                tree.contexts.get(*context).is_some_and(|context| context.function == of.function)
+            });
+            (numbers.get(&of.function).copied(), context)
+        };
+        for of in &values {
+            let (Some(n), context) = of_function(of) else { continue };
+            let Some((f, counted)) = self.functions.all.get(n).zip(all.get_mut(n)) else { continue };
+            match f.plan.number(of) {
+                Some((number, count)) => counted.by_context.push(PathOfContext { context, number, count }),
+                None => counted.counts.late = counted.counts.late.saturating_add(of.count),
+            }
+        }
+        for counted in all {
+            counted.full = tree.full;
+            counted.add_up();
+        }
     }
 }
 
 impl Running for PathsKind {
     fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<WantedPair>, Error> {
-        let PathsKind { options, functions, .. } = self;
+        let PathsKind { options, functions, contexts, .. } = self;
         let named = whole::functions(asked, false)?;
         refuse_large(asked.modules, &named, &asked.request.functions.join(" "))?;
-        Ok(functions.wanted_as_a_whole(asked, (&named, METRIC), |function, text| {
-            PathsPlan::new((asked.modules, text), function, options)
-        }))
+        if contexts.is_some() && named.len() >= VALUES as usize {
+            let what = format!("paths of {} functions cannot be told apart by context at once", named.len());
+            return Err(Error::new(Reason::TooManyFunctions, what, "name fewer functions"));
+        }
+        let mut all = contexts.as_mut().map_or_else(|| Ok(Vec::new()), |contexts| contexts.wanted(asked))?;
+        let below = |function| {
+            let contexts = contexts.as_ref()?;
+            Some(BelowContexts { shape: contexts.shape(), function: contexts.number(function)? })
+        };
+        all.extend(functions.wanted_as_a_whole(asked, (&named, METRIC), |function, text| {
+            PathsPlan::new((asked.modules, text), function, options, below(function))
+        }));
+        Ok(all)
+    }
+
+    fn looks_first(&self, request: &EnableRequest) -> bool {
+        self.contexts.as_ref().is_some_and(|contexts| contexts.looks_first(request))
     }
 
     fn reserved(&self) -> u64 {
@@ -83,15 +152,36 @@ impl Running for PathsKind {
     }
 
     fn prepare(&mut self, at: &mut Locked<'_>, wanted: &mut Vec<WantedPair>) -> Result<Observer, Error> {
-        Ok(self.functions.prepare(at, wanted))
+        if let Some(contexts) = &mut self.contexts {
+            contexts.prepare(at, wanted)?;
+            let tree = contexts.tree().unwrap_or_default();
+            for w in wanted.iter_mut().filter(|w| w.pair.metric == METRIC) {
+                if let Some(plan) = self.functions.plan_of(w) {
+                    w.instrumentation.variables = plan.variables(tree);
+                }
+            }
+        }
+        Ok(self.functions.prepare(at, wanted.iter().filter(|w| w.pair.metric == METRIC)))
     }
 
     fn inserted(&mut self, at: &mut Locked<'_>, begun: &mut InsertedPairs<'_>) {
+        if let Some(contexts) = &mut self.contexts {
+            contexts.inserted(at, begun);
+        }
         self.functions.inserted(at, begun);
     }
 
-    fn failed(&mut self, _: &mut Locked<'_>) {
+    fn failed(&mut self, at: &mut Locked<'_>) {
+        if let Some(contexts) = &mut self.contexts {
+            contexts.failed(at);
+        }
         self.functions.failed();
+    }
+
+    fn tick(&mut self, at: &mut Locked<'_>) {
+        if let Some(contexts) = &mut self.contexts {
+            contexts.tick(at);
+        }
     }
 
     fn last(&mut self, at: &mut Locked<'_>) {

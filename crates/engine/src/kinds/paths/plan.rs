@@ -7,10 +7,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ingraft_codegen::TextSpace;
+use ingraft_model::contexts::{CURRENT, VALUES};
 use ingraft_model::{
-    BinaryOp, BlockId, CallRecord, Expr, FunctionBody, FunctionId, Insertion, Instrumentation, KeyField, KeyTable,
-    MetricInfo, Parts, Placing, PointKind, Ranges, Refusal, Restore, Shape, Snippet, Stmt, TableKey, TableShape,
-    Variable, VariableId, VariableKind,
+    BinaryOp, BlockId, CallRecord, ContextShape, CountedValue, Expr, FunctionBody, FunctionId, Insertion,
+    Instrumentation, KeyField, KeyTable, MetricInfo, Parts, Placing, PointKind, Ranges, Refusal, Restore, Shape,
+    Snippet, Stmt, TableKey, TableShape, Variable, VariableId, VariableKind,
 };
 use ingraft_profile::{FunctionPaths, NotCounted, PathStep, ProbeAt};
 
@@ -26,6 +27,8 @@ use crate::weaving::trial;
 const PLACES: i64 = 1024;
 /// Largest number of paths from a block to their ends, unless a request says otherwise.
 const PATHS_MAX: i64 = 1 << 31;
+/// The same if the paths are counted below contexts, where the number of a path has fewer bits.
+const PATHS_IN_CONTEXTS_MAX: i64 = 1 << 26;
 /// Values of the sum that mean no path. The code adds numbers to it that are much smaller than the distances between these values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SumValues {
@@ -42,12 +45,16 @@ const SHORT: SumValues = SumValues { base: 1 << 30, late: -(1 << 30), none: -(1 
 /// Values for functions with more paths.
 const LONG: SumValues = SumValues { base: 1 << 61, late: -(1 << 61), none: -(1 << 60) };
 
+/// Values for functions with more paths, below contexts.
+const BELOW: SumValues = SumValues { base: 1 << 45, late: -(1 << 45), none: -(1 << 44) };
+
 /// The variables of a function: the counts of its paths, the outcomes of its calls, the sum of a thread's present path, and the number of paths
-/// that control has left for another way in to the same call.
+/// that control has left for another way in to the same call. Below contexts, the first one is 0, and the tree has the counts.
 const COUNTS: VariableId = VariableId(0);
 const ACTIVATIONS: VariableId = VariableId(1);
 const SUM: VariableId = VariableId(2);
 const BROKEN_OFF: VariableId = VariableId(3);
+const TREE: VariableId = VariableId(4);
 
 /// The plan to count the paths of one function.
 #[derive(Debug)]
@@ -55,6 +62,17 @@ pub struct PathsPlan {
     graph: FunctionGraph,
     /// The paths, and the places of their code.
     pub paths: FunctionPaths,
+    /// The tree below whose contexts the paths are counted.
+    below: Option<BelowContexts>,
+}
+
+/// The tree below whose contexts paths are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BelowContexts {
+    /// Size of the tree.
+    pub shape: ContextShape,
+    /// Number of the function among those whose contexts are told apart.
+    pub function: u32,
 }
 
 /// Counts of the paths of a function.
@@ -99,7 +117,7 @@ impl Plan for PathsPlan {
         };
         insertions.extend(self.paths.code().iter().filter_map(of_place));
         let placing = Placing::InCopy;
-        Instrumentation { variables: self.variables(), placing, ..code::empty(insertions, metric) }
+        Instrumentation { variables: self.variables(0), placing, ..code::empty(insertions, metric) }
     }
 }
 
@@ -112,6 +130,7 @@ impl PathsPlan {
         (modules, text): (&Modules, &TextSpace),
         function: FunctionId,
         options: &PathsOptions,
+        below: Option<BelowContexts>,
     ) -> Result<(PathsPlan, Arc<FunctionBody>), Refusal> {
         let (graph, module, f) = FunctionGraph::of(modules, function)?;
         let body = module.image.body(f)?;
@@ -121,13 +140,19 @@ impl PathsPlan {
         let twice = sites.iter().filter(|site| may_return_twice(module, function, site));
         let twice: BTreeSet<BlockId> = twice.filter_map(|site| block_of(&graph.cfg, site.at)).collect();
         let limit = options.longest.map_or(PATHS_MAX, |longest| i64::from(longest.get()));
+        let limit = if below.is_some() { limit.min(PATHS_IN_CONTEXTS_MAX) } else { limit };
         let paths =
             FunctionPaths::new(&graph.cfg, &probes, &twice, limit).map_err(|why| match (why, copy.why_exposed) {
                 // A block that runs in the text has no code.
                 (NotCounted::Block(_) | NotCounted::Activations, Some(exposed)) => exposed,
                 (why, _) => graph.refusal(why),
             })?;
-        Ok((PathsPlan { graph, paths }, body))
+        Ok((PathsPlan { graph, paths, below }, body))
+    }
+
+    /// The function.
+    pub fn function(&self) -> FunctionId {
+        self.graph.function
     }
 
     /// Among the counters of a pair, the first one of the calls' outcomes, and that of the paths that were broken off.
@@ -161,15 +186,27 @@ impl PathsPlan {
         read
     }
 
-    fn variables(&self) -> Arc<[Variable]> {
-        let counts = self.vector().map_or(Shape::Table(TableShape::SUMS), |ranges| Shape::Vector(ranges.count()));
-        [
+    /// The count of a path below its context: the number of the path and its count. `None` if the path had begun before the measurement.
+    pub fn number(&self, of: &CountedValue) -> Option<(i64, u64)> {
+        let number = of.value.wrapping_sub(self.values().base);
+        (0..self.paths.paths()).contains(&number).then_some((number, of.count))
+    }
+
+    /// The variables of the function. `tree` is the first counter of the tree of contexts, if there is one.
+    pub fn variables(&self, tree: u32) -> Arc<[Variable]> {
+        let counts = match self.below {
+            Some(_) => Shape::Counter,
+            None => self.vector().map_or(Shape::Table(TableShape::SUMS), |ranges| Shape::Vector(ranges.count())),
+        };
+        let alias = |name, counter| code::named(name, VariableKind::Scratch, Shape::Alias(counter));
+        let of_tree = self.below.map(|_| [alias("tree", tree), alias("current", tree + CURRENT)]);
+        let own = [
             code::named("paths", VariableKind::Counter, counts),
             code::named("activations", VariableKind::Activations, Shape::Activations),
             code::named("sum", VariableKind::PathSum, Shape::Counter),
             code::named("broken off", VariableKind::Counter, Shape::Counter),
-        ]
-        .into()
+        ];
+        own.into_iter().chain(of_tree.into_iter().flatten()).collect()
     }
 
     /// The sums that with this number added are those of paths, if each path has a place of its own.
@@ -183,7 +220,11 @@ impl PathsPlan {
     }
 
     fn values(&self) -> SumValues {
-        if self.vector().is_some() { SHORT } else { LONG }
+        match (self.vector(), self.below) {
+            (Some(_), _) => SHORT,
+            (None, Some(_)) => BELOW,
+            (None, None) => LONG,
+        }
     }
 
     /// Lets a path begin whose values add up to this number so far.
@@ -194,13 +235,17 @@ impl PathsPlan {
     /// Counts the path whose number is the sum plus a number.
     fn count(&self, plus: i64) -> Stmt {
         let sum = Expr::Variable(SUM);
-        if let Some(ranges) = self.vector_from(plus) {
+        let ranges = self.vector_from(plus).filter(|_| self.below.is_none());
+        if let Some(ranges) = ranges {
             return Stmt::AddIn(COUNTS, ranges, sum, Expr::Const(1));
         }
         let number = match plus {
             0 => sum,
             plus => Expr::Binary(BinaryOp::Add, Box::new(sum), Box::new(Expr::Const(plus))),
         };
+        if let Some(BelowContexts { shape, function }) = self.below {
+            return Stmt::CountBelow(TREE, shape, VALUES | function, number);
+        }
         Stmt::AddAt(COUNTS, TableShape::SUMS, vec![KeyField::Number(number)], Expr::Const(1))
     }
 
@@ -254,7 +299,8 @@ mod tests {
         let paths = FunctionPaths::new(&cfg, &probes, &BTreeSet::new(), longest).expect("paths");
         let (symbol, name) = ("f".to_owned(), "f".to_owned());
         let events = IndexVec::default();
-        PathsPlan { graph: FunctionGraph { function: F, symbol, name, first: at(0), size: 0, cfg, events }, paths }
+        let graph = FunctionGraph { function: F, symbol, name, first: at(0), size: 0, cfg, events };
+        PathsPlan { graph, paths, below: None }
     }
 
     fn texts(plan: &PathsPlan) -> Vec<String> {

@@ -172,9 +172,9 @@ impl<P: Plan> Functions<P> {
     }
 
     /// Prepares the insertion of the functions that are new. Returns an observer that notes where threads are when they are inserted.
-    pub fn prepare(&mut self, at: &Locked<'_>, wanted: &[WantedPair]) -> Observer {
+    pub fn prepare<'w>(&mut self, at: &Locked<'_>, wanted: impl IntoIterator<Item = &'w WantedPair>) -> Observer {
         let new = |w: &WantedPair| Some((PairKey::of(w), Arc::clone(self.plan_of(w)?)));
-        self.new = wanted.iter().filter_map(new).filter(|(key, _)| at.pair(key).is_none()).collect();
+        self.new = wanted.into_iter().filter_map(new).filter(|(key, _)| at.pair(key).is_none()).collect();
         let functions = self.new.iter().map(|(_, plan)| plan.graph().function).collect();
         Observer { functions, seen: None }
     }
