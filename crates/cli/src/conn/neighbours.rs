@@ -21,7 +21,7 @@ use crate::output::progress::Progress;
 const ENDING: Duration = Duration::from_secs(40);
 /// Time between two tries to measure a target whose engine is about to end.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Time for the process that takes the lock of a target to write its id there.
+/// Time for the process that takes the lock of a target to write its id there, and to listen to others; or to end, if it does not listen any more.
 const NAMING: Duration = Duration::from_millis(500);
 /// Longest time for a joined engine to answer.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -99,12 +99,15 @@ impl Client {
         let terms = Terms { wait: Duration::ZERO, ..request.terms };
         let at_once = InsertionRequest { terms, ..request.clone() };
         let begun = Instant::now();
+        // The time since which nobody is known who could be joined. Holders may change many times before that.
+        let mut alone: Option<Instant> = None;
         let failure = loop {
             let failure = match self.enable_here(&at_once, progress).await {
                 Ok(enabled) => return Ok((self.clone(), enabled)),
                 Err(failure) => failure,
             };
-            let patience = match (Reason::of(&failure.reason), failure.pid, failure.holder) {
+            let nobody = *alone.get_or_insert_with(Instant::now);
+            let (since, patience) = match (Reason::of(&failure.reason), failure.pid, failure.holder) {
                 // An engine traces a target for a moment while it changes the code.
                 (Some(Reason::Held | Reason::AlreadyTraced), Some(pid), Some(engine)) => {
                     match neighbours.join(engine).await? {
@@ -116,18 +119,19 @@ impl Client {
                                 Err(failure) => return Err(failure),
                                 Ok(enabled) => return Ok((client, enabled)),
                             }
-                            ENDING
+                            (begun, ENDING)
                         }
-                        HolderSearch::Ends => ENDING,
-                        HolderSearch::Closed => break failure,
+                        HolderSearch::Ends => (begun, ENDING),
+                        HolderSearch::Closed => (nobody, NAMING),
                     }
                 }
-                (Some(Reason::Held), Some(_), None) => NAMING,
+                (Some(Reason::Held), Some(_), None) => (nobody, NAMING),
                 _ => break failure,
             };
-            if begun.elapsed() >= patience {
+            if since.elapsed() >= patience {
                 break failure;
             }
+            alone = alone.filter(|_| patience == NAMING);
             tokio::time::sleep(PAUSE).await;
         };
         if request.terms.wait.is_zero() || !failure.may_pass() {
