@@ -2,7 +2,8 @@
 //! context.
 
 use iced_x86::code_asm::{
-    AsmMemoryOperand, AsmRegister64, cl, eax, ecx, edi, qword_ptr, r8, r9, r9d, r10, r11, r12, rax, rcx, rdi, rdx, rsi,
+    AsmMemoryOperand, AsmRegister64, CodeLabel, cl, eax, ecx, edi, qword_ptr, r8, r9, r9d, r10, r11, r12, rax, rcx,
+    rdi, rdx, rsi,
 };
 use ingraft_model::contexts::{
     ADDRESS_BITS, CALLS, CONTEXT_SHIFT, CURRENT, FIRST, FULL, KEY, OUTSIDE, PARENT, PARENT_BIAS, PLACE, PROBES, TAKEN,
@@ -133,12 +134,9 @@ impl Listing<'_> {
         self.own_from(r11, 8 * (FIRST + n))
     }
 
-    /// Emits [`Routine::Enter`]. If rcx describes no tree inside of the counters, it does nothing.
-    pub(crate) fn enter_context(&mut self) -> Result<(), Assembly> {
-        let [mut probe, mut next, mut free, mut walk, mut first, mut store, mut found, mut done] =
-            std::array::from_fn(|_| self.a.create_label());
-        self.enter(&USED)?;
-        // r9 is the offset of the tree, r8 the mask of places.
+    /// Loads the offset of the tree that rcx describes into r9, and the mask of places into r8. Jumps to `done` if no such tree is inside of the
+    /// counters.
+    fn load_tree(&mut self, done: CodeLabel) -> Result<(), Assembly> {
         self.a.mov(r9d, ecx)?;
         self.a.shr(rcx, 32)?;
         self.a.mov(r8, -1i64)?;
@@ -150,7 +148,15 @@ impl Listing<'_> {
         self.a.cmp(rax, self.holes.records as i32)?;
         self.a.ja(done)?;
         self.a.cmp(r9, COUNTERS as i32)?;
-        self.a.jb(done)?;
+        Ok(self.a.jb(done)?)
+    }
+
+    /// Emits [`Routine::Enter`]. If rcx describes no tree inside of the counters, it does nothing.
+    pub(crate) fn enter_context(&mut self) -> Result<(), Assembly> {
+        let [mut probe, mut next, mut free, mut walk, mut first, mut store, mut found, mut done] =
+            std::array::from_fn(|_| self.a.create_label());
+        self.enter(&USED)?;
+        self.load_tree(done)?;
         // r10 is the context now, rsi the word for it, and rax the first place.
         self.a.mov(r10, self.of_tree(CURRENT))?;
         self.a.lea(rsi, qword_ptr(r10 + PARENT_BIAS))?;

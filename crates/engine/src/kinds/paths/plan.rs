@@ -322,6 +322,27 @@ mod tests {
     }
 
     #[test]
+    fn paths_are_values_below_their_contexts() {
+        let shape = ContextShape::usual(false, false);
+        let mut plan = plan(3, &[(0, 1), (1, 1), (1, 2)], &[], PATHS_MAX);
+        plan.below = Some(BelowContexts { shape, function: 7 });
+        assert_eq!(
+            texts(&plan)[1..],
+            [
+                "Exit count below v4 65543 v2;",
+                "Exit close r1 restore v2 { v2 = restored; }",
+                "Edge count below v4 65543 (v2 + -1); v2 = 1073741827;",
+            ]
+        );
+        let counted = |value| CountedValue { context: None, function: 7, value, count: 3 };
+        assert_eq!(plan.number(&counted(SHORT.base + 2)), Some((2, 3)));
+        for value in [SHORT.late + 1, SHORT.base - 1, SHORT.base + 4, 0] {
+            assert_eq!(plan.number(&counted(value)), None);
+        }
+        assert_eq!(plan.variables(9)[4..].len(), 2);
+    }
+
+    #[test]
     fn a_landing_pad_ends_the_calls_that_were_left_and_begins_a_path() {
         let all = texts(&plan(3, &[(0, 2), (1, 2)], &[1], PATHS_MAX));
         assert_eq!(all[3..], ["Block prune; if ((v2 != -536870912)) { v3++; } v2 = 1073741825;"]);
@@ -333,7 +354,7 @@ mod tests {
         let edges: Vec<(u32, u32)> = diamonds(11).collect();
         let plan = plan(23, &edges, &[], PATHS_MAX);
         assert_eq!(plan.paths.paths(), 2048);
-        assert!(matches!(plan.variables()[0].shape, Shape::Table(_)));
+        assert!(matches!(plan.variables(0)[0].shape, Shape::Table(_)));
         let key = |number: i64| TableKey::Number(number.cast_unsigned());
         let values = [(key(LONG.base + 7), 3), (key(LONG.late + 1), 4), (key(5), 1)].into_iter().collect();
         let read = plan.counts(&KeyTable { values, others: 2, ..KeyTable::default() });
