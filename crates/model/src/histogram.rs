@@ -392,7 +392,7 @@ mod tests {
             slots[0] = slots[0].wrapping_add(value);
             slots[1] = slots[1].max(value);
             slots[2] = slots[2].max(!value);
-            slots[3] += value / 2 + 1;
+            slots[3] = slots[3].wrapping_add(value / 2 + 1);
             let square = u128::from(value.min((1 << VALUE_BITS) - 1)).pow(2);
             slots[4] = slots[4].wrapping_add(square as u64);
             slots[5] = slots[5].wrapping_add((square >> SQUARE_BITS) as u64);

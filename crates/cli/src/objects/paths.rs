@@ -21,9 +21,9 @@ pub(crate) struct PathObject {
     pub(crate) ends: &'static str,
     /// With `loop`, the offset of the block at which the next path begins; else null.
     pub(crate) next: Option<String>,
-    /// Number of the calling context of these runs, as in the records of contexts; null if it is not known. Left out if contexts are not told apart.
+    /// Number of the calling context of these runs, as in the records of contexts. Left out if it is not known, and if contexts are not told apart.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) context: Option<Option<u64>>,
+    pub(crate) context: Option<u64>,
     /// Number of times that the path has run from its beginning to its end.
     pub(crate) count: i64,
     /// Number of runs that had begun before the measurement: always 0, because only their number in the function is known.

@@ -225,7 +225,7 @@ pub(crate) fn records(function: &FunctionProfile, id: &RecordedFunction) -> Vec<
             begins: begin_word(path.begins),
             ends: end_word(path.ends),
             next: path.next.and_then(|block| start(function, block)),
-            context: context.map(|context| context.map(|index| index as u64 + 1)),
+            context: context.flatten().map(|index| index as u64 + 1),
             count: signed(count),
             late: 0,
             open: 0,
