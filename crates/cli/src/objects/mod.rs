@@ -45,7 +45,7 @@ use printed::{CallObject, CallsObject};
 use serde::Serialize;
 use slow::SlowObject;
 use stacks::StackObject;
-use times::{CauseObject, CounterPlacesObject, TimeCostsObject, TimeObject};
+use times::{CauseObject, CounterPlacesObject, ExplainedObject, TimeCostsObject, TimeObject};
 use totals::{EventTotalsObject, ProfileObject};
 use traces::{ConditionObject, GapObject, ReplayedObject, StepObject, TracedObject};
 
@@ -94,6 +94,7 @@ pub(crate) enum Object {
     CallSite(CallSiteObject),
     Time(TimeObject),
     Cause(CauseObject),
+    Explained(ExplainedObject),
     TimeCosts(TimeCostsObject),
     CounterPlaces(CounterPlacesObject),
     EventTotals(EventTotalsObject),

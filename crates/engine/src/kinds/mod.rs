@@ -11,6 +11,7 @@ mod metrics;
 mod paths;
 mod prints;
 mod profile;
+mod shares;
 mod slow;
 pub mod trace;
 mod waits;
@@ -31,6 +32,7 @@ use self::metrics::MetricsKind;
 use self::paths::PathsKind;
 use self::prints::PrintKind;
 use self::profile::functions::no_profile;
+use self::shares::SharesKind;
 use self::slow::SlowKind;
 use self::trace::TraceKind;
 
@@ -44,6 +46,7 @@ pub fn new(kind: &Kind) -> Box<dyn Running> {
         Kind::Print(options) => Box::new(PrintKind::new(*options)),
         Kind::Contexts(options) => Box::new(ContextsKind::new(options)),
         Kind::Paths(options) => Box::new(PathsKind::new(options)),
+        Kind::Shares(options) => Box::new(SharesKind::new(options.clone())),
         Kind::Slow(options) => Box::new(SlowKind::new(options.clone())),
     }
 }

@@ -1,8 +1,10 @@
 //! `ingraft profile`: exact counts of the blocks and edges of functions, and of the events in them; and which of them have run. Calling
 //! contexts are in [`contexts`](super::contexts).
 
+mod explained;
 mod inclusive;
 mod others;
+mod suspects;
 mod times;
 mod totals;
 
@@ -22,17 +24,19 @@ use crate::command::report::{self, records};
 use crate::command::{contexts, paths};
 use crate::conn::RequestTarget;
 use crate::exit::{Failure, Stop};
-use crate::measure::{self, CommandContext, MeasurementPlan, MeasurementView, Query, TargetMeasurement};
+use crate::measure::{self, CloserLook, CommandContext, MeasurementPlan, MeasurementView, Query, TargetMeasurement};
 use crate::objects::totals::ProfileObject;
 use crate::objects::{EventsObject, Object, RecordedFunction, hex, millis};
 use crate::output::number::{grouped, plural};
 use crate::output::table::{Cell, TextTable};
 use crate::output::{self, DIM, Destination, HEADING, Output};
 
-use times::TimesOptions;
+use times::{Suspected, TimesOptions};
 
 /// Number of rows of a table for people.
 const ROWS: usize = 20;
+/// Number of calls of a function from which on its profile chooses suspects.
+const CALLS_ENOUGH: u64 = 50;
 /// Default of `--hot`, in percent: the threshold of the paper.
 const HOT: f64 = 1.0;
 
@@ -66,11 +70,13 @@ pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mu
     };
     let own = EnableRequest { functions, kind: measured, ..EnableRequest::default() };
     let request = |target: RequestTarget| measure::request(target, &measure, own.clone());
-    let plan = MeasurementPlan::new(&measure, &target, request, out).queried(query);
+    let closer = explain.is_some().then(|| CloserLook::new(measure.duration));
+    let plan = MeasurementPlan::new(&measure, &target, request, out).queried(query).with_closer_looks(closer);
     let format = context.common.format;
     // A file that cannot be written is refused before the target is touched.
     let save = context.common.output.as_deref().map(Destination::prepare).transpose()?;
-    let mut view = Profiles { kind, format, save, query, explain, options, rows, hot, told: false };
+    let suspected = Vec::new();
+    let mut view = Profiles { kind, format, save, query, explain, suspected, options, rows, hot, told: false };
     measure::run(plan, context, &mut view, out).await
 }
 
@@ -164,6 +170,8 @@ struct Profiles {
     query: Option<Query>,
     /// Function whose variance is to be explained.
     explain: Option<String>,
+    /// The functions of whose variance causes are measured, one for each process.
+    suspected: Vec<Suspected>,
     /// Further choices for times.
     options: TimesOptions,
     /// Largest number of paths in a table.
@@ -190,7 +198,15 @@ impl MeasurementView for Profiles {
             (profile.ended_ns, Duration::from_nanos(profile.held_ns)),
             profile.functions.len() as u64,
         ))?;
-        self.counts(site, profile, false, out)
+        self.counts((sites, site), profile, false, out)
+    }
+
+    fn closer(&mut self, sites: &[TargetMeasurement], at: usize, is_latest: bool) -> Option<EnableRequest> {
+        let (site, name) = (sites.get(at)?, self.explain.as_deref()?);
+        let times = times::ProcessTimes::of(site, site.profile.as_ref()?, &self.options);
+        let (suspected, request) = times.suspect(name, if is_latest { 1 } else { CALLS_ENOUGH })?;
+        self.suspected.push(suspected);
+        Some(request)
     }
 
     fn last(&mut self, sites: &[TargetMeasurement], out: &mut Output) -> Result<(), Stop> {
@@ -199,7 +215,7 @@ impl MeasurementView for Profiles {
                 self.totals(site, totals, out)?;
             }
             let Some(profile) = &site.profile else { continue };
-            self.counts(site, profile, true, out)?;
+            self.counts((sites, site), profile, true, out)?;
             self.tell_inexact(profile);
         }
         self.save.as_ref().map_or(Ok(()), |to| save(to, sites))
@@ -210,7 +226,7 @@ impl Profiles {
     /// Prints the counts of a process. Causes and warnings of times come only with the last ones.
     fn counts(
         &self,
-        site: &TargetMeasurement,
+        (sites, site): (&[TargetMeasurement], &TargetMeasurement),
         profile: &SavedProfile,
         is_last: bool,
         out: &mut Output,
@@ -225,7 +241,12 @@ impl Profiles {
             }))?;
         }
         if self.kind == ProfileMode::Times {
-            let times = times::ProcessTimes::of(site, profile, &self.options);
+            let suspected = self.suspected.iter().find(|suspected| suspected.is_of(site));
+            let measured = suspected.and_then(|suspected| {
+                let beside = sites.iter().find(|other| suspected.is_of(other) && other.suspects.is_some())?;
+                Some((suspected, beside.suspects.as_ref()?))
+            });
+            let times = times::ProcessTimes::of(site, profile, &self.options).confirmed(measured);
             return self.times(&times, is_last, out);
         }
         let names = out.json().then(|| inclusive::FunctionNames::of(profile));
