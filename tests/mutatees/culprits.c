@@ -11,7 +11,8 @@
  * jump N          N calls of `serve_jump`, which calls `steady` and ends in a tail jump to `uneven`
  * threads N       four threads, each with N calls of `serve_call`
  * The answer has the number of calls and of those that were left, and for `loop`, `own`, `call`, `branch` and `wait` the share of the planted cause
- * in thousandths: the covariance of its time with that of the call, divided by the variance of that. */
+ * in thousandths: for a loop, the square of the correlation of the number of iterations and the time of the call; for a call, the covariance of its
+ * time with that of the function, divided by the variance of that. */
 #include "mutatee.h"
 #include <setjmp.h>
 #include <x86intrin.h>
@@ -45,13 +46,13 @@ COUNTED long uneven(long slow) { return burn(slow ? 20000 : 200); }
 
 COUNTED long serve_loop(long n, long trips) {
     long sum = n;
-    PART(for (long i = 0; i < trips; i++) sum += step(i));
+    for (long i = 0; i < trips; i++) sum += step(i);
     return sum + steady(n);
 }
 
 COUNTED long serve_own(long n, long trips) {
     long sum = n;
-    PART(for (long i = 0; i < 50 * trips; i++) sum = sum * 5 + i);
+    for (long i = 0; i < 50 * trips; i++) sum = sum * 5 + i;
     return sum + steady(n);
 }
 
@@ -112,14 +113,16 @@ static void *four(void *of) {
 }
 
 /* The share of the planted part in thousandths. */
-static long share(long n) {
-    double mean = 0, mean_part = 0, variance = 0, covariance = 0;
+static long share(long n, int of_loop) {
+    double mean = 0, mean_part = 0, variance = 0, covariance = 0, variance_part = 0;
     for (long i = 0; i < n; i++) mean += times[i] / n, mean_part += parts[i] / n;
     for (long i = 0; i < n; i++) {
         variance += (times[i] - mean) * (times[i] - mean);
         covariance += (times[i] - mean) * (parts[i] - mean_part);
+        variance_part += (parts[i] - mean_part) * (parts[i] - mean_part);
     }
-    return variance > 0 ? (long)(1000 * covariance / variance) : 0;
+    double slope = !of_loop ? 1 : variance_part > 0 ? covariance / variance_part : 0;
+    return variance > 0 ? (long)(1000 * slope * covariance / variance) : 0;
 }
 
 int main(void) {
@@ -154,11 +157,11 @@ int main(void) {
             volatile long begin = (long)__rdtsc();
             if (serve == serve_leave && setjmp(back)) left++;
             else serve(kind == 2 ? 0 : i, argument);
-            times[i] = (double)((long)__rdtsc() - begin), parts[i] = (double)part;
+            times[i] = (double)((long)__rdtsc() - begin), parts[i] = (double)(kind == 1 ? argument : part);
         }
         say("calls %ld", count);
         say("left %ld", left);
-        say("share %ld", share(count));
+        say("share %ld", share(count, kind == 1));
         say("done");
     }
     return 0;

@@ -66,7 +66,8 @@ pub use runs::{Measured, NotCounted, Partial, Position, RunCounts, Runs, Wishes}
 pub use shape::{GraphBuilder, Inexact};
 pub use times::{
     CLASSES_MAX, CallMoments, ComparedCounters, CostFit, CostRow, CounterCost, FlowCall, FlowEdge, MeasuredFlow,
-    MeasuredShares, NoTimes, NodeTime, PredictedTimes, ProgramTimes, SharePart, TimedPart, VarianceCause, VarianceRange, VarianceShare,
+    MeasuredShares, NoTimes, NodeTime, PredictedTimes, ProgramTimes, SharePart, TimedPart, VarianceCause,
+    VarianceRange, VarianceShare,
 };
 pub use totals::RunEvents;
 pub use trace::{

@@ -28,7 +28,8 @@ pub use file::FileError;
 pub use ingraft_analysis::demangle;
 pub use ingraft_profile::{
     CallMoments, ComparedCounters, CostFit, CounterCost, Earlier, EarlierProfile, MeasuredShares, NoTimes, NodeTime,
-    PathBegin, PathEnd, PredictedTimes, SharePart, TimedPart, TraceStep, TracedFunction, Unknown, VarianceCause, VarianceRange, VarianceShare,
+    PathBegin, PathEnd, PredictedTimes, SharePart, TimedPart, TraceStep, TracedFunction, Unknown, VarianceCause,
+    VarianceRange, VarianceShare,
 };
 pub use merge::MergeError;
 pub use program::{ProfiledProgram, ProfiledRoutine};

@@ -268,7 +268,8 @@ fn shares(options: v1::SharesKind) -> Result<SharesOptions, FieldError> {
     if suspects.len() > SharesOptions::SUSPECTS_MAX {
         return Err(FieldError::new("suspects", format!("has more than {} entries", SharesOptions::SUSPECTS_MAX)));
     }
-    if let Some(i) = (1..suspects.len()).find(|i| suspects.iter().take(*i).any(|other| suspects.get(*i) == Some(other))) {
+    if let Some(i) = (1..suspects.len()).find(|i| suspects.iter().take(*i).any(|other| suspects.get(*i) == Some(other)))
+    {
         return Err(FieldError::new(format!("suspects[{i}]"), "is named twice"));
     }
     Ok(SharesOptions { suspects, limit: Some(limit).filter(|limit| *limit != 0), capacity: capacity(buffer)? })

@@ -120,7 +120,8 @@ mod tests {
     #[test]
     fn wrong_sums_are_refused() {
         let path = |sums: Vec<u64>, products: Vec<u64>| {
-            let message = v1::MeasuredSuspects { sums, products, counts: Some(Default::default()), ..Default::default() };
+            let message =
+                v1::MeasuredSuspects { sums, products, counts: Some(Default::default()), ..Default::default() };
             MeasuredSuspects::try_from(message).map_err(|e| e.path)
         };
         assert!(path(vec![0, 1], vec![0, 1]).is_ok());

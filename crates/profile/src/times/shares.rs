@@ -77,7 +77,8 @@ impl CallMoments {
         }
         self.calls += 1;
         self.sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += u128::from(*value));
-        let pairs = values.iter().enumerate().flat_map(|(at, one)| values.iter().skip(at).map(move |other| (one, other)));
+        let pairs =
+            values.iter().enumerate().flat_map(|(at, one)| values.iter().skip(at).map(move |other| (one, other)));
         for (sum, (one, other)) in self.products.iter_mut().zip(pairs) {
             *sum += u128::from(*one) * u128::from(*other);
         }
@@ -234,7 +235,8 @@ mod tests {
     /// One call of ten is slow, and the rest takes as long each time.
     #[test]
     fn a_slow_call_has_the_variance() {
-        let calls: Vec<Vec<u64>> = (0..1000).map(|n| if n % 10 == 3 { vec![1100, 1000, 50] } else { vec![150, 50, 50] }).collect();
+        let calls: Vec<Vec<u64>> =
+            (0..1000).map(|n| if n % 10 == 3 { vec![1100, 1000, 50] } else { vec![150, 50, 50] }).collect();
         assert_shares(&moments(&calls), &[call_site(&[]), call_site(&[])], &[1.0, 0.0, 0.0]);
     }
 

@@ -46,6 +46,12 @@ fn words(what: &str) -> &'static str {
     }
 }
 
+/// A share for people.
+fn percent(share: f64) -> String {
+    // Rounded numbers around 0 have no sign.
+    format!("{:.1} %", (1000.0 * share).round() / 10.0 + 0.0)
+}
+
 /// The parts that were measured, for their shares.
 fn parts(suspects: &[MeasuredSuspect]) -> Vec<SharePart> {
     let is_measured = |one: &MeasuredSuspect| one.refused.is_none();
@@ -83,20 +89,23 @@ impl Explanation {
             let (what, offset) = place(suspect.suspect);
             let at = offset.in_name();
             if let Some(why) = &suspect.refused {
-                self.notes.push(format!("{} at {at} was not measured: {why}", words(what)));
+                let parts = if what == "loop" { "the iterations of the loop" } else { "the calls" };
+                self.notes.push(format!("{parts} at {at} were not measured: {why}"));
                 continue;
             }
             let Some(value) = values.next() else { continue };
             let missed = Some(suspect.missed).filter(|missed| *missed > 0);
             if let Some(missed) = missed {
-                let calls = plural(missed, "call", "calls");
-                self.notes.push(format!("the time of {calls} at {at} was not measured: they did not return, or were nested too deeply"));
+                let (calls, at) = (plural(missed, "call", "calls"), &at);
+                self.notes.push(format!(
+                    "{calls} at {at} did not return, or were nested too deeply: their time is in the rest"
+                ));
             }
             if (value - expected).abs() >= DIFFERENT {
+                let [expected, value] = [expected, value].map(percent);
                 self.notes.push(format!(
-                    "at {at}, {:.1} % were predicted and {:.1} % measured: branches or iterations depend on each other, or instructions do not tell the time",
-                    100.0 * expected,
-                    100.0 * value,
+                    "at {at}, {expected} were predicted and {value} measured: branches or iterations depend on each other, or \
+                     instructions do not tell the time"
                 ));
             }
             let known = self.causes.iter_mut().find(|cause| cause.what == what && cause.at.as_ref() == Some(&at));
@@ -136,7 +145,6 @@ impl Explanation {
     /// A table of the causes of the function with this name.
     pub(super) fn text(self, name: &str, width: Option<usize>) -> String {
         let Explanation { causes, whole, notes } = self;
-        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
         let Some(whole) = whole else {
             if causes.is_empty() {
                 return format!(
@@ -160,10 +168,13 @@ impl Explanation {
             table.row([shares.map(Cell::from).to_vec(), cells(cause)].concat());
         }
         if let Some(remainder) = whole.remainder {
-            table.row(["", "everything else", "", ""].into_iter().fold(vec![percent(remainder).into()], |mut row, cell| {
-                row.push(cell.into());
-                row
-            }));
+            table.row(["", "everything else", "", ""].into_iter().fold(
+                vec![percent(remainder).into()],
+                |mut row, cell| {
+                    row.push(cell.into());
+                    row
+                },
+            ));
         }
         let mut text = format!("\n{HEADING}{name}{HEADING:#}: what the variance comes from, {}\n", summary(&whole));
         text += &table.render(width);
@@ -186,7 +197,8 @@ fn cells(cause: CauseObject) -> Vec<Cell> {
 fn summary(whole: &ExplainedObject) -> String {
     let ExplainedObject { calls, measured, skipped, lost, left, recursive, mean_ns, stddev_ns, .. } = whole;
     let mut text = format!("measured in {} of {}", grouped_u64(*measured), plural(*calls, "call", "calls"));
-    let others = [(skipped, "skipped"), (lost, "lost"), (left, "without a return"), (recursive, "more inside of others")];
+    let others =
+        [(skipped, "skipped"), (lost, "lost"), (left, "without a return"), (recursive, "more inside of others")];
     for (count, what) in others.into_iter().filter(|(count, _)| **count > 0) {
         text += &format!(", {} {what}", grouped_u64(*count));
     }

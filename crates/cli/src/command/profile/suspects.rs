@@ -96,7 +96,8 @@ impl Ways<'_> {
 
     /// Whether a loop with this header contains a block.
     fn is_in_loop(&self, block: usize, header: usize) -> bool {
-        let around = |from: usize, to: usize| self.successors(from).any(|next| self.from(next, usize::MAX).contains(&to));
+        let around =
+            |from: usize, to: usize| self.successors(from).any(|next| self.from(next, usize::MAX).contains(&to));
         block == header || around(header, block) && around(block, header)
     }
 }

@@ -14,8 +14,8 @@ use crate::args::{Format, ProfileArgs, TimesUnit};
 use crate::command::report::modules;
 use crate::exit::{Failure, Stop};
 use crate::measure::TargetMeasurement;
-use crate::objects::{Object, RecordedFunction};
 use crate::objects::times::{CauseObject, CounterPlacesObject, TimeCostsObject, TimeObject};
+use crate::objects::{Object, RecordedFunction};
 use crate::output::number::{grouped_u64, plural, short, time};
 use crate::output::table::{Cell, TextTable};
 use crate::output::{self, DIM, Output};
@@ -167,11 +167,8 @@ impl<'p> ProcessTimes<'p> {
             return None;
         }
         let id = &one.counts.id;
-        let suspected = Suspected {
-            process: (self.host.clone(), self.pid),
-            module: id.module.clone(),
-            offset: id.offset.clone(),
-        };
+        let suspected =
+            Suspected { process: (self.host.clone(), self.pid), module: id.module.clone(), offset: id.offset.clone() };
         let functions = vec![format!("{}+{}", id.module, id.offset)];
         let capacity = Capacity::of_bytes(BUFFER)?;
         let kind = Kind::Shares(SharesOptions { suspects, limit: Some(LIMIT), capacity });

@@ -103,8 +103,7 @@ fn elapsed() -> Expr {
 /// The code in a function.
 pub fn instrumentation(function: FunctionId, parts: &[PartPoints], options: &SharesOptions) -> Instrumentation {
     let values: Vec<VariableId> = (0..parts.len()).filter_map(value).collect();
-    let insertion =
-        |point, parts, stmts| -> Insertion { code::insertion(function, point, parts, Snippet { stmts }) };
+    let insertion = |point, parts, stmts| -> Insertion { code::insertion(function, point, parts, Snippet { stmts }) };
     let timed = |activations, restore| CallRecord { activations, kept: vec![KeptValue::Time(Clock::Wall)], restore };
     let record = timed(ACTIVATIONS, Some(Restore::Value(DEPTH)));
     let zero = values.iter().map(|value| Stmt::Set(*value, Expr::Const(0))).collect();
@@ -162,8 +161,7 @@ mod tests {
         let before = PartPoints::CallSite(PointId::CallBefore(Offset(8)), PointId::CallAfter(Offset(13)));
         let parts = [PartPoints::Header(PointId::Block(Offset(2))), before];
         let code = instrumentation(function, &parts, &options);
-        let texts: Vec<String> =
-            code.insertions.iter().map(|i| format!("{:?} {}", i.point, i.snippet)).collect();
+        let texts: Vec<String> = code.insertions.iter().map(|i| format!("{:?} {}", i.point, i.snippet)).collect();
         assert_eq!(
             texts,
             [

@@ -75,15 +75,16 @@ impl SharesKind {
             made,
             skipped,
             lost: 0,
-            unfollowed: outcome(ACTIVATIONS, UNRECORDED)
-                .saturating_add(common(CALLS).saturating_sub(common(PASSED))),
+            unfollowed: outcome(ACTIVATIONS, UNRECORDED).saturating_add(common(CALLS).saturating_sub(common(PASSED))),
             printed: self.moments.calls,
             limited: 0,
         };
         let mut measured = 0;
         let suspects = self.plan.iter().flat_map(|plan| &plan.parts).map(|part| {
             let missed = match (&part.points, code::outcomes(measured)) {
-                (Ok(code::PartPoints::CallSite(..)), Some(of)) => outcome(of, 0).saturating_add(outcome(of, UNRECORDED)),
+                (Ok(code::PartPoints::CallSite(..)), Some(of)) => {
+                    outcome(of, 0).saturating_add(outcome(of, UNRECORDED))
+                }
                 (Ok(code::PartPoints::Header(_)) | Err(_), _) | (_, None) => 0,
             };
             measured += usize::from(part.points.is_ok());
