@@ -30,7 +30,7 @@ use std::time::Duration;
 use changes::{BlockChangeObject, ContextChangeObject, FunctionChangeObject};
 use code::{
     BlockObject, GraphObject, InstructionObject, LocationObject, LoopObject, PointObject, SummaryObject, WayInObject,
-    WovenObject,
+    WayObject, WovenObject,
 };
 use contexts::{ContextObject, ContextsObject};
 use findings::FindingObject;
@@ -66,6 +66,7 @@ pub(crate) enum Object {
     WayIn(WayInObject),
     Instruction(InstructionObject),
     Woven(WovenObject),
+    Way(WayObject),
     Location(LocationObject),
     Metric(MetricObject),
     Event(EventObject),

@@ -19,10 +19,12 @@ mod whole;
 
 use std::any::Any;
 
+use ingraft_model::{FunctionId, Refusal};
 use ingraft_report::{SavedProfile, TracedCode, TracedProgram};
 
-use crate::api::{Kind, MeasurementId, PrintedCalls, TotalsReading};
+use crate::api::{InspectedPath, Kind, MeasurementId, PathChoice, PrintedCalls, TotalsReading};
 use crate::error::{Error, Reason};
+use crate::program::modules::Modules;
 use crate::session::{Running, Session};
 
 use self::contexts::ContextsKind;
@@ -71,6 +73,16 @@ pub fn read_profile(session: &Session, id: MeasurementId) -> Result<SavedProfile
 /// The calls that were printed, or were slow, since the last time. Does not stop the target.
 pub fn take_printed(session: &Session, id: MeasurementId) -> Result<PrintedCalls, Error> {
     prints::take(session, id).or_else(|| slow::take(session, id)).unwrap_or_else(|| Err(no_print(id)))
+}
+
+/// Number of the paths of a function, and the path with a number; `None` if there is none. The same target, function and options give the same
+/// numbers as a measurement of paths. Fails if paths of the function cannot be told.
+pub fn path_of(
+    modules: &Modules,
+    function: FunctionId,
+    choice: PathChoice,
+) -> Result<(u64, Option<InspectedPath>), Refusal> {
+    paths::inspected(modules, function, choice)
 }
 
 /// The error for a measurement that prints no calls.
