@@ -88,18 +88,22 @@ impl MeasurementRun<'_> {
             let Ok(profile) = site.client.profile(site.enabled.id).await else { continue };
             site.profile = Some(profile);
             let (client, pid) = (site.client.clone(), site.pid());
-            let Some(own) = view.closer(&self.sites, at, is_latest) else { continue };
-            look.done.insert(at);
-            let request = flags::request(RequestTarget::Pid(pid), &self.plan.measure, own);
-            let mut progress = Progress::new("reading the program", format);
-            let made = client.enable(&request, &mut progress).await;
-            drop(progress);
-            match made {
-                Ok(made) => {
-                    self.add(made, &events, out)?;
-                    self.sites.iter_mut().last().into_iter().for_each(|site| site.is_beside = true);
+            let requests = view.closer(&self.sites, at, is_latest);
+            if !requests.is_empty() {
+                look.done.insert(at);
+            }
+            for own in requests {
+                let request = flags::request(RequestTarget::Pid(pid), &self.plan.measure, own);
+                let mut progress = Progress::new("reading the program", format);
+                let made = client.enable(&request, &mut progress).await;
+                drop(progress);
+                match made {
+                    Ok(made) => {
+                        self.add(made, &events, out)?;
+                        self.sites.iter_mut().last().into_iter().for_each(|site| site.is_beside = true);
+                    }
+                    Err(failure) => output::warn(&format!("process {pid} is only profiled: {failure}"), format),
                 }
-                Err(failure) => output::warn(&format!("causes in process {pid} are predicted only: {failure}"), format),
             }
         }
         Ok(look.after().map(|look| (look, events)))

@@ -228,10 +228,10 @@ pub(crate) trait MeasurementView {
     fn queried(&mut self, _sites: &[TargetMeasurement], _at: usize, _out: &mut Output) -> Result<(), Stop> {
         Ok(())
     }
-    /// Asks for a further measurement of `sites[at]`, whose profile was read. `None` if the profile does not tell enough yet; it is not read again if
+    /// Asks for further measurements of `sites[at]`, whose profile was read. None if the profile does not tell enough yet; it is not read again if
     /// `is_latest` is set.
-    fn closer(&mut self, _sites: &[TargetMeasurement], _at: usize, _is_latest: bool) -> Option<EnableRequest> {
-        None
+    fn closer(&mut self, _sites: &[TargetMeasurement], _at: usize, _is_latest: bool) -> Vec<EnableRequest> {
+        Vec::new()
     }
     /// Presents the last values.
     fn last(&mut self, sites: &[TargetMeasurement], out: &mut Output) -> Result<(), Stop>;

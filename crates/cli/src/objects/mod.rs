@@ -45,7 +45,7 @@ use printed::{CallObject, CallsObject};
 use serde::Serialize;
 use slow::SlowObject;
 use stacks::StackObject;
-use times::{CauseObject, CounterPlacesObject, ExplainedObject, TimeCostsObject, TimeObject};
+use times::{CauseObject, CounterPlacesObject, ExplainedObject, TimeCostsObject, TimeObject, TripsObject};
 use totals::{EventTotalsObject, ProfileObject};
 use traces::{ConditionObject, GapObject, ReplayedObject, StepObject, TracedObject};
 
@@ -96,6 +96,7 @@ pub(crate) enum Object {
     Time(TimeObject),
     Cause(CauseObject),
     Explained(ExplainedObject),
+    Trips(TripsObject),
     TimeCosts(TimeCostsObject),
     CounterPlaces(CounterPlacesObject),
     EventTotals(EventTotalsObject),

@@ -92,6 +92,24 @@ pub(crate) struct ExplainedObject {
     pub(crate) remainder: Option<f64>,
 }
 
+/// Measured numbers of iterations in the entries of a loop.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct TripsObject {
+    #[serde(flatten)]
+    pub(crate) id: RecordedFunction,
+    /// Offset of the header of the loop.
+    pub(crate) node: String,
+    /// Number of entries that were measured.
+    pub(crate) entries: u64,
+    /// Mean number of iterations; null if their sum may have more than 64 bits.
+    pub(crate) mean: Option<f64>,
+    /// Standard deviation; null if it is not known.
+    pub(crate) stddev: Option<f64>,
+    pub(crate) p50: Option<u64>,
+    pub(crate) p99: Option<u64>,
+    pub(crate) max: Option<u64>,
+}
+
 /// Costs of events that were fitted to measured times, in nanoseconds; 0 for a class of events that the fit does not use.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct TimeCostsObject {

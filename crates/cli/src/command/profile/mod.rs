@@ -7,6 +7,7 @@ mod others;
 mod suspects;
 mod times;
 mod totals;
+mod trips;
 
 use std::cmp::Reverse;
 use std::path::Path;
@@ -70,7 +71,7 @@ pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mu
     };
     let own = EnableRequest { functions, kind: measured, ..EnableRequest::default() };
     let request = |target: RequestTarget| measure::request(target, &measure, own.clone());
-    let closer = explain.is_some().then(|| CloserLook::new(measure.duration));
+    let closer = (explain.is_some() || args.trips).then(|| CloserLook::new(measure.duration));
     let plan = MeasurementPlan::new(&measure, &target, request, out).queried(query).with_closer_looks(closer);
     let format = context.common.format;
     // A file that cannot be written is refused before the target is touched.
@@ -201,12 +202,23 @@ impl MeasurementView for Profiles {
         self.counts((sites, site), profile, false, out)
     }
 
-    fn closer(&mut self, sites: &[TargetMeasurement], at: usize, is_latest: bool) -> Option<EnableRequest> {
-        let (site, name) = (sites.get(at)?, self.explain.as_deref()?);
-        let times = times::ProcessTimes::of(site, site.profile.as_ref()?, &self.options);
-        let (suspected, request) = times.suspect(name, if is_latest { 1 } else { CALLS_ENOUGH })?;
-        self.suspected.push(suspected);
-        Some(request)
+    fn closer(&mut self, sites: &[TargetMeasurement], at: usize, is_latest: bool) -> Vec<EnableRequest> {
+        let Some((site, profile)) = sites.get(at).and_then(|site| Some((site, site.profile.as_ref()?))) else {
+            return Vec::new();
+        };
+        let times = times::ProcessTimes::of(site, profile, &self.options);
+        let least = if is_latest { 1 } else { CALLS_ENOUGH };
+        let suspect = self.explain.as_deref().map(|name| times.suspect(name, least));
+        // All measurements begin together.
+        if suspect.as_ref().is_some_and(Option::is_none) && !is_latest {
+            return Vec::new();
+        }
+        let mut requests: Vec<EnableRequest> = times.trips_request(least).into_iter().collect();
+        if let Some((suspected, request)) = suspect.flatten() {
+            self.suspected.push(suspected);
+            requests.push(request);
+        }
+        requests
     }
 
     fn last(&mut self, sites: &[TargetMeasurement], out: &mut Output) -> Result<(), Stop> {
@@ -246,7 +258,8 @@ impl Profiles {
                 let beside = sites.iter().find(|other| suspected.is_of(other) && other.suspects.is_some())?;
                 Some((suspected, beside.suspects.as_ref()?))
             });
-            let times = times::ProcessTimes::of(site, profile, &self.options).confirmed(measured);
+            let times =
+                times::ProcessTimes::of(site, profile, &self.options).confirmed(measured, trips::of(sites, site));
             return self.times(&times, is_last, out);
         }
         let names = out.json().then(|| inclusive::FunctionNames::of(profile));

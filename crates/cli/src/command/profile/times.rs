@@ -23,6 +23,7 @@ use crate::output::{self, DIM, Output};
 use super::explained::Explanation;
 use super::others::MeasuredRecords;
 use super::suspects::{CalleeTime, suspects};
+use super::trips::{self, MeasuredTrips};
 use super::{Counts, ROWS, share};
 
 /// Largest number of calls that are measured in a second.
@@ -91,6 +92,8 @@ pub(super) struct ProcessTimes<'p> {
     in_progress: Vec<Counts<'p>>,
     /// What was measured of the function whose module and offset these are; `None` if nothing was.
     measured: Option<(&'p Suspected, &'p MeasuredSuspects)>,
+    /// Measured numbers of iterations.
+    loops: MeasuredTrips<'p>,
 }
 
 /// A function of whose parts some are suspected.
@@ -144,13 +147,23 @@ impl<'p> ProcessTimes<'p> {
         let TimesOptions { trips, counters, .. } = *options;
         let (host, pid) = (site.host(), site.pid());
         let costs = computed.costs;
-        let measured = None;
-        ProcessTimes { host, pid, unit, trips, counters, costs, profile, timed, without, in_progress, measured }
+        let (measured, loops) = (None, MeasuredTrips::new());
+        ProcessTimes { host, pid, unit, trips, counters, costs, profile, timed, without, in_progress, measured, loops }
     }
 
-    /// The same with what was measured of parts of a function.
-    pub(super) fn confirmed(self, measured: Option<(&'p Suspected, &'p MeasuredSuspects)>) -> Self {
-        ProcessTimes { measured, ..self }
+    /// The same with what was measured of parts of a function, and of loops.
+    pub(super) fn confirmed(
+        self,
+        measured: Option<(&'p Suspected, &'p MeasuredSuspects)>,
+        loops: MeasuredTrips<'p>,
+    ) -> Self {
+        ProcessTimes { measured, loops, ..self }
+    }
+
+    /// A request to measure the iterations of the loops that iterate most. `None` if that was not asked for, or if they have less than `least` entries.
+    pub(super) fn trips_request(&self, least: u64) -> Option<EnableRequest> {
+        let all: Vec<&TimedFunction<'_>> = self.timed.iter().filter(|_| self.trips).collect();
+        trips::request(&all, least)
     }
 
     /// The suspected parts of the function with a name, and a request to measure them. `None` if fewer than `least` of its calls began, or if nothing is
@@ -209,6 +222,8 @@ impl<'p> ProcessTimes<'p> {
         for one in &self.timed {
             one.records().into_iter().try_for_each(|record| out.object(&Object::Time(record)))?;
             one.places().map_or(Ok(()), |record| out.object(&Object::CounterPlaces(record)))?;
+            let trips = trips::records(one, &self.loops);
+            trips.into_iter().try_for_each(|record| out.object(&Object::Trips(record)))?;
         }
         if let Some(record) = self.cost_record() {
             out.object(&Object::TimeCosts(record))?;
@@ -266,7 +281,7 @@ impl<'p> ProcessTimes<'p> {
             text += &format!("{DIM}{count} have run, and no call of them began: {name}{DIM:#}\n");
         }
         if self.trips {
-            text += &trips_table(&all, width);
+            text += &trips::table(&all, &self.loops, width);
         }
         if self.counters {
             text += &counters_table(&all, width);
@@ -327,29 +342,6 @@ impl<'p> ProcessTimes<'p> {
     }
 }
 
-/// The loops with the most iterations.
-fn trips_table(all: &[&TimedFunction<'_>], width: Option<usize>) -> String {
-    let loops = |one: &&TimedFunction<'_>| -> Vec<(String, f64, f64, String)> {
-        let calls = one.counts.counts.calls as f64;
-        let of = |node: &NodeTime| {
-            let name = format!("{}#loop@{}", one.counts.id.function, one.node(node.origin)?);
-            let entries = (node.frequency > 0.0).then_some(node.frequency * calls)?;
-            Some((name, entries, node.iterations?, one.number(node.mean)))
-        };
-        one.times.times.nodes.iter().filter_map(of).collect()
-    };
-    let mut rows: Vec<_> = all.iter().flat_map(loops).collect();
-    rows.sort_by(|a, b| (b.1 * b.2).total_cmp(&(a.1 * a.2)));
-    let mut table = TextTable::new().shrinking("LOOP").right("ENTRIES").right("ITERATIONS").right("TIME OF AN ENTRY");
-    for (name, entries, iterations, mean) in rows.into_iter().take(ROWS) {
-        table.row(vec![name.into(), short(entries).into(), short(iterations).into(), mean.into()]);
-    }
-    let table = table.render(width);
-    format!(
-        "\n{table}{DIM}ITERATIONS is the mean number for each entry of the loop; it follows from the counts.{DIM:#}\n"
-    )
-}
-
 /// Placements of counters, for the functions with the most executed instructions.
 fn counters_table(all: &[&TimedFunction<'_>], width: Option<usize>) -> String {
     let mut table = TextTable::new()
@@ -380,7 +372,7 @@ fn counters_table(all: &[&TimedFunction<'_>], width: Option<usize>) -> String {
 
 impl TimedFunction<'_> {
     /// A time for people.
-    fn number(&self, value: f64) -> String {
+    pub(super) fn number(&self, value: f64) -> String {
         match self.unit {
             CostUnit::Instructions => short(value),
             CostUnit::Nanoseconds => time(value),
@@ -427,7 +419,7 @@ impl TimedFunction<'_> {
     }
 
     /// Offset of the block that is or begins a part; `None` for the function.
-    fn node(&self, part: TimedPart) -> Option<String> {
+    pub(super) fn node(&self, part: TimedPart) -> Option<String> {
         match part {
             TimedPart::Function => None,
             TimedPart::Block(block) | TimedPart::Loop(block) => self.counts.block(block),
