@@ -74,7 +74,7 @@ COUNTED long serve_wait(long n, long slow) {
     return sum + 1;
 }
 
-COUNTED long serve_nested(long level, long slow) {
+COUNTED __attribute__((optimize("no-optimize-sibling-calls"))) long serve_nested(long level, long slow) {
     long sum = uneven(slow);
     if (level < 2) {
         sum += serve_nested(level + 1, slow);
