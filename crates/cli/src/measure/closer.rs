@@ -43,9 +43,8 @@ impl CloserLook {
         CloserLook { pause, latest, next: Instant::now(), until: None, done: BTreeSet::new() }
     }
 
-    /// The same for a measurement that begins now.
-    pub(super) fn begun(self) -> Self {
-        let now = Instant::now();
+    /// The same for a measurement that begins at this time.
+    pub(super) fn begun(self, now: Instant) -> Self {
         CloserLook { next: now + self.pause, until: self.latest.map(|latest| now + latest), ..self }
     }
 
@@ -58,13 +57,13 @@ impl CloserLook {
         self.until.is_some_and(|until| self.next >= until)
     }
 
-    /// Plans the reading after the present one. `None` after the latest.
-    fn after(self) -> Option<Self> {
+    /// Plans the reading after the present one, which ends at this time. `None` after the latest.
+    fn after(self, now: Instant) -> Option<Self> {
         if self.is_latest() {
             return None;
         }
         let pause = (self.pause * 2).min(PAUSE_MAX);
-        let next = self.next.max(Instant::now()) + pause;
+        let next = self.next.max(now) + pause;
         Some(CloserLook { pause, next: self.until.map_or(next, |until| next.min(until)), ..self })
     }
 }
@@ -106,7 +105,7 @@ impl MeasurementRun<'_> {
                 }
             }
         }
-        Ok(look.after().map(|look| (look, events)))
+        Ok(look.after(Instant::now()).map(|look| (look, events)))
     }
 }
 
@@ -114,19 +113,19 @@ impl MeasurementRun<'_> {
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn the_latest_look_is_in_the_middle() {
+    #[test]
+    fn the_latest_look_is_in_the_middle() {
         let begin = Instant::now();
-        let mut look = Some(CloserLook::new(Some(Duration::from_secs(40))).begun());
+        let mut look = Some(CloserLook::new(Some(Duration::from_secs(40))).begun(begin));
         let mut at = Vec::new();
         while let Some(now) = look {
-            tokio::time::advance(now.next() - Instant::now()).await;
             at.push((now.next() - begin).as_secs());
             assert_eq!(now.is_latest(), at.last() == Some(&20));
-            look = now.after();
+            let next = now.next();
+            look = now.after(next);
         }
         assert_eq!(at, [1, 3, 7, 15, 20]);
         assert_eq!(CloserLook::new(Some(Duration::from_millis(400))).pause, Duration::from_millis(100));
-        assert!(!CloserLook::new(None).begun().is_latest());
+        assert!(!CloserLook::new(None).begun(begin).is_latest());
     }
 }

@@ -344,7 +344,7 @@ impl MeasurementRun<'_> {
     ) -> Result<(), Stop> {
         let deadline = self.plan.measure.duration.map(|d| Instant::now() + d);
         let mut look = tokio::time::interval(LOOK);
-        let mut closer = self.plan.closer.take().map(|closer| (closer.begun(), events.clone()));
+        let mut closer = self.plan.closer.take().map(|closer| (closer.begun(Instant::now()), events.clone()));
         // Without this sender, the channel closes with the last stream, and that ends the command.
         let events = self.plan.follows_anything().then_some(events);
         let mut kin = tokio::time::interval(kin::LOOK);

@@ -29,7 +29,8 @@ pub(super) fn suspects(
     callees: &[Option<CalleeTime>],
 ) -> Vec<Suspect> {
     let calls = (function.calls as f64).max(1.0);
-    let (mut known, mut unknown): (Vec<(f64, Suspect)>, Vec<(bool, u64, Suspect)>) = Default::default();
+    let mut known: Vec<(f64, Suspect)> = Vec::new();
+    let mut unknown: Vec<(bool, u64, Suspect)> = Vec::new();
     for (site, callee) in function.call_sites.iter().zip(callees) {
         let Some(block) = function.blocks.get(site.block).filter(|_| site.count > 0) else { continue };
         if site.callee == CallTarget::System {
