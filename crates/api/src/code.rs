@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use ingraft_model::{Avma, BlockId, Cfg, EdgeKind, EdgeTarget, Loop, Loops, Offset, Pid, PointKind, Svma, WayInReason};
+use ingraft_profile::{PathBegin, PathEnd};
 
-use crate::{NamedFunction, TargetSpec, WhyNot};
+use crate::{NamedFunction, PathsOptions, TargetSpec, WhyNot};
 
 /// Largest number of functions that one request describes in detail.
 pub const INSPECTED_MAX: usize = 20;
@@ -18,6 +19,34 @@ pub struct InspectRequest {
     pub pattern: String,
     /// Whether the answer has instructions.
     pub instructions: bool,
+    /// The path that the answer describes; `None` for none.
+    pub path: Option<PathChoice>,
+}
+
+/// A path of a function, among all its paths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathChoice {
+    /// Number of the path.
+    pub number: u64,
+    /// The options with which the paths are counted.
+    pub options: PathsOptions,
+}
+
+/// A way of control through a function without repetitions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InspectedPath {
+    /// Number of the path.
+    pub number: u64,
+    /// Number of different paths of the function.
+    pub possible: u64,
+    /// Beginning of the path.
+    pub begins: PathBegin,
+    /// Offsets of the blocks, in the order of their execution.
+    pub blocks: Vec<Offset>,
+    /// End of the path.
+    pub ends: PathEnd,
+    /// Offset of the block at which the next path begins, if the path ends at a back edge or at an edge at which paths were cut.
+    pub next: Option<Offset>,
 }
 
 /// Functions of a target in detail.
@@ -62,6 +91,8 @@ pub struct InspectedFunction {
     pub instructions: Vec<CodeInstruction>,
     /// Instructions of woven code, in the order of points, springboards before the rest; empty unless asked for.
     pub woven: Vec<WovenInstruction>,
+    /// The path that was asked for.
+    pub path: Option<InspectedPath>,
 }
 
 /// A basic block of a function.

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use ingraft_model::Capacity;
+use ingraft_model::{Capacity, Offset};
 use ingraft_profile::EarlierProfile;
 
 /// Kind of a measurement, with its options.
@@ -26,6 +26,8 @@ pub enum Kind {
     Contexts(ContextsOptions),
     /// Counts of the paths of `functions`.
     Paths(PathsOptions),
+    /// Shares of the variance of the times of calls: `functions` is one function, and parts of it are suspected.
+    Shares(SharesOptions),
 }
 
 impl Kind {
@@ -44,7 +46,7 @@ impl Kind {
         match self {
             Kind::Trace(options) => Some(options),
             Kind::Metrics | Kind::Counts(_) | Kind::Coverage(_) => None,
-            Kind::Print(_) | Kind::Slow(_) | Kind::Contexts(_) | Kind::Paths(_) => None,
+            Kind::Print(_) | Kind::Slow(_) | Kind::Contexts(_) | Kind::Paths(_) | Kind::Shares(_) => None,
         }
     }
 }
@@ -134,6 +136,32 @@ pub struct PathsOptions {
     pub longest: Option<NonZeroU32>,
     /// Whether the paths of a call are told apart by its calling context. The contexts are counted too.
     pub contexts: bool,
+}
+
+/// Options of shares of variance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharesOptions {
+    /// The suspected parts of the function, at most [`SharesOptions::SUSPECTS_MAX`], each once.
+    pub suspects: Vec<Suspect>,
+    /// Largest number of calls that are measured in a second; `None` for all. Further calls are counted as skipped. Each thread measures at most a
+    /// tenth as many between two rounds of the engine.
+    pub limit: Option<u32>,
+    /// Capacity of the buffer of each thread.
+    pub capacity: Capacity,
+}
+
+impl SharesOptions {
+    /// Largest number of suspects.
+    pub const SUSPECTS_MAX: usize = 8;
+}
+
+/// A part of a function that may be a cause of the variance of its times. Offsets are those from the function's first byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Suspect {
+    /// The calls that the call instruction at this offset makes.
+    CallSite(Offset),
+    /// The loop whose header begins at this offset.
+    Loop(Offset),
 }
 
 /// Options of exact counts.

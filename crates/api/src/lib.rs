@@ -19,6 +19,7 @@ mod reason;
 mod removed;
 mod request;
 mod sampling;
+mod shares;
 mod value;
 
 pub use self::code::*;
@@ -36,4 +37,5 @@ pub use self::reason::*;
 pub use self::removed::*;
 pub use self::request::*;
 pub use self::sampling::*;
+pub use self::shares::*;
 pub use self::value::*;

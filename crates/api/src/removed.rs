@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ingraft_model::{Avma, HoldTime, Pid, Tid};
 use ingraft_report::{SavedProfile, TraceChunk, TraceEnd};
 
-use crate::{PairInfo, PrintedCalls, Reading};
+use crate::{MeasuredSuspects, PairInfo, PrintedCalls, Reading};
 
 /// Answer to a removal.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -39,6 +39,8 @@ pub struct Removed {
     pub trace: Option<TraceRest>,
     /// The last printed calls, and the final numbers; `None` if the measurement prints no calls.
     pub printed: Option<PrintedCalls>,
+    /// What was measured of suspected parts; `None` if the measurement is not about shares of variance.
+    pub shares: Option<MeasuredSuspects>,
     /// Changes that other programs have made to the code: the reason why the code differs from the original, or the places that were
     /// repaired.
     pub warnings: Vec<String>,

@@ -65,8 +65,9 @@ pub use profile::{Defect, Profile};
 pub use runs::{Measured, NotCounted, Partial, Position, RunCounts, Runs, Wishes};
 pub use shape::{GraphBuilder, Inexact};
 pub use times::{
-    CLASSES_MAX, ComparedCounters, CostFit, CostRow, CounterCost, FlowCall, FlowEdge, MeasuredFlow, NoTimes, NodeTime,
-    PredictedTimes, ProgramTimes, TimedPart, VarianceCause, VarianceRange, VarianceShare,
+    CLASSES_MAX, CallMoments, ComparedCounters, CostFit, CostRow, CounterCost, FlowCall, FlowEdge, MeasuredFlow,
+    MeasuredShares, NoTimes, NodeTime, PredictedTimes, ProgramTimes, SharePart, TimedPart, VarianceCause,
+    VarianceRange, VarianceShare,
 };
 pub use totals::RunEvents;
 pub use trace::{

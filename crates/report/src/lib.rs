@@ -27,8 +27,9 @@ pub use export::{EXPORTERS, ExportOptions, Exporter, Sources, ran_lines};
 pub use file::FileError;
 pub use ingraft_analysis::demangle;
 pub use ingraft_profile::{
-    ComparedCounters, CostFit, CounterCost, Earlier, EarlierProfile, NoTimes, NodeTime, PathBegin, PathEnd,
-    PredictedTimes, TimedPart, TraceStep, TracedFunction, Unknown, VarianceCause, VarianceRange, VarianceShare,
+    CallMoments, ComparedCounters, CostFit, CounterCost, Earlier, EarlierProfile, MeasuredShares, NoTimes, NodeTime,
+    PathBegin, PathEnd, PredictedTimes, SharePart, TimedPart, TraceStep, TracedFunction, Unknown, VarianceCause,
+    VarianceRange, VarianceShare,
 };
 pub use merge::MergeError;
 pub use program::{ProfiledProgram, ProfiledRoutine};
@@ -38,7 +39,7 @@ pub use saved::{
 };
 pub use times::{
     COST_CLASSES, CostUnit, FunctionTimes, MeasuredCalls, OtherMeasurements, ProfileTimes, UNPROFILED, Untimed,
-    compared_counters, times,
+    compared_counters, profiled_callees, times,
 };
 pub use trace::{
     NewestCause, NewestPart, TraceChunk, TraceClock, TraceEnd, TraceError, TraceRecord, TraceRecords, TraceReplay,

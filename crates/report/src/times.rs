@@ -112,6 +112,13 @@ impl<'p> ProfiledCallees<'p> {
     }
 }
 
+/// The profiled callee of each call site of a function, by its index in the profile, in the order of the call sites; `None` if it is not known or
+/// not profiled.
+pub fn profiled_callees(profile: &SavedProfile, function: &FunctionProfile) -> Vec<Option<usize>> {
+    let callees = ProfiledCallees::of(profile);
+    function.call_sites.iter().map(|site| callees.find(function, &site.callee)).collect()
+}
+
 /// Times of the functions of a profile, in their order. In nanoseconds there are none if no function was measured.
 pub fn times(profile: &SavedProfile, others: &OtherMeasurements, unit: CostUnit) -> ProfileTimes {
     let callees = ProfiledCallees::of(profile);

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use ingraft_api::{
-    BasicBlock, CodeInstruction, CodePart, ControlEdge, ControlLoop, GeneratedPlace, InspectedFunction, InspectedPoint,
-    Location, ModulePlace, Springboard, WayIntoCode, WovenInstruction,
+    BasicBlock, CodeInstruction, CodePart, ControlEdge, ControlLoop, GeneratedPlace, InspectedFunction, InspectedPath,
+    InspectedPoint, Location, ModulePlace, Springboard, WayIntoCode, WovenInstruction,
 };
 use ingraft_model::{How, Offset};
+use ingraft_report::{PathBegin, PathEnd};
 
 use crate::field::{FieldError, WireField, read};
 use crate::v1;
@@ -14,6 +15,8 @@ use v1::code_item::Item;
 
 enums! {
     Springboard { Jump, Island, Call, Copy }
+    PathBegin { Entry, Elsewhere, Loop, Return }
+    PathEnd { Exit, Loop, Call, Never }
     CodePart {
         Springboard, Island, SlowPath, Base, Slot, Snippet, SnippetWithoutShard, Restore, Relocated, Room, Routine,
         Point, Signature, Free, Data,
@@ -25,6 +28,7 @@ messages! {
     ControlEdge => ControlEdge { from, kind, to, outside }
     ControlLoop => ControlLoop { header, depth, parent, body, latches, entries }
     WayIntoCode => WayIn { offset, reason }
+    InspectedPath => InspectedPath { number, possible, begins, blocks, ends, next }
     CodeInstruction => CodeInstruction { text, source; at => offset, bytes => code }
     WovenInstruction => WovenInstruction { kind, point, part, pair, text, original; at => address, bytes => code }
     GeneratedPlace => GeneratedPlace { holder, part, kind, point, pair, original }
@@ -89,6 +93,7 @@ pub fn items(function: InspectedFunction) -> impl Iterator<Item = v1::CodeItem> 
     let items = items.chain(function.ways_in.into_iter().map(|one| Item::WayIn(one.into())));
     let items = items.chain(function.instructions.into_iter().map(|one| Item::Instruction(one.into())));
     let items = items.chain(function.woven.into_iter().map(|one| Item::Woven(one.into())));
+    let items = items.chain(function.path.map(|one| Item::Path(one.into())));
     items.map(|item| v1::CodeItem { item: Some(item) })
 }
 
@@ -119,6 +124,7 @@ pub fn add_item(functions: &mut Vec<InspectedFunction>, item: v1::CodeItem) -> R
         Item::WayIn(one) => last.ways_in.extend(known(one)?),
         Item::Instruction(one) => last.instructions.extend(known(one)?),
         Item::Woven(one) => last.woven.extend(known(one)?),
+        Item::Path(one) => last.path = known(one)?,
     }
     Ok(())
 }
@@ -212,6 +218,7 @@ mod tests {
                 ways_in: s.next(),
                 instructions: s.next(),
                 woven: s.next(),
+                path: s.next(),
             }
         }
     }

@@ -25,6 +25,7 @@ pub mod profile;
 mod removed;
 pub mod sample;
 pub mod sampling;
+mod shares;
 pub mod totals;
 pub mod trace;
 pub mod value;

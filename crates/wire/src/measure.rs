@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ingraft_api::{
     ContextMetric, ContextsOptions, CountsOptions, CoverageOptions, EnableRequest, Inclusive, Kind, LaunchRequest,
-    PathsOptions, PrintOptions, SlowOptions, TargetSpec, Terms, TraceCondition, TraceOptions,
+    PathsOptions, PrintOptions, SharesOptions, SlowOptions, Suspect, TargetSpec, Terms, TraceCondition, TraceOptions,
 };
 use ingraft_model::{Capacity, EVENT_NAMES, FLAVORS_MAX, Flavor};
 
@@ -177,6 +177,10 @@ fn kind_to_wire(kind: Kind) -> Option<Wire> {
         Kind::Paths(PathsOptions { longest, contexts }) => {
             Some(Wire::Paths(v1::PathsKind { longest: longest.map_or(0, NonZeroU32::get), contexts }))
         }
+        Kind::Shares(SharesOptions { suspects, limit, capacity }) => {
+            let (suspects, limit) = (suspects.to_wire(), limit.unwrap_or(0));
+            Some(Wire::Shares(v1::SharesKind { suspects, limit, buffer: capacity.bytes() }))
+        }
         Kind::Trace(TraceOptions { capacity, times, lossless, when }) => {
             let buffer = capacity.bytes();
             Some(Wire::Trace(v1::TraceKind { buffer, times, lossless, when: when.to_wire() }))
@@ -197,6 +201,7 @@ fn kind(kind: Wire) -> Result<Kind, FieldError> {
         Wire::Paths(v1::PathsKind { longest, contexts }) => {
             Ok(Kind::Paths(PathsOptions { longest: NonZeroU32::new(longest), contexts }))
         }
+        Wire::Shares(options) => shares(options).map(Kind::Shares).map_err(|e| e.inside("shares")),
         Wire::Trace(options) => trace(options).map(Kind::Trace).map_err(|e| e.inside("trace")),
     }
 }
@@ -256,6 +261,22 @@ fn contexts(options: v1::ContextsKind) -> Result<ContextsOptions, FieldError> {
     Ok(ContextsOptions { metrics, full })
 }
 
+fn shares(options: v1::SharesKind) -> Result<SharesOptions, FieldError> {
+    let v1::SharesKind { suspects, limit, buffer } = options;
+    let suspects: Vec<Suspect> = read("suspects", suspects)?;
+    if suspects.is_empty() {
+        return Err(FieldError::missing("suspects"));
+    }
+    if suspects.len() > SharesOptions::SUSPECTS_MAX {
+        return Err(FieldError::new("suspects", format!("has more than {} entries", SharesOptions::SUSPECTS_MAX)));
+    }
+    if let Some(i) = (1..suspects.len()).find(|i| suspects.iter().take(*i).any(|other| suspects.get(*i) == Some(other)))
+    {
+        return Err(FieldError::new(format!("suspects[{i}]"), "is named twice"));
+    }
+    Ok(SharesOptions { suspects, limit: Some(limit).filter(|limit| *limit != 0), capacity: capacity(buffer)? })
+}
+
 fn capacity(buffer: u32) -> Result<Capacity, FieldError> {
     if buffer == 0 {
         return Err(FieldError::missing("buffer"));
@@ -274,7 +295,7 @@ mod tests {
 
     impl Any for Kind {
         fn any(s: &mut Source<'_>) -> Self {
-            match s.one_of(&[0, 1, 2, 3, 4, 5, 6, 7]) {
+            match s.one_of(&[0, 1, 2, 3, 4, 5, 6, 7, 8]) {
                 0 => Kind::Metrics,
                 1 => {
                     let inclusive = s.next::<Option<bool>>().map(|calls| Inclusive { event: s.one_of(&[0, 4]), calls });
@@ -307,6 +328,11 @@ mod tests {
                     let longest = s.next::<Option<u32>>().and_then(NonZeroU32::new);
                     Kind::Paths(PathsOptions { longest, contexts: s.next() })
                 }
+                8 => Kind::Shares(SharesOptions {
+                    suspects: vec![Suspect::CallSite(s.next()), Suspect::Loop(s.next())],
+                    limit: s.next::<Option<u32>>().map(|limit| limit.max(1)),
+                    capacity: Capacity::of_bytes(s.one_of(&[1, 4096, 1 << 20])).expect("a capacity"),
+                }),
                 2 => Kind::Coverage(CoverageOptions { branches: s.next(), in_place: false }),
                 _ => Kind::Trace(TraceOptions {
                     capacity: Capacity::of_bytes(s.one_of(&[1, 4096, 1 << 20])).expect("a capacity"),
@@ -418,6 +444,13 @@ mod tests {
         assert_eq!(of_kind(Wire::Counts(counts)), "measure.counts.inclusive_calls: is set without `inclusive`");
         let coverage = v1::CoverageKind { branches: true, in_place: true };
         assert!(of_kind(Wire::Coverage(coverage)).starts_with("measure.coverage.in_place: is set with `branches`"));
+        let shares = |suspects: &[i64]| {
+            let suspects = suspects.iter().map(|at| v1::Suspect { part: Some(v1::suspect::Part::Loop(*at)) }).collect();
+            of_kind(Wire::Shares(v1::SharesKind { suspects, buffer: 1, limit: 0 }))
+        };
+        assert_eq!(shares(&[]), "measure.shares.suspects: is missing");
+        assert_eq!(shares(&[1, 2, 1]), "measure.shares.suspects[2]: is named twice");
+        assert_eq!(shares(&[0, 1, 2, 3, 4, 5, 6, 7, 8]), "measure.shares.suspects: has more than 8 entries");
         let contexts = |metrics: &[&str]| {
             let metrics = metrics.iter().map(ToString::to_string).collect();
             of_kind(Wire::Contexts(v1::ContextsKind { metrics, full: false }))

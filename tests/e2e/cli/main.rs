@@ -25,6 +25,7 @@ mod counting;
 mod coverage;
 mod cpu_times;
 mod crashes;
+mod culprits;
 mod data;
 mod diagnose;
 mod edges;

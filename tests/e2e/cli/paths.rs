@@ -9,6 +9,9 @@ use serde_json::Value;
 
 use crate::tool;
 
+/// Largest number of paths of a function that are inspected.
+const SHOWN: u32 = 4;
+
 /// For each function and each kind of beginning and end, how often each path has run, in ascending order.
 type Ways = BTreeMap<(String, String, String), Vec<u64>>;
 
@@ -185,6 +188,60 @@ fn calls_in_progress_end_late_paths() {
 fn handlers_have_paths_of_their_own() {
     let outcome = check("ticks 5 60000");
     assert!(outcome.all("path").len() > 40);
+}
+
+/// `inspect --path` shows each path as it was told, in the graph of its function, also where paths were cut.
+#[test]
+fn paths_are_inspected_by_their_numbers() {
+    let mut target = Mutatee::start("paths", &[]);
+    let pid = target.pid_text();
+    for truncate in [&[][..], &["--truncate", "2"]] {
+        let mut session = tool().start(["profile", "paths", "-p", &pid, "paths:p_*"].iter().chain(truncate));
+        session.wait_for("attached");
+        target.ask("run 1 200 0");
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        let mut seen: BTreeMap<String, u32> = BTreeMap::new();
+        let few = |path: &&&Value| {
+            let shown = seen.entry(word(path, "function")).or_default();
+            *shown += 1;
+            *shown <= SHOWN
+        };
+        let all = outcome.all("path");
+        let some: Vec<&&Value> = all.iter().filter(few).collect();
+        assert!(some.len() > 10, "{some:?}");
+        for path in some {
+            let place = format!("{}+{}", word(path, "module"), word(path, "offset"));
+            let number = path["path"].to_string();
+            let words = ["inspect", "-p", &pid, &place, "--path", &number];
+            let shown = tool().run(words.iter().chain(truncate)).assert_code(0);
+            let way = shown.one("way");
+            for key in ["path", "blocks", "begins", "ends", "next"] {
+                assert_eq!(way[key], path[key], "{key} of {way} {path}");
+            }
+            let starts: Vec<&Value> = shown.all("block").iter().map(|block| &block["block"]).collect();
+            let blocks = way["blocks"].as_array().expect("blocks");
+            assert!(blocks.iter().all(|block| starts.contains(&block)), "{way}");
+            let is_edge = |from: &Value, to: &Value| {
+                shown.all("edge").iter().any(|edge| edge["from"] == *from && edge["to"] == *to)
+            };
+            assert!(blocks.windows(2).all(|pair| is_edge(&pair[0], &pair[1])), "{way}");
+        }
+        let function = all.first().expect("a path");
+        let place = format!("{}+{}", word(function, "module"), word(function, "offset"));
+        let of_function = |paths: &&&Value| paths["offset"] == function["offset"];
+        let totals = outcome.all("paths");
+        let possible = number(totals.iter().find(of_function).expect("all paths"), "possible").to_string();
+        let words = ["inspect", "-p", &pid, &place, "--path", &possible];
+        let _told = tool().run(words.iter().chain(truncate)).assert_error(3, &[&format!("has {possible} paths")]);
+    }
+    let several = tool().run(["inspect", "-p", &pid, "paths:p_*", "--path", "0"]);
+    assert!(several.stderr.contains("single function"), "{}", several.stderr);
+    for (flag, thick) in [("--svg", "stroke-width=\"4\""), ("--dot", "penwidth=4")] {
+        let words = ["inspect", "-p", &pid, "paths:p_branches", "--path", "0", flag];
+        let drawn = tool().plain_command(words).output().expect("run ingraft");
+        let text = String::from_utf8_lossy(&drawn.stdout);
+        assert!(drawn.status.success() && text.contains(thick) && text.contains("path 0 of "), "{drawn:?}");
+    }
 }
 
 /// The blocks on a path lead from one to the next, and their instructions are those of the path.

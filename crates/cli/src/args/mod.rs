@@ -12,6 +12,7 @@ mod trace;
 mod values;
 
 use std::ffi::OsString;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -451,6 +452,7 @@ pub(crate) struct FunctionsArgs {
   ingraft inspect -n redis-server dictFind --svg -o dictFind.svg
   ingraft inspect -n redis-server dictFind --for 5s --svg -o hot.svg   colours by counts
   ingraft inspect -n redis-server dictFind --dot | dot -Tpdf -o dictFind.pdf
+  ingraft inspect -n redis-server dictFind --path 7 --svg -o way.svg   a path of `profile paths`
 
 A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. It may match at most 20 functions.
 Offsets of points, blocks and instructions are distances from the first byte of the function.
@@ -475,6 +477,14 @@ pub(crate) struct InspectArgs {
     /// Count for this time how often control arrives at each block, and show the counts
     #[arg(long = "for", value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) duration: Option<Duration>,
+
+    /// Show the path with this number, from `ingraft profile paths`: its blocks in order, or marked in the picture
+    #[arg(long, value_name = "N")]
+    pub(crate) path: Option<u64>,
+
+    /// With --path, the same as the paths were counted with: at most so many paths lead from a block to their ends
+    #[arg(long, value_name = "N", requires = "path")]
+    pub(crate) truncate: Option<NonZeroU32>,
 
     /// Function to show
     #[arg(value_name = "FUNCTION")]

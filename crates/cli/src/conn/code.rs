@@ -1,8 +1,9 @@
 //! Requests about code: functions, functions in detail, and what lies at an address.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
-use ingraft_api::{FunctionList, Inspection, Location, SamplingReading, SamplingRequest};
+use ingraft_api::{FunctionList, Inspection, Location, PathChoice, SamplingReading, SamplingRequest};
 use ingraft_model::Pid;
 use ingraft_wire::sampling::SamplingCollector;
 use ingraft_wire::{code, known, sampling, v1};
@@ -51,13 +52,15 @@ impl Client {
         &self,
         target: &RequestTarget,
         pattern: &str,
-        instructions: bool,
+        (instructions, path): (bool, Option<PathChoice>),
         progress: &mut Progress,
     ) -> Result<Inspection, Failure> {
         use v1::inspect_response::Event;
         let mut client = CodeClient::new(self.service.clone());
         let target = Some(target.spec().into());
-        let request = v1::InspectRequest { target, pattern: pattern.to_owned(), instructions };
+        let longest = path.and_then(|path| path.options.longest).map_or(0, NonZeroU32::get);
+        let path = path.map(|path| path.number);
+        let request = v1::InspectRequest { target, pattern: pattern.to_owned(), instructions, path, longest };
         let mut stream = self.answer(client.inspect(request), progress).await?;
         let mut found = Inspection { pid: Pid(0), functions: Vec::new() };
         while let Some(part) = self.next(&mut stream, progress).await? {

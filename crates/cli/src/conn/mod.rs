@@ -508,6 +508,7 @@ impl Client {
         let (mut removed, mut complete, mut ended): (Option<Removed>, bool, Option<Ended>) = (None, false, None);
         let (mut parts, mut trace): (Vec<v1::Profile>, Vec<u8>) = (Vec::new(), Vec::new());
         let (mut grown, mut calls): (_, Option<PrintedCalls>) = (Collector::default(), None);
+        let mut shares = None;
         while let Some(part) = stream.message().await.map_err(|s| self.failure(&s))? {
             match part.event {
                 Some(Wire::Removed(r)) => removed = Some(r.try_into().map_err(|e| self.garbled(&e))?),
@@ -521,12 +522,14 @@ impl Client {
                 Some(Wire::Printed(part)) => {
                     printed::add(calls.get_or_insert_default(), part).map_err(|e| self.garbled(&e))?;
                 }
+                Some(Wire::Shares(part)) => shares = Some(part.try_into().map_err(|e| self.garbled(&e))?),
                 Some(Wire::Ended(e)) => ended = Some(e.try_into().map_err(|e| self.garbled(&e))?),
                 None => {}
             }
         }
         let mut removed = removed.ok_or_else(|| self.incomplete("the removal"))?;
         removed.printed = calls;
+        removed.shares = shares;
         removed.last = complete.then(|| Reading { ended, ..reading(&snapshot) });
         if grown.has_begun() {
             removed.grown = Some(self.whole(grown)?.pairs);

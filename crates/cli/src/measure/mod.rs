@@ -3,13 +3,17 @@
 //! Invariant "nothing stays in": a command may end by time, a signal, the end of the target, an error, or a closed pipe. In every case it
 //! removes each measurement that it inserted before it ends, unless the user asked for the measurement to stay.
 
+mod announced;
 mod chosen;
+mod closer;
 mod flags;
 mod kin;
 mod lately;
 mod pull;
 mod together;
 
+pub(crate) use announced::announcement;
+pub(crate) use closer::CloserLook;
 pub(crate) use flags::{choice, request, running, sources};
 pub(crate) use lately::Lately;
 pub(crate) use together::{CombinedValue, Together, last as together};
@@ -20,8 +24,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_api::{
-    Enabled, Ended, MeasurementId, MetricFocus, PairFacts, PairInfo, PrintedCalls, Reading, Reason, TotalsReading,
-    Value,
+    EnableRequest, Enabled, Ended, MeasuredSuspects, MeasurementId, MetricFocus, PairFacts, PairInfo, PrintedCalls,
+    Reading, Reason, TotalsReading, Value,
 };
 use ingraft_model::{Pid, Svma};
 use ingraft_report::{NewestCause, SavedProfile};
@@ -33,7 +37,7 @@ use crate::args::{self, Common, Format};
 use crate::conn::{Client, Engines, HistorySpan, InsertionRequest, ProcessSelector, RequestTarget, StreamEvent};
 use crate::exit::{Failure, Stop};
 use crate::objects::refused::{FunctionAt, place, unmeasured};
-use crate::objects::{self, CostObject, Object, millis};
+use crate::objects::{self, CostObject, Object};
 use crate::output::progress::Progress;
 use crate::output::{self, Destination, Output, words};
 use crate::signals::Signals;
@@ -66,6 +70,8 @@ pub(crate) struct MeasurementPlan {
     trace: Option<(Destination, TracePart)>,
     /// Reading of a profile while it runs; `None` if it is read at the end only.
     query: Option<Query>,
+    /// Times at which the view may ask for a closer look; `None` if it never does.
+    closer: Option<CloserLook>,
     /// Whether the command passes on the exit status of the program that it starts.
     passes_status: bool,
 }
@@ -101,6 +107,7 @@ impl MeasurementPlan {
             scaled: false,
             trace: None,
             query: None,
+            closer: None,
             passes_status: !target.own_status,
         }
     }
@@ -108,6 +115,11 @@ impl MeasurementPlan {
     /// Returns the plan with queries of a profile at each interval.
     pub(crate) fn queried(self, query: Option<Query>) -> Self {
         MeasurementPlan { query, ..self }
+    }
+
+    /// Returns the plan with closer looks at targets, for which the view asks.
+    pub(crate) fn with_closer_looks(self, closer: Option<CloserLook>) -> Self {
+        MeasurementPlan { closer, ..self }
     }
 
     /// Returns the plan with another time between two readings.
@@ -200,6 +212,10 @@ pub(crate) struct TargetMeasurement {
     pub(crate) totals: Option<TotalsReading>,
     /// The calls that were printed since they were presented; `None` if none are printed.
     pub(crate) printed: Option<PrintedCalls>,
+    /// What was measured of suspected parts, fetched at the removal; `None` if nothing was suspected.
+    pub(crate) suspects: Option<MeasuredSuspects>,
+    /// Whether the measurement was inserted beside another one of the same process.
+    is_beside: bool,
 }
 
 /// Presentation of a measurement by a command.
@@ -211,6 +227,11 @@ pub(crate) trait MeasurementView {
     /// Presents what was read of the profile of `sites[at]` while it runs.
     fn queried(&mut self, _sites: &[TargetMeasurement], _at: usize, _out: &mut Output) -> Result<(), Stop> {
         Ok(())
+    }
+    /// Asks for further measurements of `sites[at]`, whose profile was read. None if the profile does not tell enough yet; it is not read again if
+    /// `is_latest` is set.
+    fn closer(&mut self, _sites: &[TargetMeasurement], _at: usize, _is_latest: bool) -> Vec<EnableRequest> {
+        Vec::new()
     }
     /// Presents the last values.
     fn last(&mut self, sites: &[TargetMeasurement], out: &mut Output) -> Result<(), Stop>;
@@ -323,6 +344,7 @@ impl MeasurementRun<'_> {
     ) -> Result<(), Stop> {
         let deadline = self.plan.measure.duration.map(|d| Instant::now() + d);
         let mut look = tokio::time::interval(LOOK);
+        let mut closer = self.plan.closer.take().map(|closer| (closer.begun(Instant::now()), events.clone()));
         // Without this sender, the channel closes with the last stream, and that ends the command.
         let events = self.plan.follows_anything().then_some(events);
         let mut kin = tokio::time::interval(kin::LOOK);
@@ -345,6 +367,9 @@ impl MeasurementRun<'_> {
                     self.look_for_kin(events, out).await?;
                     view.begun(&self.sites);
                 },
+                () = until(closer.as_ref().map(|(closer, _)| closer.next())) => {
+                    closer = self.look_closer(closer, view, out).await?;
+                }
                 () = until(phase_ends) => {
                     phase_ends = phase_ends.zip(self.plan.phases).map(|(end, length)| end + length);
                     for site in self.sites.iter().filter(|site| site.goes_on()) {
@@ -548,7 +573,9 @@ impl MeasurementRun<'_> {
                 i.warnings.iter().for_each(|what| output::warn(&words::disturbed(i.pid, &i.host, what), format));
             }
         }
-        for at in 0..self.sites.len() {
+        // What was inserted beside another measurement goes first.
+        let order: Vec<bool> = self.sites.iter().map(|site| site.is_beside).collect();
+        for at in [true, false].iter().flat_map(|beside| (0..order.len()).filter(|at| order.get(*at) == Some(beside))) {
             match self.leave(at, counted, &inserted, &mut farewells, out).await {
                 // The failure that ended the measurement, such as a full disk, is reported once.
                 Err(Stop::Failure(failure)) if matches!(&result, Err(Stop::Failure(first)) if *first == failure) => {}
@@ -604,7 +631,7 @@ impl MeasurementRun<'_> {
             farewells.push((true, farewell));
             return Ok(());
         }
-        if counted && let Some(cost) = site.cost(inserted) {
+        if counted && let Some(cost) = site.cost(inserted).filter(|_| !site.is_beside) {
             let limit = self.plan.measure.max_overhead.unwrap_or(ingraft_daemon::MAX_OVERHEAD);
             if cost.percent > limit && site.told_out.is_empty() {
                 output::warn(&words::too_dear(&cost, limit), format);
@@ -627,7 +654,7 @@ impl MeasurementRun<'_> {
                     }
                     _ => Ok(()),
                 };
-                farewells.push((site.ended, farewell));
+                farewells.push((site.ended || site.is_beside, farewell));
                 differs
             }
         };
@@ -706,6 +733,8 @@ impl TargetMeasurement {
             unwritten: None,
             totals: None,
             printed: None,
+            suspects: None,
+            is_beside: false,
         }
     }
 
@@ -818,6 +847,9 @@ impl TargetMeasurement {
         self.signal = signal;
         let number = status.or(signal.map(|signal| 128 + signal));
         self.status = number.and_then(|number| u8::try_from(number).ok());
+        if self.is_beside {
+            return Ok(());
+        }
         let ended = objects::EndedObject { host: self.host(), pid: self.pid(), status, signal, exec };
         out.text(&words::ended(&ended))?;
         let crashed = words::crashed(&ended);
@@ -930,6 +962,7 @@ impl TargetMeasurement {
             self.take(reading, 0);
         }
         self.printed = answer.printed;
+        self.suspects = answer.shares;
         self.profile = answer.profile.map(|profile| *profile);
         if let Some(ended) = ended {
             self.end(ended, format, out)?;
@@ -951,46 +984,6 @@ impl TargetMeasurement {
             output::warn(&left, format);
         }
         Ok(Object::Removed(removed))
-    }
-}
-
-/// The object that announces a complete insertion. `attach_ms` is the time in milliseconds since the start of the command.
-pub(crate) fn announcement(e: &Enabled, host: objects::Host, attach_ms: f64) -> Object {
-    let (pid, parent, points, measurement) = (e.pid.0, e.parent.0, e.points, e.id.0);
-    let (stopped_ms, waited_ms) = (millis(e.stopped.held), millis(e.stopped.waited));
-    let (caught_up, not_unwound) = (e.caught_up, e.not_unwound);
-    if e.attached {
-        let (threads, modules, functions) = (e.threads, e.modules, e.functions);
-        Object::Attached(objects::AttachedObject {
-            host,
-            pid,
-            parent,
-            title: e.title.clone(),
-            threads,
-            modules,
-            functions,
-            points,
-            attach_ms,
-            stopped_ms,
-            waited_ms,
-            measurement,
-            caught_up,
-            not_unwound,
-        })
-    } else {
-        Object::Changed(objects::ChangedObject {
-            host,
-            pid,
-            parent,
-            title: e.title.clone(),
-            points,
-            attach_ms,
-            stopped_ms,
-            waited_ms,
-            measurement,
-            caught_up,
-            not_unwound,
-        })
     }
 }
 

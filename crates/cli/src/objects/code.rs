@@ -6,6 +6,7 @@ use ingraft_api as api;
 use ingraft_model::{Offset, Pid};
 use serde::Serialize;
 
+use super::paths::{begin_word, end_word};
 use super::{EdgeObject, Host, RecordedFunction, bytes, hex, signed_hex};
 
 /// A function of `inspect`; records about its parts follow.
@@ -141,6 +142,45 @@ pub(crate) struct WovenObject {
     pub(crate) original: Option<String>,
 }
 
+/// A path of a function.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct WayObject {
+    #[serde(flatten)]
+    pub(crate) id: RecordedFunction,
+    /// Number of the path among all paths of the function, from 0.
+    pub(crate) path: u64,
+    /// Number of different paths that the function has.
+    pub(crate) possible: u64,
+    /// Offsets of the blocks on the path, in the order of their execution.
+    pub(crate) blocks: Vec<String>,
+    /// `entry`, `loop`, `return` or `elsewhere`.
+    pub(crate) begins: &'static str,
+    /// `exit`, `loop`, `call` or `never`.
+    pub(crate) ends: &'static str,
+    /// With `loop`, the offset of the block at which the next path begins; else null.
+    pub(crate) next: Option<String>,
+}
+
+impl WayObject {
+    fn new(path: &api::InspectedPath, id: RecordedFunction) -> Self {
+        WayObject {
+            id,
+            path: path.number,
+            possible: path.possible,
+            blocks: all_at(&path.blocks),
+            begins: begin_word(path.begins),
+            ends: end_word(path.ends),
+            next: path.next.map(at),
+        }
+    }
+
+    /// Whether an edge between two blocks is on the path.
+    pub(crate) fn passes(&self, from: &str, to: &str) -> bool {
+        let ends = self.blocks.iter().chain(&self.next);
+        self.blocks.iter().zip(ends.skip(1)).any(|(one, next)| one == from && next == to)
+    }
+}
+
 /// A function in detail.
 #[derive(Clone, Debug)]
 pub(crate) struct Inspected {
@@ -154,6 +194,8 @@ pub(crate) struct Inspected {
     pub(crate) ways_in: Vec<WayInObject>,
     pub(crate) instructions: Vec<InstructionObject>,
     pub(crate) woven: Vec<WovenObject>,
+    /// The path that was asked for; `None` if none was.
+    pub(crate) way: Option<WayObject>,
 }
 
 /// An offset in a function for scripts.
@@ -194,6 +236,7 @@ impl Inspected {
                 .into_iter()
                 .map(|one| InstructionObject::new(one, id.clone()))
                 .collect(),
+            way: function.path.as_ref().map(|path| WayObject::new(path, id.clone())),
             woven: function.woven.into_iter().map(|one| WovenObject::new(one, id.clone())).collect(),
             graph: GraphObject {
                 size: function.size,

@@ -30,7 +30,7 @@ use std::time::Duration;
 use changes::{BlockChangeObject, ContextChangeObject, FunctionChangeObject};
 use code::{
     BlockObject, GraphObject, InstructionObject, LocationObject, LoopObject, PointObject, SummaryObject, WayInObject,
-    WovenObject,
+    WayObject, WovenObject,
 };
 use contexts::{ContextObject, ContextsObject};
 use findings::FindingObject;
@@ -45,7 +45,7 @@ use printed::{CallObject, CallsObject};
 use serde::Serialize;
 use slow::SlowObject;
 use stacks::StackObject;
-use times::{CauseObject, CounterPlacesObject, TimeCostsObject, TimeObject};
+use times::{CauseObject, CounterPlacesObject, ExplainedObject, TimeCostsObject, TimeObject, TripsObject};
 use totals::{EventTotalsObject, ProfileObject};
 use traces::{ConditionObject, GapObject, ReplayedObject, StepObject, TracedObject};
 
@@ -66,6 +66,7 @@ pub(crate) enum Object {
     WayIn(WayInObject),
     Instruction(InstructionObject),
     Woven(WovenObject),
+    Way(WayObject),
     Location(LocationObject),
     Metric(MetricObject),
     Event(EventObject),
@@ -94,6 +95,8 @@ pub(crate) enum Object {
     CallSite(CallSiteObject),
     Time(TimeObject),
     Cause(CauseObject),
+    Explained(ExplainedObject),
+    Trips(TripsObject),
     TimeCosts(TimeCostsObject),
     CounterPlaces(CounterPlacesObject),
     EventTotals(EventTotalsObject),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ingraft_report::{PathBegin, PathEnd};
 use serde::Serialize;
 
 use super::{Host, RecordedFunction};
@@ -76,4 +77,24 @@ pub(crate) struct PathClassObject {
     pub(crate) memory_reads: u64,
     /// Part of all reads that makes a path, or a function, hot.
     pub(crate) threshold: f64,
+}
+
+/// The word of a record for the beginning of a path.
+pub(crate) fn begin_word(begin: PathBegin) -> &'static str {
+    match begin {
+        PathBegin::Entry => "entry",
+        PathBegin::Elsewhere => "elsewhere",
+        PathBegin::Loop => "loop",
+        PathBegin::Return => "return",
+    }
+}
+
+/// The word of a record for the end of a path.
+pub(crate) fn end_word(end: PathEnd) -> &'static str {
+    match end {
+        PathEnd::Exit => "exit",
+        PathEnd::Loop => "loop",
+        PathEnd::Call => "call",
+        PathEnd::Never => "never",
+    }
 }

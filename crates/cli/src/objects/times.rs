@@ -62,6 +62,52 @@ pub(crate) struct CauseObject {
     pub(crate) predicted_equal: Option<f64>,
     /// Measured share; null if it was not measured.
     pub(crate) measured: Option<f64>,
+    /// Calls of a `callee` whose time the measured share lacks; left out if there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) missed: Option<u64>,
+}
+
+/// Measured calls of a function whose variance is explained.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct ExplainedObject {
+    #[serde(flatten)]
+    pub(crate) id: RecordedFunction,
+    /// Calls that began, without calls inside of others.
+    pub(crate) calls: u64,
+    /// Calls that were measured.
+    pub(crate) measured: u64,
+    /// Calls that were not measured because of the limit.
+    pub(crate) skipped: u64,
+    /// Calls that were not measured because a buffer was full, or because their thread had none or was nested too deeply.
+    pub(crate) lost: u64,
+    /// Calls that ended without a return, or had not ended.
+    pub(crate) left: u64,
+    /// Calls of the function inside of another call of it.
+    pub(crate) recursive: u64,
+    /// Mean time of the measured calls, in nanoseconds; null if there are none.
+    pub(crate) mean_ns: Option<f64>,
+    /// Standard deviation of the time, in nanoseconds; null if there are none.
+    pub(crate) stddev_ns: Option<f64>,
+    /// Measured share of the variance that no `cause` has; null if there is no variance.
+    pub(crate) remainder: Option<f64>,
+}
+
+/// Measured numbers of iterations in the entries of a loop.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct TripsObject {
+    #[serde(flatten)]
+    pub(crate) id: RecordedFunction,
+    /// Offset of the header of the loop.
+    pub(crate) node: String,
+    /// Number of entries that were measured.
+    pub(crate) entries: u64,
+    /// Mean number of iterations; null if their sum may have more than 64 bits.
+    pub(crate) mean: Option<f64>,
+    /// Standard deviation; null if it is not known.
+    pub(crate) stddev: Option<f64>,
+    pub(crate) p50: Option<u64>,
+    pub(crate) p99: Option<u64>,
+    pub(crate) max: Option<u64>,
 }
 
 /// Costs of events that were fitted to measured times, in nanoseconds; 0 for a class of events that the fit does not use.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{DrawnGraph, loop_bar};
+use super::{DrawnGraph, PATH, loop_bar};
 
 /// The graph in the language of Graphviz (`dot`).
 pub(crate) fn dot(graph: &DrawnGraph) -> String {
@@ -15,17 +15,25 @@ pub(crate) fn dot(graph: &DrawnGraph) -> String {
     text += "  node [shape=box, style=filled, fontname=\"monospace\", fontsize=10];\n";
     for (number, block) in graph.blocks.iter().enumerate() {
         let label = lines(&block.text(), "\\l");
-        let (fill, border) = (block.fill(hottest), loop_bar(block.depth));
+        let (border, pen) = if block.on_path { (PATH, 4) } else { (loop_bar(block.depth), 2) };
+        let fill = block.fill(hottest);
         // writing to a text does not fail
-        let _written =
-            writeln!(text, "  b{number} [label=\"{label}\", fillcolor=\"{fill}\", color=\"{border}\", penwidth=2];");
+        let _written = writeln!(
+            text,
+            "  b{number} [label=\"{label}\", fillcolor=\"{fill}\", color=\"{border}\", penwidth={pen}];"
+        );
     }
     for edge in &graph.edges {
         let colour = edge.kind.colour();
-        let back = if edge.back { ", style=dashed, penwidth=2" } else { "" };
+        let style = if edge.back { ", style=dashed" } else { "" };
+        let pen = match (edge.on_path, edge.back) {
+            (true, _) => ", penwidth=4",
+            (false, true) => ", penwidth=2",
+            (false, false) => "",
+        };
         let tooltip = edge.kind.words();
         let _written =
-            writeln!(text, "  b{} -> b{} [color=\"{colour}\"{back}, tooltip=\"{tooltip}\"];", edge.from, edge.to);
+            writeln!(text, "  b{} -> b{} [color=\"{colour}\"{style}{pen}, tooltip=\"{tooltip}\"];", edge.from, edge.to);
     }
     text + "}\n"
 }

@@ -56,6 +56,8 @@ pub(crate) struct DrawnBlock {
     pub(crate) count: Option<u64>,
     /// Whether code is woven at a point in the block.
     pub(crate) woven: bool,
+    /// Whether the block is on the path that is shown.
+    pub(crate) on_path: bool,
 }
 
 /// Kind of an edge, as far as pictures tell kinds apart.
@@ -84,6 +86,8 @@ pub(crate) struct DrawnEdge {
     pub(crate) kind: DrawnEdgeKind,
     /// Whether the edge leads back to the header of a loop.
     pub(crate) back: bool,
+    /// Whether the edge is on the path that is shown.
+    pub(crate) on_path: bool,
 }
 
 /// The error for a graph that is too large to be drawn.
@@ -187,6 +191,9 @@ impl DrawnBlock {
     }
 }
 
+/// Colour of the blocks on a path.
+const PATH: &str = "#e8590c";
+
 /// Colour of the inside of a block by the number of loops around it.
 fn loop_fill(depth: u32) -> &'static str {
     match depth {
@@ -241,7 +248,13 @@ pub(crate) mod tests {
             lines: (0..n % 4 + 1).map(|line| format!("{line} mov rax, <{n}> & \"x\"")).collect(),
             ..DrawnBlock::default()
         };
-        let edge = |&(from, to): &(usize, usize)| DrawnEdge { from, to, kind: DrawnEdgeKind::Only, back: to <= from };
+        let edge = |&(from, to): &(usize, usize)| DrawnEdge {
+            from,
+            to,
+            kind: DrawnEdgeKind::Only,
+            back: to <= from,
+            on_path: false,
+        };
         DrawnGraph {
             title: vec!["a <function> & \"more\"".to_owned()],
             blocks: (0..count).map(block).collect(),

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::order::order;
 use super::place::{CHARACTER, GraphLayout, LINE, PADDING, Rectangle, layout};
 use super::ranks::ranks;
-use super::{DrawnBlock, DrawnEdgeKind, DrawnGraph, TooLarge, heat, loop_bar, loop_fill};
+use super::{DrawnBlock, DrawnEdgeKind, DrawnGraph, PATH, TooLarge, heat, loop_bar, loop_fill};
 use crate::output::number::plural;
 
 /// Distance in pixels from the picture to its border.
@@ -103,6 +103,12 @@ fn head(graph: &DrawnGraph, most: f64) -> (String, f64, f64) {
     if graph.edges.iter().any(|edge| edge.back) {
         entry(line("#212529", " stroke-dasharray=\"6 3\""), "back to the header of a loop");
     }
+    if graph.blocks.iter().any(|block| block.on_path) {
+        let sample = format!(
+            "<rect y=\"-7\" width=\"24\" height=\"14\" fill=\"#ffffff\" stroke=\"{PATH}\" stroke-width=\"3\"/>"
+        );
+        entry(sample, "on the path, with its thick edges");
+    }
     let square = |fill: &str, bar: &str| {
         format!(
             "<rect y=\"-7\" width=\"24\" height=\"14\" fill=\"{fill}\" stroke=\"#adb5bd\"/><rect y=\"-7\" width=\"{BAR}\" height=\"14\" fill=\"{bar}\"/>"
@@ -132,8 +138,14 @@ fn drawn(graph: &DrawnGraph, layout: &GraphLayout) -> String {
     let mut text = String::new();
     for (edge, line) in graph.edges.iter().zip(&layout.edges) {
         let colour = edge.kind.colour();
-        let style = if edge.back { " stroke-dasharray=\"6 3\" stroke-width=\"1.9\"" } else { " stroke-width=\"1.3\"" };
-        let _written = writeln!(text, "<path d=\"{}\" fill=\"none\" stroke=\"{colour}\"{style}/>", path(line));
+        let dashes = if edge.back { " stroke-dasharray=\"6 3\"" } else { "" };
+        let width = match (edge.on_path, edge.back) {
+            (true, _) => "4",
+            (false, true) => "1.9",
+            (false, false) => "1.3",
+        };
+        let line_style = format!("{dashes} stroke-width=\"{width}\"");
+        let _written = writeln!(text, "<path d=\"{}\" fill=\"none\" stroke=\"{colour}\"{line_style}/>", path(line));
         if let Some((x, y)) = line.last() {
             let top = y - ARROW;
             let _written = writeln!(
@@ -183,7 +195,11 @@ fn towards(from: (f64, f64), to: (f64, f64)) -> (f64, f64) {
 fn drawn_block(block: &DrawnBlock, place: &Rectangle, hottest: Option<u64>) -> String {
     let (fill, bar) = (block.fill(hottest), loop_bar(block.depth));
     let Rectangle { x, y, width, height } = *place;
-    let border = if block.woven { "#1971c2\" stroke-width=\"2" } else { "#495057" };
+    let border = match (block.on_path, block.woven) {
+        (true, _) => format!("{PATH}\" stroke-width=\"4"),
+        (false, true) => "#1971c2\" stroke-width=\"2".to_owned(),
+        (false, false) => "#495057".to_owned(),
+    };
     let mut text = format!(
         "<g transform=\"translate({x:.1} {y:.1})\"><rect width=\"{width:.1}\" height=\"{height:.1}\" rx=\"2\" fill=\"{fill}\" stroke=\"{border}\"/>\
          <rect width=\"{BAR}\" height=\"{height:.1}\" fill=\"{bar}\"/>\n"

@@ -1,6 +1,8 @@
 //! `ingraft.v1.Code`.
 
-use ingraft_api::{FunctionList, InspectRequest};
+use std::num::NonZeroU32;
+
+use ingraft_api::{FunctionList, InspectRequest, PathChoice, PathsOptions};
 use ingraft_model::Avma;
 use ingraft_wire::{FieldError, MessageParts, ProtocolFailure, process, v1};
 use tonic::{Request, Response, Status};
@@ -63,12 +65,14 @@ impl v1::code_server::Code for CodeService {
     }
     async fn inspect(&self, request: Request<v1::InspectRequest>) -> Result<Response<Self::InspectStream>, Status> {
         let caller = auth::caller(&request)?;
-        let v1::InspectRequest { target, pattern, instructions } = request.into_inner();
+        let v1::InspectRequest { target, pattern, instructions, path, longest } = request.into_inner();
         let target = process::target(target).map_err(ProtocolFailure::from)?;
         if pattern.is_empty() {
             return Err(ProtocolFailure::from(FieldError::missing("pattern")).into_status());
         }
-        let request = InspectRequest { target, pattern, instructions };
+        let options = PathsOptions { longest: NonZeroU32::new(longest), contexts: false };
+        let path = path.map(|number| PathChoice { number, options });
+        let request = InspectRequest { target, pattern, instructions, path };
         let (send, told) = waiting::channel(8);
         let core = self.0.clone();
         spawn(async move {

@@ -247,7 +247,8 @@ pub fn removal(
     let trace = removed.trace.map(|rest| trace::parts(trace::rest(rest.chunks, rest.end))).into_iter().flatten();
     let printed = removed.printed.map(printed::messages).into_iter().flatten();
     let events = events.chain(profile.map(Event::Profile)).chain(trace.map(Event::Trace));
-    let events = events.chain(printed.map(Event::Printed));
+    let shares = removed.shares.map(|shares| Event::Shares(shares.into()));
+    let events = events.chain(printed.map(Event::Printed)).chain(shares);
     events.chain(ended.map(Event::Ended)).map(|event| v1::RemoveResponse { event: Some(event) })
 }
 

@@ -11,6 +11,7 @@ mod metrics;
 mod paths;
 mod prints;
 mod profile;
+mod shares;
 mod slow;
 pub mod trace;
 mod waits;
@@ -18,10 +19,12 @@ mod whole;
 
 use std::any::Any;
 
+use ingraft_model::{FunctionId, Refusal};
 use ingraft_report::{SavedProfile, TracedCode, TracedProgram};
 
-use crate::api::{Kind, MeasurementId, PrintedCalls, TotalsReading};
+use crate::api::{InspectedPath, Kind, MeasurementId, PathChoice, PrintedCalls, TotalsReading};
 use crate::error::{Error, Reason};
+use crate::program::modules::Modules;
 use crate::session::{Running, Session};
 
 use self::contexts::ContextsKind;
@@ -31,6 +34,7 @@ use self::metrics::MetricsKind;
 use self::paths::PathsKind;
 use self::prints::PrintKind;
 use self::profile::functions::no_profile;
+use self::shares::SharesKind;
 use self::slow::SlowKind;
 use self::trace::TraceKind;
 
@@ -44,6 +48,7 @@ pub fn new(kind: &Kind) -> Box<dyn Running> {
         Kind::Print(options) => Box::new(PrintKind::new(*options)),
         Kind::Contexts(options) => Box::new(ContextsKind::new(options)),
         Kind::Paths(options) => Box::new(PathsKind::new(options)),
+        Kind::Shares(options) => Box::new(SharesKind::new(options.clone())),
         Kind::Slow(options) => Box::new(SlowKind::new(options.clone())),
     }
 }
@@ -68,6 +73,16 @@ pub fn read_profile(session: &Session, id: MeasurementId) -> Result<SavedProfile
 /// The calls that were printed, or were slow, since the last time. Does not stop the target.
 pub fn take_printed(session: &Session, id: MeasurementId) -> Result<PrintedCalls, Error> {
     prints::take(session, id).or_else(|| slow::take(session, id)).unwrap_or_else(|| Err(no_print(id)))
+}
+
+/// Number of the paths of a function, and the path with a number; `None` if there is none. The same target, function and options give the same
+/// numbers as a measurement of paths. Fails if paths of the function cannot be told.
+pub fn path_of(
+    modules: &Modules,
+    function: FunctionId,
+    choice: PathChoice,
+) -> Result<(u64, Option<InspectedPath>), Refusal> {
+    paths::inspected(modules, function, choice)
 }
 
 /// The error for a measurement that prints no calls.

@@ -99,6 +99,7 @@ pub fn untouched(pid: Pid) -> Removed {
         profile: None,
         trace: None,
         printed: None,
+        shares: None,
         warnings: Vec::new(),
         awaited: Vec::new(),
     }

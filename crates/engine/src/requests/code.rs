@@ -10,6 +10,7 @@ use ingraft_process::Target;
 use super::{Engine, lock, open, resolve};
 use crate::api::*;
 use crate::error::{Error, Reason};
+use crate::kinds;
 use crate::measure::request::{Missing, resolve_patterns};
 use crate::program::code_places::{self, place_at, source_at, source_lines};
 use crate::program::modules::{Module, ModuleFile, Modules};
@@ -63,7 +64,11 @@ impl Engine {
         };
         let text = Text::new(&target, std::iter::once(&originals));
         let one = |function: &FunctionId| describe(&text, &modules, *function, &generated, request.instructions);
-        let functions = found.iter().filter_map(one).collect();
+        let mut functions: Vec<InspectedFunction> = found.iter().filter_map(one).collect();
+        if let Some(choice) = request.path {
+            let path = chosen_path(&modules, &found, choice).map_err(|e| e.about(pid))?;
+            functions.iter_mut().for_each(|function| function.path = Some(path.clone()));
+        }
         target.check(caller.rights()).map_err(|e| Error::process(pid, e))?;
         Ok(Inspection { pid, functions })
     }
@@ -189,6 +194,30 @@ pub(super) fn named(file: &ModuleFile, function: &Function) -> NamedFunction {
         module: file.name.clone(),
         function: function.display_name().into_owned(),
         offset: function.start(),
+    }
+}
+
+/// The path of the only function that was found.
+fn chosen_path(modules: &Modules, found: &[FunctionId], choice: PathChoice) -> Result<InspectedPath, Error> {
+    let [function] = *found else {
+        let what = format!("a path is one of a single function, and {} functions match", found.len());
+        return Err(Error::new(Reason::OneFunction, what, "name one as MODULE:FUNCTION or MODULE+0xOFFSET"));
+    };
+    let name = modules.resolve(function).map_or_else(String::new, |(_, _, f)| f.display_name().into_owned());
+    match kinds::path_of(modules, function, choice) {
+        Ok((_, Some(path))) => Ok(path),
+        Ok((possible, None)) => {
+            let what = format!(
+                "`{name}` has {possible} paths, with numbers from 0 on, and none has the number {}",
+                choice.number
+            );
+            let hint = "`ingraft profile paths --format json` tells the numbers; use the same --truncate as there";
+            Err(Error::new(Reason::NoSuchPart, what, hint))
+        }
+        Err(why) => {
+            let what = format!("the paths of `{name}` cannot be told: {why}");
+            Err(Error::new(Reason::AllRefused, what, "show the function without --path"))
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use crate::readings::values::{Columns, Shards};
 use crate::weaving::plan::Woven;
 use crate::weaving::positions::ProgramCounters;
 
-use super::buffers::{LastRecords, NewBuffers, Records};
+use super::buffers::{Drained, LastRecords, NewBuffers, Records};
 use super::control::Control;
 use super::driver::Session;
 use super::insertion_stop::InsertionStop;
@@ -203,6 +203,11 @@ impl<'s> Locked<'s> {
     /// Begins to drain the buffers of the measurement, whose code was inserted.
     pub fn begin_buffers<R: Records>(&self, new: NewBuffers) {
         self.session.shared_mut().buffers_mut().begin::<R>(self.id, new);
+    }
+
+    /// The records that threads have appended to buffers of the measurement since the last time.
+    pub fn drain<R: Records>(&self) -> Vec<Drained> {
+        self.session.drain::<R>(self.id).unwrap_or_default()
     }
 
     /// Ends the buffers of the measurement, whose code was taken out; `None` if it has none.

@@ -10,6 +10,7 @@
 //! 6. `program.rs` does so for all functions, callees first; recursive functions are solved together (`linear.rs`).
 //!
 //! `fit.rs` finds costs of classes of events from measured times, and `counters.rs` compares the paper's counters with others.
+//! `shares.rs` confirms causes of variance by measured covariances.
 //!
 //! The sum of frequencies times costs is the measured number of events: if a cost is a number of instructions, then TIME of a function is its
 //! number of instructions, divided by its number of calls (and of other arrivals, such as those of calls that were in progress).
@@ -29,6 +30,7 @@ mod linear;
 mod moments;
 mod no_times;
 mod program;
+mod shares;
 mod split;
 
 pub use counters::{ComparedCounters, CounterCost};
@@ -37,3 +39,4 @@ pub use flow::{FlowCall, FlowEdge, MeasuredFlow};
 pub use moments::{NodeTime, PredictedTimes, TimedPart, VarianceCause, VarianceRange, VarianceShare};
 pub use no_times::NoTimes;
 pub use program::ProgramTimes;
+pub use shares::{CallMoments, MeasuredShares, SharePart};

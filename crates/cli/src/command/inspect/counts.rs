@@ -68,7 +68,7 @@ impl About<'_> {
         if args.disassembly && waited.is_ok() {
             let mut progress = Progress::new("reading the program", format);
             // Without the woven code, the rest of the answer is still right.
-            if let Ok(again) = client.inspect(target, &args.function, true, &mut progress).await {
+            if let Ok(again) = client.inspect(target, &args.function, super::wanted(args), &mut progress).await {
                 functions = super::records(again, client);
             }
         }

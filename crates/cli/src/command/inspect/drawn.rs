@@ -17,6 +17,7 @@ pub(super) fn graph(function: &Inspected) -> DrawnGraph {
             name: format!("#{}", block.block),
             depth: block.depth.unwrap_or_default(),
             count: block.count.map(|count| u64::try_from(count).unwrap_or(0)),
+            on_path: function.way.as_ref().is_some_and(|way| way.blocks.contains(&block.block)),
             ..DrawnBlock::default()
         });
     }
@@ -43,11 +44,14 @@ pub(super) fn graph(function: &Inspected) -> DrawnGraph {
     if let Some(entry) = function.graph.entry.as_ref().and_then(|entry| numbers.get(entry.as_str())) {
         graph.roots.insert(0, *entry);
     }
+    let passes = |from: &str, to: &str| function.way.as_ref().is_some_and(|way| way.passes(from, to));
     for edge in &function.edges {
         let Some(from) = numbers.get(edge.from.as_str()).copied() else { continue };
         match edge.to.as_ref().and_then(|to| numbers.get(to.as_str())) {
             Some(to) => {
-                graph.edges.push(DrawnEdge { from, to: *to, kind: kind(function, edge), back: edge.back == Some(true) })
+                let on_path = edge.to.as_ref().is_some_and(|to| passes(&edge.from, to));
+                let back = edge.back == Some(true);
+                graph.edges.push(DrawnEdge { from, to: *to, kind: kind(function, edge), back, on_path });
             }
             None => graph.blocks[from].ways_out.push(match &edge.outside {
                 Some(outside) => format!("{} {outside}", edge.kind.unwrap_or_default()),
@@ -87,9 +91,12 @@ fn title(function: &Inspected) -> Vec<String> {
         None => format!("{what}: proven to be all"),
         Some(why) => format!("{what}: not proven to be all: {why}"),
     };
-    vec![
+    let path = function.way.as_ref().map(super::text::way_in_words);
+    let mut title = vec![
         graph.id.function.clone(),
         facts,
         format!("{}; {}", ways("ways in", &graph.ways_in_why_not), ways("ways out", &graph.ways_out_why_not)),
-    ]
+    ];
+    title.extend(path);
+    title
 }

@@ -4,7 +4,7 @@ mod counts;
 mod drawn;
 mod text;
 
-use ingraft_api::Inspection;
+use ingraft_api::{Inspection, PathChoice, PathsOptions};
 
 use crate::args::InspectArgs;
 use crate::conn::Client;
@@ -22,7 +22,7 @@ pub(crate) async fn run(args: InspectArgs, context: CommandContext<'_>, out: &mu
     for client in context.engines.clients() {
         for target in measure::running(&args.target) {
             let mut progress = Progress::new("reading the program", context.common.format);
-            let found_here = client.inspect(&target, &args.function, wants_code(&args), &mut progress).await?;
+            let found_here = client.inspect(&target, &args.function, wanted(&args), &mut progress).await?;
             let mut functions = records(found_here, client);
             drop(progress);
             if let Some(duration) = args.duration {
@@ -68,14 +68,16 @@ fn number(text: &str) -> i64 {
     if minus { -number } else { number }
 }
 
-/// Whether the command shows instructions.
-fn wants_code(args: &InspectArgs) -> bool {
-    args.disassembly || args.dot || args.svg
+/// Whether the command shows instructions, and the path that it shows.
+fn wanted(args: &InspectArgs) -> (bool, Option<PathChoice>) {
+    let options = PathsOptions { longest: args.truncate, contexts: false };
+    let path = args.path.map(|number| PathChoice { number, options });
+    (args.disassembly || args.dot || args.svg || path.is_some(), path)
 }
 
 /// Writes the records of a function.
 fn objects(function: Inspected, out: &mut Output) -> Result<(), Stop> {
-    let Inspected { start: _, graph, points, blocks, edges, loops, ways_in, instructions, woven } = function;
+    let Inspected { start: _, graph, points, blocks, edges, loops, ways_in, instructions, woven, way } = function;
     out.object(&Object::Graph(graph))?;
     let points = points.into_iter().map(Object::Point);
     let blocks = blocks.into_iter().map(Object::Block);
@@ -85,5 +87,6 @@ fn objects(function: Inspected, out: &mut Output) -> Result<(), Stop> {
     let instructions = instructions.into_iter().map(Object::Instruction);
     let woven = woven.into_iter().map(Object::Woven);
     let mut all = points.chain(blocks).chain(edges).chain(loops).chain(ways_in).chain(instructions).chain(woven);
+    way.map_or(Ok(()), |way| out.object(&Object::Way(way)))?;
     all.try_for_each(|object| out.object(&object))
 }

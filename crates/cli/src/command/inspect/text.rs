@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::number;
 use crate::args::InspectArgs;
 use crate::objects::EdgeObject;
-use crate::objects::code::{BlockObject, Inspected, InstructionObject, PointObject, WovenObject};
+use crate::objects::code::{BlockObject, Inspected, InstructionObject, PointObject, WayObject, WovenObject};
 use crate::output::number::{grouped, grouped_u64, plural};
 use crate::output::table::{Cell, TextTable};
 use crate::output::{BAD, DIM, GOOD, HEADING, WARN};
@@ -18,6 +18,12 @@ const BYTES_SHOWN: usize = 20;
 /// Renders a function.
 pub(super) fn render(function: &Inspected, args: &InspectArgs, several: bool, width: Option<usize>) -> String {
     let mut text = head(function, several);
+    if let Some(way) = &function.way {
+        text += &path(function, way);
+        if !args.disassembly {
+            return text;
+        }
+    }
     if args.disassembly {
         return text + &disassembly(function);
     }
@@ -211,9 +217,7 @@ fn disassembly(function: &Inspected) -> String {
         let loops = if loops.is_empty() { String::new() } else { format!("  loop {loops}") };
         let count = block.count.map(|count| format!("  {} times", grouped(count))).unwrap_or_default();
         text += &format!("\n{HEADING}#{}{HEADING:#}{WARN}{count}{WARN:#}{DIM}{loops}{DIM:#}\n", block.block);
-        for line in function.instructions.iter().filter(|line| range.contains(&number(&line.at))) {
-            text += &code_line(line, &mut source);
-        }
+        text += &code_of(function, block, &mut source);
         let edges = function.edges.iter().filter(|edge| edge.from == block.block).map(edge);
         text += &format!("  {DIM}{:>8}  {}{DIM:#}\n", "", plain(&edges.collect::<Vec<_>>().join(", ")));
         let woven: Vec<&WovenObject> =
@@ -221,6 +225,47 @@ fn disassembly(function: &Inspected) -> String {
         text += &woven_text(&woven);
     }
     text
+}
+
+/// A path in words: its number, its beginning and its end.
+pub(super) fn way_in_words(way: &WayObject) -> String {
+    let begins = match way.begins {
+        "entry" => "begins at the entry",
+        "loop" => "begins where a loop goes on, or at a cut",
+        "return" => "begins behind a call that has returned again",
+        _ => "begins where control arrives from outside",
+    };
+    let ends = match way.ends {
+        "exit" => "ends where control leaves the function".to_owned(),
+        "loop" => {
+            let next = way.next.as_ref().map(|next| format!(", behind which a path begins at #{next}"));
+            format!("ends at a back edge or a cut{}", next.unwrap_or_default())
+        }
+        "call" => "ends before a call that may return several times".to_owned(),
+        _ => "has no end".to_owned(),
+    };
+    format!("path {} of {}: {begins}, and {ends}", way.path, plural(way.possible, "path", "paths"))
+}
+
+/// The blocks of a path in order, with their instructions and source lines.
+fn path(function: &Inspected, way: &WayObject) -> String {
+    let mut text = format!("{}\n", way_in_words(way));
+    let mut source = None;
+    let blocks = way.blocks.iter().filter_map(|at| function.blocks.iter().find(|block| block.block == *at));
+    for block in blocks {
+        let count = block.count.map(|count| format!("  {} times", grouped(count))).unwrap_or_default();
+        text += &format!("\n{HEADING}#{}{HEADING:#}{WARN}{count}{WARN:#}\n", block.block);
+        text += &code_of(function, block, &mut source);
+    }
+    text
+}
+
+/// The instructions of a block.
+fn code_of(function: &Inspected, block: &BlockObject, source: &mut Option<(String, u64)>) -> String {
+    let start = number(&block.block);
+    let range = start..start.saturating_add_unsigned(block.size);
+    let lines = function.instructions.iter().filter(|line| range.contains(&number(&line.at)));
+    lines.map(|line| code_line(line, source)).collect()
 }
 
 /// Woven code, with a heading for each point and each part.

@@ -16,7 +16,7 @@ use ingraft_model::EVENT_NAMES;
 use super::report::modules;
 use super::report::records::offset;
 use super::report::tables::shown;
-use crate::objects::paths::{PathObject, PathsObject};
+use crate::objects::paths::{PathObject, PathsObject, begin_word, end_word};
 use crate::objects::{Object, RecordedFunction};
 use crate::output::DIM;
 use crate::output::histogram::share;
@@ -262,22 +262,4 @@ fn metrics(function: &FunctionProfile, path: &PathCount, count: u64) -> BTreeMap
         }
     }
     EVENT_NAMES.into_iter().zip(sums.map(runs)).collect()
-}
-
-fn begin_word(begin: PathBegin) -> &'static str {
-    match begin {
-        PathBegin::Entry => "entry",
-        PathBegin::Elsewhere => "elsewhere",
-        PathBegin::Loop => "loop",
-        PathBegin::Return => "return",
-    }
-}
-
-fn end_word(end: PathEnd) -> &'static str {
-    match end {
-        PathEnd::Exit => "exit",
-        PathEnd::Loop => "loop",
-        PathEnd::Call => "call",
-        PathEnd::Never => "never",
-    }
 }

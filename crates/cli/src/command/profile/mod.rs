@@ -1,10 +1,13 @@
 //! `ingraft profile`: exact counts of the blocks and edges of functions, and of the events in them; and which of them have run. Calling
 //! contexts are in [`contexts`](super::contexts).
 
+mod explained;
 mod inclusive;
 mod others;
+mod suspects;
 mod times;
 mod totals;
+mod trips;
 
 use std::cmp::Reverse;
 use std::path::Path;
@@ -22,17 +25,19 @@ use crate::command::report::{self, records};
 use crate::command::{contexts, paths};
 use crate::conn::RequestTarget;
 use crate::exit::{Failure, Stop};
-use crate::measure::{self, CommandContext, MeasurementPlan, MeasurementView, Query, TargetMeasurement};
+use crate::measure::{self, CloserLook, CommandContext, MeasurementPlan, MeasurementView, Query, TargetMeasurement};
 use crate::objects::totals::ProfileObject;
 use crate::objects::{EventsObject, Object, RecordedFunction, hex, millis};
 use crate::output::number::{grouped, plural};
 use crate::output::table::{Cell, TextTable};
 use crate::output::{self, DIM, Destination, HEADING, Output};
 
-use times::TimesOptions;
+use times::{Suspected, TimesOptions};
 
 /// Number of rows of a table for people.
 const ROWS: usize = 20;
+/// Number of calls of a function from which on its profile chooses suspects.
+const CALLS_ENOUGH: u64 = 50;
 /// Default of `--hot`, in percent: the threshold of the paper.
 const HOT: f64 = 1.0;
 
@@ -66,11 +71,13 @@ pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mu
     };
     let own = EnableRequest { functions, kind: measured, ..EnableRequest::default() };
     let request = |target: RequestTarget| measure::request(target, &measure, own.clone());
-    let plan = MeasurementPlan::new(&measure, &target, request, out).queried(query);
+    let closer = (explain.is_some() || args.trips).then(|| CloserLook::new(measure.duration));
+    let plan = MeasurementPlan::new(&measure, &target, request, out).queried(query).with_closer_looks(closer);
     let format = context.common.format;
     // A file that cannot be written is refused before the target is touched.
     let save = context.common.output.as_deref().map(Destination::prepare).transpose()?;
-    let mut view = Profiles { kind, format, save, query, explain, options, rows, hot, told: false };
+    let suspected = Vec::new();
+    let mut view = Profiles { kind, format, save, query, explain, suspected, options, rows, hot, told: false };
     measure::run(plan, context, &mut view, out).await
 }
 
@@ -165,6 +172,8 @@ struct Profiles {
     query: Option<Query>,
     /// Function whose variance is to be explained.
     explain: Option<String>,
+    /// The functions of whose variance causes are measured, one for each process.
+    suspected: Vec<Suspected>,
     /// Further choices for times.
     options: TimesOptions,
     /// Largest number of paths in a table.
@@ -191,7 +200,26 @@ impl MeasurementView for Profiles {
             (profile.ended_ns, Duration::from_nanos(profile.held_ns)),
             profile.functions.len() as u64,
         ))?;
-        self.counts(site, profile, false, out)
+        self.counts((sites, site), profile, false, out)
+    }
+
+    fn closer(&mut self, sites: &[TargetMeasurement], at: usize, is_latest: bool) -> Vec<EnableRequest> {
+        let Some((site, profile)) = sites.get(at).and_then(|site| Some((site, site.profile.as_ref()?))) else {
+            return Vec::new();
+        };
+        let times = times::ProcessTimes::of(site, profile, &self.options);
+        let least = if is_latest { 1 } else { CALLS_ENOUGH };
+        let suspect = self.explain.as_deref().map(|name| times.suspect(name, least));
+        // All measurements begin together.
+        if suspect.as_ref().is_some_and(Option::is_none) && !is_latest {
+            return Vec::new();
+        }
+        let mut requests: Vec<EnableRequest> = times.trips_request(least).into_iter().collect();
+        if let Some((suspected, request)) = suspect.flatten() {
+            self.suspected.push(suspected);
+            requests.push(request);
+        }
+        requests
     }
 
     fn last(&mut self, sites: &[TargetMeasurement], out: &mut Output) -> Result<(), Stop> {
@@ -200,7 +228,7 @@ impl MeasurementView for Profiles {
                 self.totals(site, totals, out)?;
             }
             let Some(profile) = &site.profile else { continue };
-            self.counts(site, profile, true, out)?;
+            self.counts((sites, site), profile, true, out)?;
             self.tell_inexact(profile);
         }
         self.save.as_ref().map_or(Ok(()), |to| save(to, sites))
@@ -211,7 +239,7 @@ impl Profiles {
     /// Prints the counts of a process. Causes and warnings of times come only with the last ones.
     fn counts(
         &self,
-        site: &TargetMeasurement,
+        (sites, site): (&[TargetMeasurement], &TargetMeasurement),
         profile: &SavedProfile,
         is_last: bool,
         out: &mut Output,
@@ -226,7 +254,13 @@ impl Profiles {
             }))?;
         }
         if self.kind == ProfileMode::Times {
-            let times = times::ProcessTimes::of(site, profile, &self.options);
+            let suspected = self.suspected.iter().find(|suspected| suspected.is_of(site));
+            let measured = suspected.and_then(|suspected| {
+                let beside = sites.iter().find(|other| suspected.is_of(other) && other.suspects.is_some())?;
+                Some((suspected, beside.suspects.as_ref()?))
+            });
+            let times =
+                times::ProcessTimes::of(site, profile, &self.options).confirmed(measured, trips::of(sites, site));
             return self.times(&times, is_last, out);
         }
         let names = out.json().then(|| inclusive::FunctionNames::of(profile));

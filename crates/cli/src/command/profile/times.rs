@@ -2,24 +2,34 @@
 
 use std::cmp::Reverse;
 
+use ingraft_api::{EnableRequest, Kind, MeasuredSuspects, SharesOptions};
+use ingraft_model::Capacity;
 use ingraft_report::{
     ComparedCounters, CostFit, CostUnit, CounterCost, FunctionTimes, MeasuredCalls, ModuleCode, NoTimes, NodeTime,
     PredictedTimes, SavedProfile, TimedPart, Untimed, VarianceCause, VarianceRange, VarianceShare, compared_counters,
-    times,
+    profiled_callees, times,
 };
 
 use crate::args::{Format, ProfileArgs, TimesUnit};
 use crate::command::report::modules;
 use crate::exit::{Failure, Stop};
 use crate::measure::TargetMeasurement;
-use crate::objects::Object;
 use crate::objects::times::{CauseObject, CounterPlacesObject, TimeCostsObject, TimeObject};
+use crate::objects::{Object, RecordedFunction};
 use crate::output::number::{grouped_u64, plural, short, time};
 use crate::output::table::{Cell, TextTable};
-use crate::output::{self, DIM, HEADING, Output};
+use crate::output::{self, DIM, Output};
 
+use super::explained::Explanation;
 use super::others::MeasuredRecords;
+use super::suspects::{CalleeTime, suspects};
+use super::trips::{self, MeasuredTrips};
 use super::{Counts, ROWS, share};
+
+/// Largest number of calls that are measured in a second.
+const LIMIT: u32 = 50_000;
+/// Capacity of the buffer of each thread in bytes: that of the calls of a tenth of a second.
+const BUFFER: u32 = 1 << 19;
 
 /// Choices for times.
 #[derive(Debug)]
@@ -55,9 +65,9 @@ fn finite(number: f64) -> Option<f64> {
 }
 
 /// A function with its times.
-struct TimedFunction<'p> {
-    counts: Counts<'p>,
-    times: FunctionTimes,
+pub(super) struct TimedFunction<'p> {
+    pub(super) counts: Counts<'p>,
+    pub(super) times: FunctionTimes,
     unit: CostUnit,
     /// Measured times of its calls, if the unit is nanoseconds.
     measured: Option<MeasuredCalls>,
@@ -80,6 +90,31 @@ pub(super) struct ProcessTimes<'p> {
     without: Vec<(Counts<'p>, Untimed)>,
     /// Functions that have run, and of which no call began while they were profiled.
     in_progress: Vec<Counts<'p>>,
+    /// What was measured of the function whose module and offset these are; `None` if nothing was.
+    measured: Option<(&'p Suspected, &'p MeasuredSuspects)>,
+    /// Measured numbers of iterations.
+    loops: MeasuredTrips<'p>,
+}
+
+/// A function of whose parts some are suspected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Suspected {
+    /// Index of the daemon's process among those that are measured: its host and id.
+    process: (Option<String>, i32),
+    module: String,
+    /// Offset of the first instruction.
+    offset: String,
+}
+
+impl Suspected {
+    /// Whether a measurement is about the process of the function.
+    pub(super) fn is_of(&self, site: &TargetMeasurement) -> bool {
+        self.process == (site.host(), site.pid())
+    }
+
+    fn is(&self, id: &RecordedFunction) -> bool {
+        self.module == id.module && self.offset == id.offset
+    }
 }
 
 impl<'p> ProcessTimes<'p> {
@@ -111,7 +146,46 @@ impl<'p> ProcessTimes<'p> {
         }
         let TimesOptions { trips, counters, .. } = *options;
         let (host, pid) = (site.host(), site.pid());
-        ProcessTimes { host, pid, unit, trips, counters, costs: computed.costs, profile, timed, without, in_progress }
+        let costs = computed.costs;
+        let (measured, loops) = (None, MeasuredTrips::new());
+        ProcessTimes { host, pid, unit, trips, counters, costs, profile, timed, without, in_progress, measured, loops }
+    }
+
+    /// The same with what was measured of parts of a function, and of loops.
+    pub(super) fn confirmed(
+        self,
+        measured: Option<(&'p Suspected, &'p MeasuredSuspects)>,
+        loops: MeasuredTrips<'p>,
+    ) -> Self {
+        ProcessTimes { measured, loops, ..self }
+    }
+
+    /// A request to measure the iterations of the loops that iterate most. `None` if that was not asked for, or if they have less than `least` entries.
+    pub(super) fn trips_request(&self, least: u64) -> Option<EnableRequest> {
+        let all: Vec<&TimedFunction<'_>> = self.timed.iter().filter(|_| self.trips).collect();
+        trips::request(&all, least)
+    }
+
+    /// The suspected parts of the function with a name, and a request to measure them. `None` if fewer than `least` of its calls began, or if nothing is
+    /// suspected. Of several functions with the name, the one with the most instructions is taken.
+    pub(super) fn suspect(&self, name: &str, least: u64) -> Option<(Suspected, EnableRequest)> {
+        let one = self.named(name).max_by_key(|one| one.counts.instructions())?;
+        let callees = profiled_callees(self.profile, one.counts.counts).into_iter().map(|callee| {
+            let callee = self.timed.iter().find(|other| Some(other.counts.index) == callee)?;
+            let PredictedTimes { mean, variance, .. } = &callee.times.times;
+            Some(CalleeTime { mean: *mean, variance: variance.independent })
+        });
+        let suspects = suspects(one.counts.counts, &one.times, &callees.collect::<Vec<_>>());
+        if suspects.is_empty() || one.counts.counts.calls < least {
+            return None;
+        }
+        let id = &one.counts.id;
+        let suspected =
+            Suspected { process: (self.host.clone(), self.pid), module: id.module.clone(), offset: id.offset.clone() };
+        let functions = vec![format!("{}+{}", id.module, id.offset)];
+        let capacity = Capacity::of_bytes(BUFFER)?;
+        let kind = Kind::Shares(SharesOptions { suspects, limit: Some(LIMIT), capacity });
+        Some((suspected, EnableRequest { functions, kind, ..EnableRequest::default() }))
     }
 
     /// The functions with a name.
@@ -148,14 +222,24 @@ impl<'p> ProcessTimes<'p> {
         for one in &self.timed {
             one.records().into_iter().try_for_each(|record| out.object(&Object::Time(record)))?;
             one.places().map_or(Ok(()), |record| out.object(&Object::CounterPlaces(record)))?;
+            let trips = trips::records(one, &self.loops);
+            trips.into_iter().try_for_each(|record| out.object(&Object::Trips(record)))?;
         }
         if let Some(record) = self.cost_record() {
             out.object(&Object::TimeCosts(record))?;
         }
         for (one, code) in self.explained(explained, format) {
-            one.causes(&code).into_iter().try_for_each(|cause| out.object(&Object::Cause(cause)))?;
+            let Explanation { causes, whole, .. } = self.explanation(one, &code);
+            causes.into_iter().try_for_each(|cause| out.object(&Object::Cause(cause)))?;
+            whole.map_or(Ok(()), |whole| out.object(&Object::Explained(whole)))?;
         }
         Ok(())
+    }
+
+    /// The causes of the variance of a function.
+    fn explanation(&self, one: &TimedFunction<'_>, code: &ModuleCode) -> Explanation {
+        let measured = self.measured.filter(|(suspected, _)| suspected.is(&one.counts.id));
+        Explanation::new(one, code, measured.map(|(_, measured)| measured))
     }
 
     /// The functions that are to be explained, each with the code of its module.
@@ -197,13 +281,13 @@ impl<'p> ProcessTimes<'p> {
             text += &format!("{DIM}{count} have run, and no call of them began: {name}{DIM:#}\n");
         }
         if self.trips {
-            text += &trips_table(&all, width);
+            text += &trips::table(&all, &self.loops, width);
         }
         if self.counters {
             text += &counters_table(&all, width);
         }
         for (one, code) in self.explained(explained, format) {
-            text += &one.explanation(&code, width);
+            text += &self.explanation(one, &code).text(&one.counts.id.function, width);
         }
         text
     }
@@ -258,29 +342,6 @@ impl<'p> ProcessTimes<'p> {
     }
 }
 
-/// The loops with the most iterations.
-fn trips_table(all: &[&TimedFunction<'_>], width: Option<usize>) -> String {
-    let loops = |one: &&TimedFunction<'_>| -> Vec<(String, f64, f64, String)> {
-        let calls = one.counts.counts.calls as f64;
-        let of = |node: &NodeTime| {
-            let name = format!("{}#loop@{}", one.counts.id.function, one.node(node.origin)?);
-            let entries = (node.frequency > 0.0).then_some(node.frequency * calls)?;
-            Some((name, entries, node.iterations?, one.number(node.mean)))
-        };
-        one.times.times.nodes.iter().filter_map(of).collect()
-    };
-    let mut rows: Vec<_> = all.iter().flat_map(loops).collect();
-    rows.sort_by(|a, b| (b.1 * b.2).total_cmp(&(a.1 * a.2)));
-    let mut table = TextTable::new().shrinking("LOOP").right("ENTRIES").right("ITERATIONS").right("TIME OF AN ENTRY");
-    for (name, entries, iterations, mean) in rows.into_iter().take(ROWS) {
-        table.row(vec![name.into(), short(entries).into(), short(iterations).into(), mean.into()]);
-    }
-    let table = table.render(width);
-    format!(
-        "\n{table}{DIM}ITERATIONS is the mean number for each entry of the loop; it follows from the counts.{DIM:#}\n"
-    )
-}
-
 /// Placements of counters, for the functions with the most executed instructions.
 fn counters_table(all: &[&TimedFunction<'_>], width: Option<usize>) -> String {
     let mut table = TextTable::new()
@@ -311,7 +372,7 @@ fn counters_table(all: &[&TimedFunction<'_>], width: Option<usize>) -> String {
 
 impl TimedFunction<'_> {
     /// A time for people.
-    fn number(&self, value: f64) -> String {
+    pub(super) fn number(&self, value: f64) -> String {
         match self.unit {
             CostUnit::Instructions => short(value),
             CostUnit::Nanoseconds => time(value),
@@ -358,7 +419,7 @@ impl TimedFunction<'_> {
     }
 
     /// Offset of the block that is or begins a part; `None` for the function.
-    fn node(&self, part: TimedPart) -> Option<String> {
+    pub(super) fn node(&self, part: TimedPart) -> Option<String> {
         match part {
             TimedPart::Function => None,
             TimedPart::Block(block) | TimedPart::Loop(block) => self.counts.block(block),
@@ -396,7 +457,7 @@ impl TimedFunction<'_> {
     }
 
     /// The causes of the variance.
-    fn causes(&self, code: &ModuleCode) -> Vec<CauseObject> {
+    pub(super) fn causes(&self, code: &ModuleCode) -> Vec<CauseObject> {
         let cause = |share: &VarianceShare| {
             let (what, block) = match share.cause {
                 VarianceCause::Branch(block) if self.ends_in_call(block) => ("left", Some(block)),
@@ -416,44 +477,21 @@ impl TimedFunction<'_> {
                 at: at.map(|at| self.counts.offset(at)),
                 source: at.and_then(|at| code.line(at)).map(|(file, line)| format!("{file}:{line}")),
                 predicted: independent,
-                predicted_equal: Some(equal).filter(|_| self.times.times.variance.equal.is_finite()),
+                predicted_equal: Some(equal).filter(|_| self.is_bounded()),
                 measured: None,
+                missed: None,
             }
         };
         self.times.times.shares.iter().map(cause).collect()
     }
 
+    /// Whether the variance has a bound if all iterations of an entry of a loop take equally long.
+    pub(super) fn is_bounded(&self) -> bool {
+        self.times.times.variance.equal.is_finite()
+    }
+
     /// Whether a block ends in a call. Its branch is then whether the call has returned.
     fn ends_in_call(&self, block: usize) -> bool {
         self.counts.counts.call_sites.iter().any(|call| call.block == block)
-    }
-
-    /// A table of the causes.
-    fn explanation(&self, code: &ModuleCode, width: Option<usize>) -> String {
-        let name = &self.counts.id.function;
-        let causes = self.causes(code);
-        if causes.is_empty() {
-            return format!(
-                "\n{HEADING}{name}{HEADING:#}: no branch and no callee makes calls differ (numbers of iterations are not measured)\n"
-            );
-        }
-        let mut table = TextTable::new().right("SHARE").left("CAUSE").left("AT").shrinking("SOURCE");
-        for cause in causes.into_iter().take(ROWS) {
-            let what = match cause.what {
-                "branch" => "ways of a branch",
-                "exit" => "end of a loop",
-                "left" => "calls that have not returned",
-                "loop" => "iterations of a loop",
-                "callee" => "a called function",
-                _ => "entries in the middle",
-            };
-            let percent = format!("{:.1} %", 100.0 * cause.predicted);
-            let source = cause.source.unwrap_or_default();
-            table.row(vec![percent.into(), what.into(), cause.at.unwrap_or_default().into(), source.into()]);
-        }
-        let table = table.render(width);
-        format!(
-            "\n{HEADING}{name}{HEADING:#}: what the variance comes from, if iterations do not depend on each other\n{table}"
-        )
     }
 }

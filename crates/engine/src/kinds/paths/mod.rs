@@ -11,20 +11,22 @@ mod plan;
 
 use ingraft_model::contexts::VALUES;
 use ingraft_model::layout::COUNTERS;
-use ingraft_model::{Activations, ContextTree, CountedValue, KeyTable, Shape};
+use ingraft_model::{Activations, BlockId, ContextTree, CountedValue, FunctionId, KeyTable, Offset, Refusal, Shape};
 use ingraft_report::SavedProfile;
 use rustc_hash::FxHashMap;
 
-use crate::api::{EnableRequest, PathsOptions, Removed};
+use crate::api::{EnableRequest, InspectedPath, PathChoice, PathsOptions, Removed};
 use crate::error::{Error, Reason};
 use crate::measure::request::{WantedPair, refuse_large};
 use crate::measure::sizes;
+use crate::program::modules::Modules;
 use crate::readings::values::{Columns, Ruler, Slots};
 use crate::session::{InsertedPairs, KindRequest, Locked, Running};
 use crate::weaving::positions::Observer;
+use crate::weaving::trial::text_of;
 
 use super::contexts::ContextsKind;
-use super::profile::functions::{Functions, Profiled, tell_last};
+use super::profile::functions::{Functions, Plan as _, Profiled, tell_last};
 use super::whole;
 
 use self::answer::{CountedPaths, PathOfContext};
@@ -191,6 +193,29 @@ impl Running for PathsKind {
     fn ended(&mut self, _: &mut Locked<'_>, removed: &mut Removed) {
         tell_last(self.last.take(), removed);
     }
+}
+
+/// Number of the paths of a function, and the path with a number.
+pub(super) fn inspected(
+    modules: &Modules,
+    function: FunctionId,
+    PathChoice { number, options }: PathChoice,
+) -> Result<(u64, Option<InspectedPath>), Refusal> {
+    let (plan, _) = PathsPlan::new((modules, &text_of(modules, function.module)), function, &options, None)?;
+    let graph = plan.graph();
+    let at =
+        |block: BlockId| graph.cfg.blocks.get(block).map(|block| Offset::between(graph.first.0, block.range.start.0));
+    let possible = plan.paths.paths().unsigned_abs();
+    let path = i64::try_from(number).ok().filter(|_| number < possible).and_then(|number| plan.paths.path(number));
+    let path = path.map(|path| InspectedPath {
+        number,
+        possible,
+        begins: path.begins,
+        blocks: path.blocks.iter().filter_map(|block| at(*block)).collect(),
+        ends: path.ends,
+        next: path.next.and_then(at),
+    });
+    Ok((possible, path))
 }
 
 /// The values by key of a variable, of all threads together.

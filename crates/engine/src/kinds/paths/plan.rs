@@ -27,8 +27,10 @@ use crate::weaving::trial;
 const PLACES: i64 = 1024;
 /// Largest number of paths from a block to their ends, unless a request says otherwise.
 const PATHS_MAX: i64 = 1 << 31;
-/// The same if the paths are counted below contexts, where the number of a path has fewer bits.
-const PATHS_IN_CONTEXTS_MAX: i64 = 1 << 26;
+/// The same for a function with so many paths below contexts that their numbers would have too many bits.
+const PATHS_FEW: i64 = 1 << 26;
+/// Number of paths of a function whose numbers have few enough bits below contexts.
+const PATHS_BELOW_MAX: i64 = 1 << 44;
 /// Values of the sum that mean no path. The code adds numbers to it that are much smaller than the distances between these values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SumValues {
@@ -140,13 +142,17 @@ impl PathsPlan {
         let twice = sites.iter().filter(|site| may_return_twice(module, function, site));
         let twice: BTreeSet<BlockId> = twice.filter_map(|site| block_of(&graph.cfg, site.at)).collect();
         let limit = options.longest.map_or(PATHS_MAX, |longest| i64::from(longest.get()));
-        let limit = if below.is_some() { limit.min(PATHS_IN_CONTEXTS_MAX) } else { limit };
-        let paths =
+        let numbered = |limit| {
             FunctionPaths::new(&graph.cfg, &probes, &twice, limit).map_err(|why| match (why, copy.why_exposed) {
                 // A block that runs in the text has no code.
                 (NotCounted::Block(_) | NotCounted::Activations, Some(exposed)) => exposed,
                 (why, _) => graph.refusal(why),
-            })?;
+            })
+        };
+        let mut paths = numbered(limit)?;
+        if below.is_some() && paths.paths() > PATHS_BELOW_MAX {
+            paths = numbered(limit.min(PATHS_FEW))?;
+        }
         Ok((PathsPlan { graph, paths, below }, body))
     }
 
