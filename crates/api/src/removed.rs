@@ -39,7 +39,7 @@ pub struct Removed {
     pub trace: Option<TraceRest>,
     /// The last printed calls, and the final numbers; `None` if the measurement prints no calls.
     pub printed: Option<PrintedCalls>,
-    /// What was measured of suspected parts; `None` if the measurement is not about shares of variance.
+    /// Values that were measured of suspected parts; `None` if the measurement is not about shares of variance.
     pub shares: Option<MeasuredSuspects>,
     /// Changes that other programs have made to the code: the reason why the code differs from the original, or the places that were
     /// repaired.

@@ -4,7 +4,7 @@ use ingraft_profile::CallMoments;
 
 use crate::{CallNumbers, Suspect};
 
-/// What was measured of the suspected parts of a function.
+/// Values that were measured of the suspected parts of a function.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MeasuredSuspects {
     /// The parts, outer loops before those in them. A part that could not be measured has a reason, and no value in `moments`.
@@ -20,7 +20,7 @@ pub struct MeasuredSuspects {
     pub recursive: u64,
 }
 
-/// What was measured of a suspected part.
+/// Facts that were measured about a suspected part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MeasuredSuspect {
     /// The part.

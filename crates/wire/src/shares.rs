@@ -1,4 +1,4 @@
-//! What was measured of suspected parts. Sums of 128 bits are two numbers each.
+//! Measured values of suspected parts. Sums of 128 bits are two numbers each.
 
 use ingraft_api::{MeasuredSuspect, MeasuredSuspects, Suspect};
 use ingraft_report::CallMoments;

@@ -75,8 +75,8 @@ the program soon runs as without. `unknown` is what cannot be told.
 Times are the mean and the standard deviation of the number of instructions in a call, predicted from the counts of
 edges. Callees count with the means of all their calls, if they are profiled. The deviation assumes that branches do not
 depend on each other, and that a loop has as many iterations each time. It is predicted for iterations that all take
-equally long, and for iterations that do not depend on each other. --explain tells what it comes from,
-and measures at most eight calls and loops of the function to confirm it.
+equally long, and for iterations that do not depend on each other. --explain tells what it comes
+from, and measures at most eight calls and loops of the function to confirm it.
 With `--unit ns --measured FILE`, the times are nanoseconds: the costs of instructions, of accesses to memory, of branches
 and of calls are fitted to the times that `ingraft latency` has measured, and both are printed.
 

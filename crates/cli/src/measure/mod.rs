@@ -212,7 +212,7 @@ pub(crate) struct TargetMeasurement {
     pub(crate) totals: Option<TotalsReading>,
     /// The calls that were printed since they were presented; `None` if none are printed.
     pub(crate) printed: Option<PrintedCalls>,
-    /// What was measured of suspected parts, fetched at the removal; `None` if nothing was suspected.
+    /// Values that were measured of suspected parts, fetched at the removal; `None` if nothing was suspected.
     pub(crate) suspects: Option<MeasuredSuspects>,
     /// Whether the measurement was inserted beside another one of the same process.
     is_beside: bool,
@@ -573,7 +573,7 @@ impl MeasurementRun<'_> {
                 i.warnings.iter().for_each(|what| output::warn(&words::disturbed(i.pid, &i.host, what), format));
             }
         }
-        // What was inserted beside another measurement goes first.
+        // Measurements that were inserted beside another one go first.
         let order: Vec<bool> = self.sites.iter().map(|site| site.is_beside).collect();
         for at in [true, false].iter().flat_map(|beside| (0..order.len()).filter(|at| order.get(*at) == Some(beside))) {
             match self.leave(at, counted, &inserted, &mut farewells, out).await {

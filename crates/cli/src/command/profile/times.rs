@@ -90,7 +90,7 @@ pub(super) struct ProcessTimes<'p> {
     without: Vec<(Counts<'p>, Untimed)>,
     /// Functions that have run, and of which no call began while they were profiled.
     in_progress: Vec<Counts<'p>>,
-    /// What was measured of the function whose module and offset these are; `None` if nothing was.
+    /// Values that were measured of the function whose module and offset these are; `None` if nothing was.
     measured: Option<(&'p Suspected, &'p MeasuredSuspects)>,
     /// Measured numbers of iterations.
     loops: MeasuredTrips<'p>,

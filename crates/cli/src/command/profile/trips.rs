@@ -83,7 +83,7 @@ pub(super) fn request<'t>(functions: &[&'t TimedFunction<'t>], least: u64) -> Op
     is_enough.then(|| EnableRequest { pairs, ..EnableRequest::default() })
 }
 
-/// What was measured of the loops of a process.
+/// Iterations that were measured in the loops of a process.
 pub(super) fn of<'s>(sites: &'s [TargetMeasurement], site: &TargetMeasurement) -> MeasuredTrips<'s> {
     let is_its = |other: &&TargetMeasurement| (other.host(), other.pid()) == (site.host(), site.pid());
     let values = sites.iter().filter(is_its).flat_map(|other| other.enabled.pairs.iter().zip(&other.reading.values));

@@ -35,7 +35,7 @@ pub struct PlannedPart {
 }
 
 /// A function whose parts are looked up.
-struct Suspected<'m> {
+struct SuspectedCode<'m> {
     graph: FunctionGraph,
     loops: Loops<BlockId>,
     module: &'m Module,
@@ -55,7 +55,7 @@ impl SharesPlan {
         let body = module.image.body(f).ok();
         // Without a copy, all points are in the text or none is.
         let copy = body.as_ref().and_then(|body| trial::copy(modules, function, body, text).ok());
-        let suspected = Suspected { graph, loops, module, function: f };
+        let suspected = SuspectedCode { graph, loops, module, function: f };
         Ok(SharesPlan { function, parts: suspected.parts(suspects, copy.as_ref()), _body: body })
     }
 
@@ -66,7 +66,7 @@ impl SharesPlan {
     }
 }
 
-impl Suspected<'_> {
+impl SuspectedCode<'_> {
     fn offset(&self, at: ingraft_model::Svma) -> Offset {
         Offset::between(self.graph.first.0, at.0)
     }
