@@ -87,8 +87,13 @@ pub struct ContextsOptions {
 }
 
 impl ContextsOptions {
-    /// Largest number of metrics.
+    /// Largest number of metrics; looks count as two.
     pub const METRICS_MAX: usize = ingraft_model::contexts::METRICS_MAX;
+
+    /// The metrics of the values in each context, in their order: each metric once, and looks once for each of their values.
+    pub fn values(metrics: &[ContextMetric]) -> impl Iterator<Item = ContextMetric> {
+        metrics.iter().flat_map(|metric| metric.names().iter().map(|_| *metric))
+    }
 }
 
 /// A value that is added up in calling contexts.
@@ -104,27 +109,42 @@ pub enum ContextMetric {
     WaitTime,
     /// Time in the functions of the C library that wait for locks, which are measured too.
     LockTime,
+    /// Time in the functions, without that in the measured functions that they call, from looks at the context of each thread, and the number of
+    /// looks. Not with [`ContextMetric::WallTime`], which has the same name in a profile.
+    Looks,
 }
 
 impl ContextMetric {
     /// All metrics.
-    pub const ALL: [ContextMetric; 5] = [
+    pub const ALL: [ContextMetric; 6] = [
         ContextMetric::WallTime,
         ContextMetric::CpuTime,
         ContextMetric::AllocatedBytes,
         ContextMetric::WaitTime,
         ContextMetric::LockTime,
+        ContextMetric::Looks,
     ];
 
-    /// The name in a profile. It ends with the unit.
-    pub fn name(self) -> &'static str {
+    /// Names of the values in a profile: one, or those of looks.
+    pub fn names(self) -> &'static [&'static str] {
         match self {
-            ContextMetric::WallTime => "wall_ns",
-            ContextMetric::CpuTime => "cpu_ns",
-            ContextMetric::AllocatedBytes => "allocated_bytes",
-            ContextMetric::WaitTime => "wait_ns",
-            ContextMetric::LockTime => "lock_wait_ns",
+            ContextMetric::WallTime => &["wall_ns"],
+            ContextMetric::CpuTime => &["cpu_ns"],
+            ContextMetric::AllocatedBytes => &["allocated_bytes"],
+            ContextMetric::WaitTime => &["wait_ns"],
+            ContextMetric::LockTime => &["lock_wait_ns"],
+            ContextMetric::Looks => &["wall_ns", "looks"],
         }
+    }
+
+    /// Whether the same value would be told in two ways.
+    pub fn exclude_each_other(metrics: &[ContextMetric]) -> bool {
+        metrics.contains(&ContextMetric::WallTime) && metrics.contains(&ContextMetric::Looks)
+    }
+
+    /// Name in a request, which is also that of its last value in a profile. It ends with the unit.
+    pub fn name(self) -> &'static str {
+        self.names().last().copied().unwrap_or_default()
     }
 }
 

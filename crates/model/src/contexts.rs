@@ -124,6 +124,24 @@ impl ContextShape {
         FIRST + PLACE * self.places()
     }
 
+    /// The value of a metric that a counter holds: the context, 0 for the one outside of all, and the number of the metric. `None` for other
+    /// counters.
+    pub const fn value_in(self, counter: u32) -> Option<(u64, u32)> {
+        if OUTSIDE <= counter && counter < OUTSIDE + METRICS_MAX as u32 {
+            return Some((0, counter - OUTSIDE));
+        }
+        if !self.metrics || counter < self.values() || counter >= self.slots() {
+            return None;
+        }
+        let at = counter - self.values();
+        Some((1 + (at & self.mask()) as u64, at % PLACE))
+    }
+
+    /// The context that a word in the counter [`CURRENT`] names; 0 outside of all contexts.
+    pub const fn context(self, word: u64) -> u64 {
+        if word == 0 { 0 } else { 1 + (word as u32 & self.mask()) as u64 }
+    }
+
     /// Distance from [`FIRST`] to the counters of the first place to compare for a call from this context.
     pub const fn place(self, current: u64, key: u64) -> u32 {
         let mixed = (current << CONTEXT_SHIFT) ^ key;
@@ -194,11 +212,10 @@ impl ContextTree {
     pub fn from_slots(shape: ContextShape, at: impl Fn(u32) -> i64) -> Self {
         let word = |n: u32| at(n).cast_unsigned();
         let metrics = |first: u32| std::array::from_fn(|m| if shape.metrics { at(first + m as u32) } else { 0 });
-        let mut tree = ContextTree { full: word(FULL), ..ContextTree::default() };
+        let mut tree = ContextTree { full: word(FULL), outside: metrics(OUTSIDE), ..ContextTree::default() };
         if word(TAKEN) == 0 {
             return tree;
         }
-        tree.outside = metrics(OUTSIDE);
         let places = (0..shape.places()).map(|place| PLACE * place).filter(|place| at(FIRST + place + KEY) != 0);
         let places: Vec<u32> = places.collect();
         // The second word of a place that was just taken may still be 0.
@@ -424,6 +441,27 @@ mod tests {
             assert_eq!(function_of(key(9, word)), 9);
         }
         assert_eq!(address_of(key(9, 0x7fff_ffff_f000)), 0x7fff_ffff_f000);
+    }
+
+    #[test]
+    fn a_thread_without_contexts_has_values_outside() {
+        let mut slots = slots(&[]);
+        slots[(OUTSIDE + 2) as usize] = 7;
+        assert_eq!(read(&slots), ContextTree { full: 3, outside: [40, 0, 7, 0], ..ContextTree::default() });
+    }
+
+    #[test]
+    fn values_of_metrics_are_in_their_counters() {
+        let outside = (0..4).map(|metric| (OUTSIDE + metric, Some((0, metric))));
+        let last = SHAPE.values() + PLACE * 7;
+        let inside = (0..4).map(|metric| (last + metric, Some((of(7), metric))));
+        let others = [TAKEN, FIRST - 1 - 4, FIRST, SHAPE.values() - 1, SHAPE.slots()].map(|counter| (counter, None));
+        for (counter, expected) in outside.chain(inside).chain(others) {
+            assert_eq!(SHAPE.value_in(counter), expected, "{counter}");
+        }
+        assert_eq!([0, 1, of(7), u64::MAX].map(|word| SHAPE.context(word)), [0, 1, of(7), of(7)]);
+        let plain = ContextShape::of_bits(3, false, false).expect("a size");
+        assert_eq!(plain.value_in(plain.values() - 1), None);
     }
 
     #[test]

@@ -90,7 +90,7 @@ pub use spawn::{StandardStreams, StartStage, spawn};
 pub use stack::contains;
 pub use survey::{ID_OFFSETS, Survey, ThreadFacts};
 pub use suspended::CodePointers;
-pub use sys::{abort_after, before_steps, steps, thread_exists};
+pub use sys::{abort_after, before_steps, run_promptly, steps, thread_exists};
 pub use target::{AT_BASE, AT_ENTRY, ExitStatus, ProcessIdentity, Target};
 pub use target_memory::{DataAreaRequest, MAPS_NAME};
 pub use thread_looks::{LookCounts, ThreadLooks, ThreadState, call_name};

@@ -328,8 +328,7 @@ pub(crate) fn take_end(tid: Tid) {
 }
 
 /// Gives the calling thread a real-time priority, if that is permitted. Otherwise asks the scheduler for short time slices, which puts the
-/// thread before ordinary threads whose turn comes at the same time (sched_setattr(2), Linux 6.12). The thread ends soon, and the priority
-/// with it. Returns whether the thread has a real-time priority.
+/// thread before ordinary threads whose turn comes at the same time (sched_setattr(2), Linux 6.12). The priority ends with the thread. Returns whether the thread has a real-time priority.
 pub(crate) fn raise_priority() -> bool {
     let (policy, priority) = (libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1i32);
     // musl's function always fails, so make the system call. The kernel's struct sched_param is one integer.
@@ -347,6 +346,12 @@ pub(crate) fn raise_priority() -> bool {
         unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
     }
     false
+}
+
+/// Lets the calling thread run soon after its sleeps end, as far as that is permitted. Such a thread must sleep nearly all the time.
+pub fn run_promptly() {
+    precise_sleeps();
+    raise_priority();
 }
 
 /// Shortest time slice that the kernel grants, in nanoseconds.

@@ -54,6 +54,7 @@ fn profile() -> SavedProfile {
         metrics: vec!["wall_ns".to_owned(), "allocated_bytes".to_owned()],
         outside: vec![7, 0],
         full: 9,
+        look_squares: 0,
     };
     SavedProfile {
         kind: ProfileKind::Contexts,

@@ -246,8 +246,9 @@ fn slow(options: v1::SlowKind) -> Result<SlowOptions, FieldError> {
 
 fn contexts(options: v1::ContextsKind) -> Result<ContextsOptions, FieldError> {
     let v1::ContextsKind { metrics: names, full } = options;
+    let too_many = || FieldError::new("metrics", format!("has more than {} entries", ContextsOptions::METRICS_MAX));
     if names.len() > ContextsOptions::METRICS_MAX {
-        return Err(FieldError::new("metrics", format!("has more than {} entries", ContextsOptions::METRICS_MAX)));
+        return Err(too_many());
     }
     let mut metrics = Vec::with_capacity(names.len());
     for (i, name) in names.iter().enumerate() {
@@ -257,6 +258,12 @@ fn contexts(options: v1::ContextsKind) -> Result<ContextsOptions, FieldError> {
             return Err(FieldError::new(format!("metrics[{i}]"), "is named twice"));
         }
         metrics.push(metric);
+    }
+    if ContextMetric::exclude_each_other(&metrics) {
+        return Err(FieldError::new("metrics", "has `wall_ns` and `looks`, which tell the same time"));
+    }
+    if ContextsOptions::values(&metrics).count() > ContextsOptions::METRICS_MAX {
+        return Err(too_many());
     }
     Ok(ContextsOptions { metrics, full })
 }
@@ -320,7 +327,7 @@ mod tests {
                     capacity: Capacity::of_bytes(s.one_of(&[1, 4096, 1 << 20])).expect("a capacity"),
                 }),
                 6 => {
-                    let (from, metrics) = (s.one_of(&[0, 1, 2]), s.one_of(&[0, 1, ContextsOptions::METRICS_MAX]));
+                    let (from, metrics) = (s.one_of(&[0, 1, 3]), s.one_of(&[0, 1, 3]));
                     let metrics = ContextMetric::ALL.into_iter().cycle().skip(from).take(metrics).collect();
                     Kind::Contexts(ContextsOptions { metrics, full: s.next() })
                 }
@@ -457,6 +464,9 @@ mod tests {
         };
         assert_eq!(contexts(&["wall_ns", "steps"]), "measure.contexts.metrics[1]: is no metric of contexts");
         assert_eq!(contexts(&["wall_ns", "wall_ns"]), "measure.contexts.metrics[1]: is named twice");
+        assert!(contexts(&["looks", "wall_ns"]).starts_with("measure.contexts.metrics: has `wall_ns` and `looks`"));
+        let four = ["looks", "cpu_ns", "wait_ns", "lock_wait_ns"];
+        assert_eq!(contexts(&four), "measure.contexts.metrics: has more than 4 entries");
         let all = ContextMetric::ALL.map(ContextMetric::name);
         assert_eq!(contexts(&all), "measure.contexts.metrics: has more than 4 entries");
     }

@@ -119,6 +119,7 @@ fn recipe(name: &str) -> Recipe {
         "prints" => ("gcc", C, &["prints.c"], false),
         "slow" => ("gcc", C, &["slow.c"], false),
         "contexts" => ("g++", ACCOUNT, &["contexts.cpp"], false),
+        "looked" => ("gcc", C, &["looked.c"], false),
         "paths" => ("g++", &["-O1", "-g", "-pthread", "-Wall", "-Wextra"], &["paths.cpp"], false),
         "kinds" => ("gcc", C, &["kinds.c"], false),
         "kinds-clang" => ("clang-19", C, &["kinds.c"], false),

@@ -26,6 +26,8 @@ pub(crate) enum MetricName {
     Wait,
     // Time in functions that wait for locks.
     Locks,
+    // Time, from looks at the contexts of threads.
+    Looks,
 }
 
 impl MetricName {
@@ -38,6 +40,7 @@ impl MetricName {
             MetricName::Bytes => Some(ContextMetric::AllocatedBytes),
             MetricName::Wait => Some(ContextMetric::WaitTime),
             MetricName::Locks => Some(ContextMetric::LockTime),
+            MetricName::Looks => Some(ContextMetric::Looks),
         }
     }
 
@@ -151,9 +154,14 @@ pub(super) fn metrics(names: &[MetricName]) -> Result<Vec<ContextMetric>, Failur
             metrics.push(metric);
         }
     }
-    if metrics.len() > ContextsOptions::METRICS_MAX {
+    if ContextMetric::exclude_each_other(&metrics) {
+        let what = "time is told by clocks or by looks, not by both";
+        return Err(Failure::usage(what, "leave out time or looks of --metric"));
+    }
+    if ContextsOptions::values(&metrics).count() > ContextsOptions::METRICS_MAX {
         let what = format!("{} metrics are more than contexts have room for", metrics.len());
-        return Err(Failure::usage(what, format!("name at most {} with --metric", ContextsOptions::METRICS_MAX)));
+        let hint = format!("name at most {} with --metric, where looks count as two", ContextsOptions::METRICS_MAX);
+        return Err(Failure::usage(what, hint));
     }
     Ok(metrics)
 }
@@ -222,6 +230,12 @@ mod tests {
         };
         assert_eq!(of("calls"), Ok(Vec::new()));
         assert_eq!(of("time,bytes,time"), Ok(vec![ContextMetric::WallTime, ContextMetric::AllocatedBytes]));
+        assert_eq!(
+            of("looks,cpu,bytes"),
+            Ok(vec![ContextMetric::Looks, ContextMetric::CpuTime, ContextMetric::AllocatedBytes])
+        );
+        assert!(of("looks,cpu,bytes,wait").is_err_and(|error| error.starts_with("4 metrics are more")));
+        assert_eq!(of("time,looks"), Err("time is told by clocks or by looks, not by both".to_owned()));
         assert_eq!(of("time,cpu,bytes,wait,locks"), Err("5 metrics are more than contexts have room for".to_owned()));
         assert!(of("steps").is_err_and(|error| error.contains("steps")));
     }

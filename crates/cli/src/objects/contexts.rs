@@ -38,8 +38,11 @@ pub(crate) struct ContextObject {
     pub(crate) caught_up: u64,
     /// Values of the metrics in this context alone.
     pub(crate) metrics: BTreeMap<String, i64>,
-    /// For each metric, how its values come about: `counted` or `clocked`.
+    /// For each metric, how its values come about: `counted`, `clocked` or `looks`.
     pub(crate) how: BTreeMap<String, &'static str>,
+    /// Standard errors of the values that looks have told, in their units; left out without looks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) error: Option<BTreeMap<String, u64>>,
 }
 
 /// The contexts of a process.
@@ -70,4 +73,10 @@ pub(crate) struct ContextsObject {
     pub(crate) left: u64,
     /// Values of the metrics outside of all contexts.
     pub(crate) outside: BTreeMap<String, i64>,
+    /// Number of looks at threads; left out without looks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) looks: Option<i64>,
+    /// Number of looks at equal distances that would have the same errors; left out without looks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) effective_looks: Option<u64>,
 }

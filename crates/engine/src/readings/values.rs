@@ -3,12 +3,15 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use ingraft_model::{
     Activations, Clock, ContextShape, ContextTree, Distribution, KeyTable, Scale, Shape, TableShape, Tid, vector,
 };
 use ingraft_process::{PopulatedPages, SharedArea};
 use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::looks::ContextLooks;
 
 /// The shards of a data area.
 pub trait Shards {
@@ -104,9 +107,21 @@ pub struct EndedThreads {
     tables: FxHashMap<Option<Tid>, FxHashMap<u32, KeyTable>>,
     /// Trees of contexts of all ended threads together, by their first counter.
     trees: FxHashMap<u32, ContextTree>,
+    /// Looks at the contexts of living threads, by the first counter of their tree. Those at ended threads are in `trees`.
+    looks: FxHashMap<u32, Arc<ContextLooks>>,
 }
 
 impl EndedThreads {
+    /// Adds looks at the contexts of living threads. They last until the counters of their tree are cleared.
+    pub fn add_looks(&mut self, looks: &Arc<ContextLooks>) {
+        self.looks.insert(looks.first(), Arc::clone(looks));
+    }
+
+    /// Whether the engine looks at the contexts of threads.
+    pub fn has_looks(&self) -> bool {
+        !self.looks.is_empty()
+    }
+
     /// Takes over the values that an ended thread left in its shard, and frees the shard. The thread must certainly be gone.
     pub fn bury(
         &mut self,
@@ -119,6 +134,8 @@ impl EndedThreads {
     ) {
         let tid = if self.threads.len() < ENDED_MAX || self.threads.contains_key(&tid) { tid } else { None };
         let record = self.threads.entry(tid).or_default();
+        let mut looked: FxHashMap<u32, _> =
+            self.looks.iter().filter_map(|(first, looks)| Some((*first, looks.take(shard)?))).collect();
         let mut values = shards.free(shard, counters);
         let place = |values: &[(u32, i64)], counter: u32| values.binary_search_by_key(&counter, |(c, _)| *c).ok();
         for (clock, end) in [(Clock::Wall, last.wall), (Clock::Cpu, last.cpu)] {
@@ -145,7 +162,12 @@ impl EndedThreads {
             if first.saturating_add(shape.slots()) > counters {
                 continue;
             }
-            let value = |n| place(&values, first + n).and_then(|at| values.get(at)).map_or(0, |(_, value)| *value);
+            let looked = looked.remove(&first);
+            let value = |n| {
+                let looked = looked.as_ref().and_then(|looked| looked.value(n));
+                let value = || place(&values, first + n).and_then(|at| values.get(at)).map_or(0, |(_, value)| *value);
+                looked.unwrap_or_else(value)
+            };
             self.trees.entry(first).or_default().merge(&ContextTree::from_slots(shape, value));
         }
         let own = |&(counter, value): &(u32, i64)| {
@@ -168,6 +190,7 @@ impl EndedThreads {
         self.together.retain(|counter, _| !counters.contains(counter));
         self.tables.values_mut().for_each(|tables| tables.retain(|first, _| !counters.contains(first)));
         self.trees.retain(|first, _| !counters.contains(first));
+        self.looks.retain(|first, _| !counters.contains(first));
         shards.clear(counters);
     }
 }
@@ -490,7 +513,9 @@ impl<'a, S: Shards> Columns<'a, S> {
     pub fn tree(&self, first: u32, shape: ContextShape) -> ContextTree {
         let mut tree = self.ended.trees.get(&first).cloned().unwrap_or_default();
         for held in &self.held {
-            tree.merge(&ContextTree::from_slots(shape, |n| self.load(held, first + n)));
+            let looked = self.ended.looks.get(&first).and_then(|looks| looks.of(held.shard));
+            let value = |n| looked.as_ref().and_then(|looked| looked.value(n));
+            tree.merge(&ContextTree::from_slots(shape, |n| value(n).unwrap_or_else(|| self.load(held, first + n))));
         }
         tree
     }

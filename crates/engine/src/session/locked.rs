@@ -6,7 +6,7 @@ use std::time::Duration;
 use ingraft_model::records::RecordCounts;
 use ingraft_model::token::Token;
 use ingraft_model::{FunctionId, Instrumentation, MetricInfo, PointKind, Variable};
-use ingraft_process::{Target, TickClock};
+use ingraft_process::{SharedArea, Target, TickClock};
 use rustc_hash::FxHashSet;
 
 use crate::api::{MeasurementId, ModulePlace, RefusedFunction};
@@ -16,6 +16,7 @@ use crate::pairs::counters::too_many;
 use crate::pairs::{Pair, PairKey};
 use crate::program::modules::{ModuleFile, Modules};
 use crate::program::unwind_targets::marks;
+use crate::readings::looks::ContextLooks;
 use crate::readings::values::{Columns, Shards};
 use crate::weaving::plan::Woven;
 use crate::weaving::positions::ProgramCounters;
@@ -99,6 +100,14 @@ impl<'s> Locked<'s> {
     /// Reads counters while the target runs; `None` without a data area.
     pub fn columns<T>(&self, read: impl FnOnce(&Columns<'_>) -> T) -> Option<T> {
         self.session.shared().columns().map(|columns| read(&columns))
+    }
+
+    /// Adds looks to the values of a tree of contexts whose counters the measurement holds. Returns what the looks read; `None` without a data area.
+    pub fn add_looks(&mut self, looks: &Arc<ContextLooks>) -> Option<(Arc<SharedArea>, Arc<Target>)> {
+        let mut shared = self.session.shared_mut();
+        let area = shared.area().cloned()?;
+        shared.add_looks(looks);
+        Some((area, Arc::clone(&self.session.target)))
     }
 
     /// The sum of a counter over all threads, those without a shard of their own included.

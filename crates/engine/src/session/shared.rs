@@ -11,6 +11,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::api::MeasurementId;
 use crate::pairs::{Pair, Pairs, Released};
 use crate::program::symbols::Symbols;
+use crate::readings::looks::ContextLooks;
 use crate::readings::values::{Columns, EndedThreads, LastSeen, Raw, Ruler, Shapes, Shards, Slots};
 
 use super::buffers::{Buffers, Drained, LastRecords, Records};
@@ -157,6 +158,16 @@ impl Shared {
     /// Number of pairs by the clock of their timer.
     pub(super) fn timers(&self) -> Timers {
         self.timers
+    }
+
+    /// Adds looks at the contexts of living threads, whose tree has counters of a pair.
+    pub(super) fn add_looks(&mut self, looks: &Arc<ContextLooks>) {
+        self.ended.add_looks(looks);
+    }
+
+    /// Whether the engine looks at the contexts of threads.
+    pub(super) fn has_looks(&self) -> bool {
+        self.ended.has_looks()
     }
 
     /// The values of pairs that were taken out.

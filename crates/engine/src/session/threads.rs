@@ -19,11 +19,12 @@ impl Session {
         shared.roster().misses(&Shards::claims(&**area), exists)
     }
 
-    /// Whether there are timers of wall time, and of processor time. If so, the end of a thread must be noticed soon, because its running
-    /// timers are read up to that end.
+    /// Whether there are timers of wall time or looks at threads, and timers of processor time. If so, the end of a thread must be noticed soon,
+    /// because its running timers are read up to that end, and looks find it where it has ended.
     pub(super) fn timers(&self) -> (bool, bool) {
-        let timers = self.shared().timers();
-        (timers.wall > 0, timers.cpu > 0)
+        let shared = self.shared();
+        let timers = shared.timers();
+        (timers.wall > 0 || shared.has_looks(), timers.cpu > 0)
     }
 
     /// Frees the shards of threads that have ended. Their values stay in [`Shared`].

@@ -36,6 +36,7 @@ impl ContextProfile {
             *sum = sum.checked_add(*value).ok_or_else(outside)?;
         }
         self.full = self.full.saturating_add(other.full);
+        self.look_squares = self.look_squares.saturating_add(other.look_squares);
         Ok(contexts)
     }
 

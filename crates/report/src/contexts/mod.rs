@@ -3,6 +3,7 @@
 
 mod callers;
 mod diff;
+mod looks;
 mod merge;
 mod statistics;
 #[cfg(test)]
@@ -14,6 +15,7 @@ use rustc_hash::FxHashMap;
 
 pub use callers::CallerNode;
 pub use diff::{ChangedValue, ContextChange, ContextValues, context_diff};
+pub use looks::LookedTime;
 pub use statistics::ContextStatistics;
 pub use totals::FunctionTotal;
 pub(crate) use totals::TreeStep;
@@ -31,6 +33,8 @@ pub struct ContextProfile {
     pub outside: Vec<i64>,
     /// Number of calls for whose contexts there was no room. They are in no context; their callees are in the contexts of their callers.
     pub full: u64,
+    /// Sum of the squares of the times that looks at contexts stand for, in square microseconds; 0 without looks.
+    pub look_squares: u64,
 }
 
 /// A function whose calls are told apart.
@@ -232,7 +236,7 @@ impl ContextProfile {
             }
         }
         let (functions, metrics, outside) = (self.functions.clone(), self.metrics.clone(), self.outside.clone());
-        ContextProfile { functions, contexts, metrics, outside, full: self.full }
+        ContextProfile { functions, contexts, metrics, outside, full: self.full, look_squares: self.look_squares }
     }
 
     /// The contexts that most of the value comes from, by their indexes: the root with the largest inclusive value, and below each context the

@@ -34,7 +34,8 @@ pub(crate) fn small() -> ContextProfile {
         context(Some(4), 2, 0x2010, 3, 100),
     ];
     let functions = functions(&["main", "parse", "read", "idle"]);
-    ContextProfile { functions, contexts, metrics: vec!["wall_ns".to_owned()], outside: vec![7], full: 9 }
+    let metrics = vec!["wall_ns".to_owned()];
+    ContextProfile { functions, contexts, metrics, outside: vec![7], full: 9, look_squares: 5 }
 }
 
 /// Whether an ancestor of a context is another one.
@@ -82,7 +83,7 @@ pub(crate) fn tree(modules: usize) -> impl Strategy<Value = ContextProfile> {
             let (names, mut outside) = (["wall_ns", "bytes"], vec![one, two]);
             outside.truncate(metrics);
             let metrics = names[..metrics].iter().map(|name| (*name).to_owned()).collect();
-            ContextProfile { functions, contexts, metrics, outside, full }
+            ContextProfile { functions, contexts, metrics, outside, full, look_squares: full / 2 }
         },
     )
 }

@@ -25,6 +25,7 @@ impl From<&ContextProfile> for ContextTree {
             metrics: tree.metrics.clone(),
             outside: tree.outside.clone(),
             full: tree.full,
+            look_squares: tree.look_squares,
         }
     }
 }
@@ -76,7 +77,7 @@ fn start_of_parent(contexts: &[CallingContext], functions: &[ContextFunction], p
 
 /// Converts a tree of contexts from its message, in a profile with this number of modules.
 pub(crate) fn tree(message: ContextTree, modules: usize) -> Result<ContextProfile, FileError> {
-    let ContextTree { functions, rows, metrics, outside, full } = message;
+    let ContextTree { functions, rows, metrics, outside, full, look_squares } = message;
     if outside.len() != metrics.len() {
         return Err(contradiction("the values outside of all contexts are not those of the metrics"));
     }
@@ -87,7 +88,7 @@ pub(crate) fn tree(message: ContextTree, modules: usize) -> Result<ContextProfil
         add_rows(&mut contexts, rows, &functions, metrics.len(), modules)?;
     }
     check_recursion(&contexts)?;
-    Ok(ContextProfile { functions, contexts, metrics, outside, full })
+    Ok(ContextProfile { functions, contexts, metrics, outside, full, look_squares })
 }
 
 fn function(message: TrackedFunction, modules: usize) -> Result<ContextFunction, FileError> {

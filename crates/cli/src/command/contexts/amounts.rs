@@ -1,6 +1,6 @@
 //! Values of metrics for people.
 
-use ingraft_report::ContextUnit;
+use ingraft_report::{ContextProfile, ContextUnit, LookedTime};
 
 use crate::output::number::{bytes, grouped, percent, time};
 
@@ -42,7 +42,22 @@ pub(super) fn share(part: i64, whole: i64) -> String {
     }
 }
 
-/// The way in which the values of a metric come about, for scripts.
-pub(super) fn how(metric: &str) -> &'static str {
-    if ContextUnit::of(metric) == ContextUnit::Nanoseconds { "clocked" } else { "counted" }
+/// The standard error of a share of the time that looks have told, in percent; empty if there is none.
+pub(super) fn share_error(looked: &LookedTime, ns: i64) -> String {
+    if ns <= 0 || looked.whole_ns <= 0 {
+        String::new()
+    } else {
+        percent(100.0 * looked.error(ns) / looked.whole_ns as f64)
+    }
+}
+
+/// The way in which the values of each metric come about, for scripts.
+pub(super) fn how(contexts: &ContextProfile) -> Vec<&'static str> {
+    let looked = contexts.looked_time();
+    let of = |(index, name): (usize, &String)| match ContextUnit::of(name) {
+        _ if looked.is_some_and(|looked| index == looked.time || index == looked.looks) => "looks",
+        ContextUnit::Nanoseconds => "clocked",
+        ContextUnit::Bytes | ContextUnit::Count => "counted",
+    };
+    contexts.metrics.iter().enumerate().map(of).collect()
 }

@@ -2,7 +2,7 @@
 
 use ingraft_report::{CallerNode, ContextValue};
 
-use super::amounts::{amount, share, title};
+use super::amounts::{amount, share, share_error, title};
 use super::names::ContextNames;
 use super::shown::ShownContexts;
 use crate::output::DIM;
@@ -24,7 +24,10 @@ pub(super) fn table(shown: &ShownContexts<'_>, names: &ContextNames<'_>, width: 
     let of_calls = shown.value == ContextValue::Calls;
     let mut table = TextTable::new();
     table = if of_calls { table } else { table.right(&title(name)) };
-    table = table.right("SHARE").right("CALLS").shrinking("FUNCTION AND CALLERS").left("AT").left("MODULE");
+    table = table.right("SHARE");
+    let looked = shown.looked_as(shown.value);
+    table = if looked.is_some() { table.right("±") } else { table };
+    table = table.right("CALLS").shrinking("FUNCTION AND CALLERS").left("AT").left("MODULE");
     table = table.optional(&["MODULE", "AT"]).kept("FUNCTION AND CALLERS", 30);
     let whole = shown.whole(shown.value);
     let least = shown.least(whole).max(1);
@@ -45,6 +48,7 @@ pub(super) fn table(shown: &ShownContexts<'_>, names: &ContextNames<'_>, width: 
             cells.push(amount(name, node.value).into());
         }
         cells.push(share(node.value, whole).into());
+        cells.extend(looked.map(|looked| Cell::styled(share_error(&looked, node.value), DIM)));
         cells.push(grouped_u64(node.calls).into());
         cells.push(format!("{}{arrow}{}", "  ".repeat(level.min(LEVELS)), names.function(node.function)).into());
         let site = node.site.map(|site| names.site(site, Some(node.function)));

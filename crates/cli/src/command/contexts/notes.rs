@@ -1,6 +1,6 @@
 //! Lines below a tree of contexts: its size, and what it lacks.
 
-use ingraft_report::{ContextFunction, ContextStatistics};
+use ingraft_report::{ContextFunction, ContextStatistics, LookedTime};
 
 use super::names::ContextNames;
 use super::shown::ShownContexts;
@@ -65,6 +65,9 @@ fn shape(statistics: &ContextStatistics) -> String {
 /// Lines about calls without a context.
 fn lacks(shown: &ShownContexts<'_>, names: &ContextNames<'_>) -> Vec<String> {
     let mut lines = Vec::new();
+    if shown.looked.is_some_and(|looked| looked.count <= 0) {
+        lines.push("there was no look at a thread in measured code, so times are missing".to_owned());
+    }
     if shown.contexts.full > 0 {
         let what = plural(shown.contexts.full, "call has", "calls have");
         lines.push(format!(
@@ -82,7 +85,7 @@ fn lacks(shown: &ShownContexts<'_>, names: &ContextNames<'_>) -> Vec<String> {
 
 /// Lines about calls that did not begin or end as usual, and about functions that are left out.
 fn facts(shown: &ShownContexts<'_>, names: &ContextNames<'_>) -> Vec<String> {
-    let mut lines = Vec::new();
+    let mut lines: Vec<String> = shown.looked.iter().filter(|looked| looked.count > 0).flat_map(looks).collect();
     if let Some((sum, functions)) = sum(shown, names, |function| function.left) {
         let what = plural(sum, "call has", "calls have");
         lines.push(format!(
@@ -103,6 +106,20 @@ fn facts(shown: &ShownContexts<'_>, names: &ContextNames<'_>) -> Vec<String> {
         lines.push(format!("{functions} left out: {}", list(named.collect(), refused.len())));
     }
     lines.iter().map(|line| line.chars().map(|c| if c.is_control() { '?' } else { c }).collect()).collect()
+}
+
+/// Lines about times that looks have told.
+fn looks(looked: &LookedTime) -> [String; 2] {
+    let looks = plural(looked.count.unsigned_abs(), "look", "looks");
+    let effective = looked.effective.round() as u64;
+    let late = match effective {
+        most if most as f64 > 0.9 * looked.count as f64 => String::new(),
+        few => format!(" (some came late, so only as exact as {})", grouped_u64(few)),
+    };
+    [
+        format!("times are those of {looks}{late} at threads that run or wait, ± one standard error of a share"),
+        "a thread is looked at from its first measured call on; calls that began earlier and have no context are outside".to_owned(),
+    ]
 }
 
 /// The sum of a number over all functions, and the functions with the largest ones; `None` if it is 0.

@@ -39,6 +39,10 @@ impl ShownContexts<'_> {
         let number = |index: usize| index as u64 + 1;
         let site = Some(context.site).filter(|site| *site != ReturnSite::default());
         let metrics = || self.contexts.metrics.iter().zip(&context.metrics);
+        let error = self.looked.and_then(|looked| {
+            let (name, value) = metrics().nth(looked.time)?;
+            Some(BTreeMap::from([(name.clone(), looked.error(*value).round() as u64)]))
+        });
         ContextObject {
             host: host.clone(),
             pid: *pid,
@@ -59,7 +63,8 @@ impl ShownContexts<'_> {
             left: function.filter(|of| of.left == 0).map(|_| 0),
             caught_up: 0,
             metrics: metrics().map(|(name, value)| (name.clone(), *value)).collect(),
-            how: metrics().map(|(name, _)| (name.clone(), how(name))).collect(),
+            how: self.contexts.metrics.iter().cloned().zip(how(&self.contexts)).collect(),
+            error,
         }
     }
 
@@ -82,6 +87,8 @@ impl ShownContexts<'_> {
             unseen: sum(|function| function.unseen),
             left: sum(|function| function.left),
             outside,
+            looks: self.looked.map(|looked| looked.count),
+            effective_looks: self.looked.map(|looked| looked.effective.round() as u64),
         }
     }
 }

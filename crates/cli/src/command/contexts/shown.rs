@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use ingraft_report::{CallingContext, ContextKind, ContextProfile, ContextValue, ReturnSite, SavedProfile};
+use ingraft_report::{CallingContext, ContextKind, ContextProfile, ContextValue, LookedTime, ReturnSite, SavedProfile};
 
 use crate::args::TreeArgs;
 
@@ -59,8 +59,10 @@ pub(crate) struct ShownContexts<'a> {
     pub(super) layout: ContextLayout,
     /// The value that decides.
     pub(super) value: ContextValue,
-    /// Indexes of the metrics that have columns, the one that decides first.
+    /// Indexes of the metrics that have columns, the one that decides first. The number of looks has one only if it decides.
     pub(super) metrics: Vec<usize>,
+    /// The time that looks have told.
+    pub(super) looked: Option<LookedTime>,
 }
 
 impl<'a> ShownContexts<'a> {
@@ -71,20 +73,26 @@ impl<'a> ShownContexts<'a> {
             contexts = Cow::Owned(by_function(&contexts));
         }
         let value = layout.value.unwrap_or(contexts.main_value());
+        let looked = contexts.looked_time();
         let metrics = match layout.value {
             Some(ContextValue::Calls) => Vec::new(),
             Some(ContextValue::Metric(metric)) => vec![metric],
-            None => (0..contexts.metrics.len()).collect(),
+            None => (0..contexts.metrics.len()).filter(|metric| looked.is_none_or(|of| of.looks != *metric)).collect(),
         };
         if layout.is_view {
             contexts = Cow::Owned(leading(&contexts, value));
         }
-        Some(ShownContexts { profile, contexts, layout, value, metrics })
+        Some(ShownContexts { profile, contexts, layout, value, metrics, looked })
     }
 
     /// The name of the value that decides.
     pub(super) fn value_name(&self) -> &str {
         self.contexts.value_name(self.value)
+    }
+
+    /// The time of looks if it is the value; then its shares have errors.
+    pub(super) fn looked_as(&self, of: ContextValue) -> Option<LookedTime> {
+        self.looked.filter(|looked| of == ContextValue::Metric(looked.time))
     }
 
     /// The name of a metric.
@@ -149,5 +157,5 @@ fn leading(contexts: &ContextProfile, value: ContextValue) -> ContextProfile {
     }
     let (functions, metrics, outside) =
         (contexts.functions.clone(), contexts.metrics.clone(), contexts.outside.clone());
-    ContextProfile { functions, contexts: kept, metrics, outside, full: contexts.full }
+    ContextProfile { functions, contexts: kept, metrics, outside, ..*contexts }
 }

@@ -56,6 +56,7 @@ fn profile() -> SavedProfile {
         metrics: vec!["wall_ns".to_owned(), "allocated_bytes".to_owned()],
         outside: vec![0, 4096],
         full: 12,
+        look_squares: 0,
     };
     SavedProfile {
         kind: ingraft_report::ProfileKind::Contexts,
@@ -79,10 +80,13 @@ fn check(profile: &SavedProfile, layout: ContextLayout, expected: Expect) {
 }
 
 fn records(layout: ContextLayout) -> Vec<String> {
+    records_of(&profile(), layout)
+}
+
+fn records_of(profile: &SavedProfile, layout: ContextLayout) -> Vec<String> {
     let paper = Paper::default();
     let mut out = Output::to_sink(Format::Json, Box::new(paper.clone()));
-    let profile = profile();
-    ShownContexts::of(&profile, layout).expect("contexts").objects((None, 7), &mut out).expect("records");
+    ShownContexts::of(profile, layout).expect("contexts").objects((None, 7), &mut out).expect("records");
     paper.read().lines().map(str::to_owned).collect()
 }
 
@@ -305,4 +309,97 @@ fn records_of_a_view_lead_to_a_value() {
     let expected = ["1 null \"main\"", "2 1 \"shop::serve()\"", "3 2 \"load\"", "4 3 \"malloc\"", "5 2 \"malloc\""];
     assert_eq!(records[..5].iter().map(of).collect::<Vec<_>>(), expected);
     assert!(records[5].contains(r#""nodes":5,"back_edges":0"#), "{}", records[5]);
+}
+
+/// The same server, whose times are those of looks. One came 20 ms late.
+fn looked() -> SavedProfile {
+    let mut profile = profile();
+    if let Some(contexts) = &mut profile.contexts {
+        contexts.metrics = vec!["wall_ns".to_owned(), "looks".to_owned()];
+        for context in &mut contexts.contexts {
+            context.metrics[1] = context.metrics[0] / 1_000_000;
+        }
+        contexts.outside = vec![20_000_000, 1];
+        contexts.look_squares = 99 * 1_000_000 + 400_000_000;
+    }
+    profile
+}
+
+#[test]
+fn shares_of_looks_have_errors() {
+    check(
+        &looked(),
+        ContextLayout { least: 2.0, ..layout() },
+        expect![[r#"
+        CALLS  TIME SELF  TIME TOTAL     SHARE      ±  CONTEXT                      AT                  MODULE
+            0       5 ms     99.7 ms      83 %  7.0 %  main                         [libc.so.6+0x2804]  shop
+        1,000      20 ms     94.7 ms      79 %  7.6 %   shop::serve()               +0x41               shop
+        2,000      70 ms     71.7 ms      60 %  9.1 %     load                      +0x20               shop
+          400                                               ↑ load                  +0x21               shop
+        2,407                 1.7 ms     1.4 %  2.2 %       … 2 contexts below 2 %
+        1,000       3 ms        3 ms     2.5 %  2.9 %     → send                                        shop
+           10                  10 µs  < 0.01 %  0.2 %     … 1 context below 2 %
+                   20 ms       20 ms      17 %  7.0 %  outside of all contexts
+        7 contexts of 6 of 7 functions, 1 recursion, height 4
+        12 calls have no context, because there was no room for more: the callees are in the contexts of the callers
+        2 calls have no context, because too many calls were open in their threads, or because their threads had no memory of their own: load (2)
+        times are those of 100 looks (some came late, so only as exact as 29) at threads that run or wait, ± one standard error of a share
+        a thread is looked at from its first measured call on; calls that began earlier and have no context are outside
+        3 calls have ended without a return, by an exception, by longjmp, or with the thread: load (3)
+        1 function is left out: shop:tiny (too short)
+    "#]],
+    );
+    check(
+        &looked(),
+        ContextLayout { bottom_up: true, top: 4, ..layout() },
+        expect![[r#"
+         TIME  SHARE      ±  CALLS  FUNCTION AND CALLERS  AT     MODULE
+        70 ms   58 %  9.2 %  2,400  load                         shop
+        70 ms   58 %  9.2 %  2,000    ← shop::serve()     +0x20  shop
+        70 ms   58 %  9.2 %  2,000      ← main            +0x41  shop
+        20 ms   17 %  7.0 %  1,000  shop::serve()                shop
+        and more; --top shows more of them
+        7 contexts of 6 of 7 functions, 1 recursion, height 4
+        12 calls have no context, because there was no room for more: the callees are in the contexts of the callers
+        2 calls have no context, because too many calls were open in their threads, or because their threads had no memory of their own: load (2)
+        times are those of 100 looks (some came late, so only as exact as 29) at threads that run or wait, ± one standard error of a share
+        a thread is looked at from its first measured call on; calls that began earlier and have no context are outside
+        3 calls have ended without a return, by an exception, by longjmp, or with the thread: load (3)
+        1 function is left out: shop:tiny (too short)
+    "#]],
+    );
+    let by_looks = ContextLayout { value: Some(ContextValue::Metric(1)), top: 2, ..layout() };
+    check(
+        &looked(),
+        by_looks,
+        expect![[r#"
+        CALLS  LOOKS SELF  LOOKS TOTAL  SHARE  CONTEXT                      AT                  MODULE
+            0           5           99   99 %  main                         [libc.so.6+0x2804]  shop
+        1,000          20           94   94 %   shop::serve()               +0x41               shop
+        5,817                       74   74 %    … 6 contexts more (--top)
+                        1            1  1.0 %  outside of all contexts
+        7 contexts of 6 of 7 functions, 1 recursion, height 4
+        12 calls have no context, because there was no room for more: the callees are in the contexts of the callers
+        2 calls have no context, because too many calls were open in their threads, or because their threads had no memory of their own: load (2)
+        times are those of 100 looks (some came late, so only as exact as 29) at threads that run or wait, ± one standard error of a share
+        a thread is looked at from its first measured call on; calls that began earlier and have no context are outside
+        3 calls have ended without a return, by an exception, by longjmp, or with the thread: load (3)
+        1 function is left out: shop:tiny (too short)
+    "#]],
+    );
+    let records = records_of(&looked(), layout());
+    expect![[r#"
+        {"type":"context","pid":7,"id":3,"parent":2,"kind":"call","module":"shop","function":"load","offset":"0x1200","caller_module":"shop","call_site":"0x1120","calls":2000,"left":null,"caught_up":0,"metrics":{"looks":70,"wall_ns":70000000},"how":{"looks":"looks","wall_ns":"looks"},"error":{"wall_ns":11007552}}
+        {"type":"contexts","pid":7,"nodes":7,"back_edges":1,"height":4,"degree":2.0,"leaf_depth":3.5,"replication":2,"full":12,"unrecorded":2,"unseen":0,"left":3,"outside":{"looks":1,"wall_ns":20000000},"looks":100,"effective_looks":29}"#]].assert_eq(&[&*records[2], &*records[8]].join("\n"));
+}
+
+#[test]
+fn times_without_a_look_are_missing() {
+    let mut none = looked();
+    if let Some(contexts) = &mut none.contexts {
+        contexts.contexts.clear();
+        (contexts.outside, contexts.look_squares) = (vec![0, 0], 0);
+    }
+    let shown = ShownContexts::of(&none, layout()).expect("contexts");
+    assert!(text::text(&shown, &[], None).contains("there was no look at a thread in measured code"));
 }

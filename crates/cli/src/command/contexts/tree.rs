@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use ingraft_report::{ContextChildren, ContextKind, ContextValue};
 
-use super::amounts::{share, title, unless_zero};
+use super::amounts::{share, share_error, title, unless_zero};
 use super::names::ContextNames;
 use super::shown::ShownContexts;
 use crate::output::DIM;
@@ -71,6 +71,7 @@ pub(super) fn table(shown: &ShownContexts<'_>, names: &ContextNames<'_>, width: 
     for metric in &shown.metrics {
         let title = title(shown.metric_name(*metric));
         table = table.right(&format!("{title} SELF")).right(&format!("{title} TOTAL")).right("SHARE");
+        table = if shown.looked_as(ContextValue::Metric(*metric)).is_some() { table.right("±") } else { table };
     }
     if shown.metrics.is_empty() {
         table = table.right("TOTAL").right("SHARE");
@@ -200,6 +201,7 @@ impl<'a> ValuedTree<'a> {
             let name = self.shown.metric_name(*metric);
             let total = of(inclusive);
             cells.extend([unless_zero(name, of(own)), unless_zero(name, total), share(total, *whole)].map(Cell::from));
+            cells.extend(self.error(*metric, total));
         }
         if self.columns.is_empty() {
             let (total, whole) = (of(&self.calls.0), self.calls.1);
@@ -213,12 +215,19 @@ impl<'a> ValuedTree<'a> {
         cells
     }
 
+    /// The error of the share of a value; `None` if the shares of the metric have no column for it.
+    fn error(&self, metric: usize, value: i64) -> Option<Cell> {
+        let looked = self.shown.looked_as(ContextValue::Metric(metric))?;
+        Some(Cell::styled(share_error(&looked, value), DIM))
+    }
+
     fn hidden_row(&self, hidden: &HiddenContexts, blanks: &str) -> Vec<Cell> {
         let dim = |text: String| Cell::styled(text, DIM);
         let mut cells = vec![dim(grouped(hidden.calls))];
         for ((metric, (_, _, whole)), total) in self.shown.metrics.iter().zip(&self.columns).zip(hidden.values) {
             let name = self.shown.metric_name(*metric);
             cells.extend([String::new(), unless_zero(name, total), share(total, *whole)].map(dim));
+            cells.extend(self.error(*metric, total));
         }
         if self.columns.is_empty() {
             cells.extend([grouped(hidden.calls), share(hidden.calls, self.calls.1)].map(dim));
@@ -243,6 +252,7 @@ impl<'a> ValuedTree<'a> {
         for ((metric, value), (_, _, whole)) in self.shown.metrics.iter().zip(values).zip(&self.columns) {
             let text = unless_zero(self.shown.metric_name(*metric), value);
             cells.extend([text.clone(), text, share(value, *whole)].map(Cell::from));
+            cells.extend(self.error(*metric, value));
         }
         cells.extend([Cell::styled("outside of all contexts", DIM), "".into(), "".into()]);
         Some(cells)

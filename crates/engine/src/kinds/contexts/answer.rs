@@ -9,7 +9,7 @@ use ingraft_report::{
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::{ContextMetric, RefusedFunction};
+use crate::api::{ContextMetric, ContextsOptions, RefusedFunction};
 use crate::kinds::graph::{module_info, symbol};
 use crate::readings::values::{Columns, Ruler, Slots};
 use crate::session::{Locked, now_ns};
@@ -119,13 +119,13 @@ impl ContextsKind {
         outcomes: &[Option<Activations>],
         modules: &ProfileModules,
     ) -> ContextProfile {
-        let metrics = &self.options.metrics;
+        let metrics: Vec<ContextMetric> = ContextsOptions::values(&self.options.metrics).collect();
         let scale = at.wall_clock().map(TickClock::scale);
         let nested = self.below_allocations(tree);
         let value = |metric: &ContextMetric, is_nested: bool, value: i64| match metric {
             // An allocation inside of another one is a part of it.
             ContextMetric::AllocatedBytes if is_nested => 0,
-            ContextMetric::AllocatedBytes => value,
+            ContextMetric::AllocatedBytes | ContextMetric::Looks => value,
             _ => {
                 let ticks = u64::try_from(value).unwrap_or(0);
                 i64::try_from(scale.map_or(0, |scale| scale.apply(ticks))).unwrap_or(i64::MAX)
@@ -188,9 +188,10 @@ impl ContextsKind {
         ContextProfile {
             functions: self.sites.iter().zip(outcomes).map(|(site, outcome)| function(site, outcome)).collect(),
             contexts: tree.contexts.iter().enumerate().map(context).collect(),
-            metrics: metrics.iter().map(|metric| metric.name().to_owned()).collect(),
+            metrics: self.options.metrics.iter().flat_map(|m| m.names()).map(|name| (*name).to_owned()).collect(),
             outside: values(&tree.outside, false),
             full: tree.full,
+            look_squares: self.looked.as_ref().map_or(0, |looks| looks.squares()),
         }
     }
 

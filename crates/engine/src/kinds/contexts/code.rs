@@ -9,7 +9,7 @@ use ingraft_model::{
     Order, Placing, PointKind, Restore, Shape, Snippet, Stmt, Variable, VariableId, VariableKind,
 };
 
-use crate::api::ContextMetric;
+use crate::api::{ContextMetric, ContextsOptions};
 use crate::kinds::code;
 
 /// Name of the metric of the pairs of functions.
@@ -69,7 +69,7 @@ pub fn metric(name: &str) -> Arc<MetricInfo> {
 pub struct ContextCode<'a> {
     /// Size of the tree.
     pub shape: ContextShape,
-    /// The metrics, in the order of their numbers.
+    /// The metrics. Their values are numbered in their order.
     pub metrics: &'a [ContextMetric],
     /// The variables of all functions.
     pub variables: &'a Arc<[Variable]>,
@@ -82,9 +82,9 @@ impl ContextCode<'_> {
     pub fn of(&self, function: FunctionId, number: u32, role: LibraryRole) -> Instrumentation {
         let mut kept = Vec::new();
         let (mut entry, mut exit) = (vec![Stmt::Enter(TREE_OF, self.shape, number)], Vec::new());
-        for (n, metric) in (0..).zip(self.metrics) {
+        for (n, metric) in (0..).zip(ContextsOptions::values(self.metrics)) {
             let add = |e| Stmt::AddContext(TREE_OF, self.shape, n, e);
-            if let Some(clock) = clock(*metric, role) {
+            if let Some(clock) = clock(metric, role) {
                 for value in [KeptValue::Time(clock), KeptValue::Spent(clock)] {
                     if !kept.contains(&value) {
                         kept.push(value);
@@ -92,7 +92,7 @@ impl ContextCode<'_> {
                 }
                 exit.push(add(Expr::Saved(KeptValue::Spent(clock))));
             }
-            if let Some(size) = role.allocates.filter(|_| *metric == ContextMetric::AllocatedBytes) {
+            if let Some(size) = role.allocates.filter(|_| metric == ContextMetric::AllocatedBytes) {
                 entry.push(add(size.expr()));
             }
         }
@@ -122,7 +122,7 @@ fn clock(metric: ContextMetric, role: LibraryRole) -> Option<Clock> {
         ContextMetric::CpuTime => Some(Clock::Cpu),
         ContextMetric::WaitTime => role.waits.then_some(Clock::Wall),
         ContextMetric::LockTime => role.locks.then_some(Clock::Wall),
-        ContextMetric::AllocatedBytes => None,
+        ContextMetric::AllocatedBytes | ContextMetric::Looks => None,
     }
 }
 
@@ -183,6 +183,11 @@ mod tests {
                 "Entry open r1 time spent restore v3 { enter v2 9; v2 metric 3 += ($arg[0] * $arg[1]); }",
                 "Exit close r1 time spent restore v3 { v2 metric 0 += saved spent; v2 metric 1 += saved spent; v3 = restored; }",
             ]
+        );
+        let looks = texts(&[ContextMetric::Looks, AllocatedBytes], role);
+        assert!(
+            looks[0].ends_with("{ enter v2 9; v2 metric 2 += ($arg[0] * $arg[1]); }"),
+            "two values without code: {looks:?}"
         );
         assert!(
             texts(&[WallTime, CpuTime], LibraryRole::default())[0].contains("time cpu_time spent cpu_spent"),

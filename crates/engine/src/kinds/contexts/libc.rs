@@ -44,7 +44,7 @@ pub fn patterns(metrics: &[ContextMetric]) -> Vec<String> {
         ContextMetric::AllocatedBytes => of(ALLOCATORS, &mut ALLOCATE.iter().map(|(name, _)| *name)),
         ContextMetric::WaitTime => of(&["libc"], &mut WAITS.iter().copied()),
         ContextMetric::LockTime => of(&["libc"], &mut LOCK.iter().copied()),
-        ContextMetric::WallTime | ContextMetric::CpuTime => Vec::new(),
+        ContextMetric::WallTime | ContextMetric::CpuTime | ContextMetric::Looks => Vec::new(),
     };
     metrics.iter().flat_map(each).collect()
 }

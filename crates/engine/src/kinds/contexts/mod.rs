@@ -1,25 +1,29 @@
 //! Calls by calling context, and what they take in each.
 //!
-//! `code.rs` is the code of functions, `libc.rs` knows functions of the C library, `answer.rs` makes a profile of the trees of threads.
+//! `code.rs` is the code of functions, `libc.rs` knows functions of the C library, `looks.rs` looks at the contexts of threads, `answer.rs` makes
+//! a profile of the trees of threads.
 
 mod answer;
 mod code;
 mod libc;
+mod looks;
 
 use std::sync::Arc;
 
 use ingraft_model::{ContextShape, Focus, FunctionId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::{ContextsOptions, EnableRequest, MeasurementId, MetricFocus, Removed};
+use crate::api::{ContextMetric, ContextsOptions, EnableRequest, MeasurementId, MetricFocus, Removed};
 use crate::error::{Error, Reason};
 use crate::measure::request::{self, Missing, Owner, WantedPair};
 use crate::pairs::PairKey;
+use crate::readings::looks::ContextLooks;
 use crate::session::{InsertedPairs, KindRequest, Locked, Running, now_ns};
 use crate::weaving::positions::Observer;
 
 use self::answer::FunctionStates;
 use self::code::{ContextCode, LibraryRole, METRIC, TREE};
+use self::looks::LookingThread;
 use super::code::{focus, look, looks_among};
 use super::whole;
 
@@ -45,6 +49,10 @@ pub struct ContextsKind {
     program: String,
     /// The functions as they were before the code was taken out.
     last: Option<FunctionStates>,
+    /// Looks at the contexts of threads; `None` without such a metric, and before the code is in.
+    looked: Option<Arc<ContextLooks>>,
+    /// The thread that looks.
+    looking: Option<LookingThread>,
 }
 
 /// A function whose calls are told apart.
@@ -69,6 +77,8 @@ impl ContextsKind {
             began_ns: 0,
             program: String::new(),
             last: None,
+            looked: None,
+            looking: None,
         }
     }
 
@@ -108,6 +118,21 @@ impl ContextsKind {
             _ => LibraryRole::default(),
         };
         Ok(all.iter().map(|function| (*function, role(function))).collect())
+    }
+
+    /// Begins to look at the contexts of threads if a metric needs that. `tree` is the first counter of the tree.
+    fn begin_looks(&mut self, at: &mut Locked<'_>, tree: u32) {
+        let numbered = (0..).zip(ContextsOptions::values(&self.options.metrics));
+        let Some((number, _)) = numbered.into_iter().find(|(_, metric)| *metric == ContextMetric::Looks) else {
+            return;
+        };
+        let looks = Arc::new(ContextLooks::new(tree, self.shape, number));
+        let Some((area, target)) = at.add_looks(&looks) else { return };
+        match LookingThread::start(Arc::clone(&looks), area, target) {
+            Ok(thread) => self.looking = Some(thread),
+            Err(error) => tracing::warn!(%error, "no thread can look at contexts, so their times are missing"),
+        }
+        self.looked = Some(looks);
     }
 
     fn held(&self, id: MeasurementId) -> PairKey {
@@ -177,7 +202,10 @@ impl Running for ContextsKind {
     }
 
     fn inserted(&mut self, at: &mut Locked<'_>, begun: &mut InsertedPairs<'_>) {
-        if self.began_ns == 0 && self.tree.is_some() {
+        if self.began_ns == 0
+            && let Some(tree) = self.tree
+        {
+            self.begin_looks(at, tree);
             begun.keys.push((self.held(at.id()), None));
             self.began_ns = now_ns();
             self.program = at.program();
@@ -192,6 +220,7 @@ impl Running for ContextsKind {
     }
 
     fn last(&mut self, at: &mut Locked<'_>) {
+        self.looking = None;
         self.last = Some(self.states(at));
     }
 

@@ -143,9 +143,9 @@ impl PathsPlan {
         let twice: BTreeSet<BlockId> = twice.filter_map(|site| block_of(&graph.cfg, site.at)).collect();
         let limit = options.longest.map_or(PATHS_MAX, |longest| i64::from(longest.get()));
         let numbered = |limit| {
-            FunctionPaths::new(&graph.cfg, &probes, &twice, limit).map_err(|why| match (why, copy.why_exposed) {
+            FunctionPaths::new(&graph.cfg, &probes, &twice, limit).map_err(|why| match (why, &copy.why_exposed) {
                 // A block that runs in the text has no code.
-                (NotCounted::Block(_) | NotCounted::Activations, Some(exposed)) => exposed,
+                (NotCounted::Block(_) | NotCounted::Activations, Some(exposed)) => exposed.clone(),
                 (why, _) => graph.refusal(why),
             })
         };
