@@ -98,6 +98,10 @@ pub enum ContextMetric {
     CpuTime,
     /// Number of bytes that are asked of the allocation functions of the C library, which are measured too.
     AllocatedBytes,
+    /// Number of bytes that were asked of these functions during the measurement, and that were not freed yet.
+    LiveBytes,
+    /// Number of blocks of memory that were allocated during the measurement, and that were not freed yet.
+    LiveBlocks,
     /// Time in the functions of the C library in which threads wait, which are measured too.
     WaitTime,
     /// Time in the functions of the C library that wait for locks, which are measured too.
@@ -106,13 +110,20 @@ pub enum ContextMetric {
 
 impl ContextMetric {
     /// All metrics.
-    pub const ALL: [ContextMetric; 5] = [
+    pub const ALL: [ContextMetric; 7] = [
         ContextMetric::WallTime,
         ContextMetric::CpuTime,
         ContextMetric::AllocatedBytes,
+        ContextMetric::LiveBytes,
+        ContextMetric::LiveBlocks,
         ContextMetric::WaitTime,
         ContextMetric::LockTime,
     ];
+
+    /// Whether the values are about memory that is not freed yet.
+    pub fn is_live(self) -> bool {
+        matches!(self, ContextMetric::LiveBytes | ContextMetric::LiveBlocks)
+    }
 
     /// The name in a profile. It ends with the unit.
     pub fn name(self) -> &'static str {
@@ -120,6 +131,8 @@ impl ContextMetric {
             ContextMetric::WallTime => "wall_ns",
             ContextMetric::CpuTime => "cpu_ns",
             ContextMetric::AllocatedBytes => "allocated_bytes",
+            ContextMetric::LiveBytes => "live_bytes",
+            ContextMetric::LiveBlocks => "live_blocks",
             ContextMetric::WaitTime => "wait_ns",
             ContextMetric::LockTime => "lock_wait_ns",
         }

@@ -19,7 +19,7 @@ mod trace;
 pub use code::{CodeStep, ModuleCode, SourceFrame, Symbol};
 pub use contexts::{
     CallerNode, CallingContext, ChangedValue, ContextChange, ContextChildren, ContextFunction, ContextKind,
-    ContextProfile, ContextStatistics, ContextUnit, ContextValue, ContextValues, FunctionTotal, ReturnSite,
+    ContextProfile, ContextStatistics, ContextUnit, ContextValue, ContextValues, FunctionTotal, LiveFacts, ReturnSite,
     context_diff,
 };
 pub use diff::{BlockChange, CountChange, FunctionChange, diff};

@@ -54,6 +54,7 @@ fn profile() -> SavedProfile {
         metrics: vec!["wall_ns".to_owned(), "allocated_bytes".to_owned()],
         outside: vec![7, 0],
         full: 9,
+        live: None,
     };
     SavedProfile {
         kind: ProfileKind::Contexts,

@@ -179,6 +179,7 @@ mod tests {
             metrics: vec!["wall_ns".to_owned(), "bytes".to_owned()],
             outside: vec![1, -2],
             full: 3,
+            live: None,
         };
         let saved = profile();
         let (functions, refused) = (Vec::new(), saved.refused.into_iter().take(2).collect());

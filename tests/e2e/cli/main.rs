@@ -59,6 +59,7 @@ mod libraries;
 mod library;
 mod limits;
 mod lingers;
+mod live;
 mod longruns;
 mod lossless;
 mod messages;

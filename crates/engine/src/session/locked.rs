@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ingraft_model::records::RecordCounts;
 use ingraft_model::token::Token;
-use ingraft_model::{FunctionId, Instrumentation, MetricInfo, PointKind, Variable};
+use ingraft_model::{ContextTree, FunctionId, Instrumentation, MetricInfo, PointKind, Variable};
 use ingraft_process::{Target, TickClock};
 use rustc_hash::FxHashSet;
 
@@ -20,7 +20,7 @@ use crate::readings::values::{Columns, Shards};
 use crate::weaving::plan::Woven;
 use crate::weaving::positions::ProgramCounters;
 
-use super::buffers::{LastRecords, NewBuffers, Records};
+use super::buffers::{Drained, LastRecords, NewBuffers, Records};
 use super::control::Control;
 use super::driver::Session;
 use super::insertion_stop::InsertionStop;
@@ -203,6 +203,16 @@ impl<'s> Locked<'s> {
     /// Begins to drain the buffers of the measurement, whose code was inserted.
     pub fn begin_buffers<R: Records>(&self, new: NewBuffers) {
         self.session.shared_mut().buffers_mut().begin::<R>(self.id, new);
+    }
+
+    /// Records that threads have appended to the buffers of the measurement since the last call; empty if it has none of this type.
+    pub fn drain<R: Records>(&self) -> Vec<Drained> {
+        self.session.drain::<R>(self.id).unwrap_or_default()
+    }
+
+    /// Reads the contexts that records of the measurement have named so far, with the callers of each; `None` without buffers.
+    pub fn record_tree<T>(&self, read: impl FnOnce(&ContextTree) -> T) -> Option<T> {
+        self.session.shared().buffers().tree(self.id).map(read)
     }
 
     /// Ends the buffers of the measurement, whose code was taken out; `None` if it has none.

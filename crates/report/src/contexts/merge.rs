@@ -32,6 +32,10 @@ impl ContextProfile {
             *sum = sum.checked_add(*value).ok_or_else(outside)?;
         }
         self.full = self.full.saturating_add(other.full);
+        self.live = match (self.live, other.live) {
+            (Some(one), Some(other)) => Some(one.plus(other)),
+            (one, other) => one.or(other),
+        };
         Ok(())
     }
 

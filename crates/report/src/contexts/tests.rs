@@ -34,7 +34,7 @@ pub(crate) fn small() -> ContextProfile {
         context(Some(4), 2, 0x2010, 3, 100),
     ];
     let functions = functions(&["main", "parse", "read", "idle"]);
-    ContextProfile { functions, contexts, metrics: vec!["wall_ns".to_owned()], outside: vec![7], full: 9 }
+    ContextProfile { functions, contexts, metrics: vec!["wall_ns".to_owned()], outside: vec![7], full: 9, live: None }
 }
 
 /// Whether an ancestor of a context is another one.

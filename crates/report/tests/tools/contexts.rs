@@ -77,6 +77,7 @@ fn profile(stepped: &Stepped) -> SavedProfile {
         metrics: vec!["wall_ns".to_owned()],
         outside: vec![0],
         full: 0,
+        live: None,
     };
     let (kind, contexts) = (ProfileKind::Contexts, Some(contexts));
     SavedProfile { kind, contexts, functions: Vec::new(), ended_ns: 1_000_000, ..stepped.profile.clone() }

@@ -1,8 +1,12 @@
 //! Values of metrics for people.
 
-use ingraft_report::ContextUnit;
+use ingraft_report::{ContextUnit, LiveFacts};
 
 use crate::output::number::{bytes, grouped, percent, time};
+
+/// Names of the metrics of memory that is not freed yet.
+const LIVE_BYTES: &str = "live_bytes";
+const LIVE_BLOCKS: &str = "live_blocks";
 
 /// The title of a metric by its name in the profile.
 pub(crate) fn title(metric: &str) -> String {
@@ -10,6 +14,8 @@ pub(crate) fn title(metric: &str) -> String {
         "wall_ns" => "TIME".to_owned(),
         "cpu_ns" => "CPU".to_owned(),
         "allocated_bytes" => "BYTES".to_owned(),
+        LIVE_BYTES => "LIVE".to_owned(),
+        LIVE_BLOCKS => "BLOCKS".to_owned(),
         "wait_ns" => "WAIT".to_owned(),
         "lock_wait_ns" => "LOCK WAIT".to_owned(),
         other => other.to_uppercase(),
@@ -42,7 +48,15 @@ pub(super) fn share(part: i64, whole: i64) -> String {
     }
 }
 
-/// The way in which the values of a metric come about, for scripts.
-pub(super) fn how(metric: &str) -> &'static str {
+/// Whether a metric is about memory that is not freed yet.
+pub(super) fn is_live(metric: &str) -> bool {
+    [LIVE_BYTES, LIVE_BLOCKS].contains(&metric)
+}
+
+/// The way in which the values of a metric come about, for scripts. `live` tells what values of live memory lack.
+pub(super) fn how(metric: &str, live: Option<LiveFacts>) -> &'static str {
+    if is_live(metric) && !live.is_some_and(|live| live.is_exact()) {
+        return "incomplete";
+    }
     if ContextUnit::of(metric) == ContextUnit::Nanoseconds { "clocked" } else { "counted" }
 }

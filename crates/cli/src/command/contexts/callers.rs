@@ -2,7 +2,7 @@
 
 use ingraft_report::{CallerNode, ContextValue};
 
-use super::amounts::{amount, share, title};
+use super::amounts::{amount, share};
 use super::names::ContextNames;
 use super::shown::ShownContexts;
 use crate::output::DIM;
@@ -23,7 +23,7 @@ pub(super) fn table(shown: &ShownContexts<'_>, names: &ContextNames<'_>, width: 
     let name = shown.value_name();
     let of_calls = shown.value == ContextValue::Calls;
     let mut table = TextTable::new();
-    table = if of_calls { table } else { table.right(&title(name)) };
+    table = if of_calls { table } else { table.right(&shown.title(name)) };
     table = table.right("SHARE").right("CALLS").shrinking("FUNCTION AND CALLERS").left("AT").left("MODULE");
     table = table.optional(&["MODULE", "AT"]).kept("FUNCTION AND CALLERS", 30);
     let whole = shown.whole(shown.value);

@@ -8,7 +8,7 @@ use super::amounts::how;
 use super::shown::ShownContexts;
 use crate::command::report::tables::shown as shown_name;
 use crate::exit::Stop;
-use crate::objects::contexts::{ContextObject, ContextsObject};
+use crate::objects::contexts::{ContextObject, ContextsObject, LiveObject};
 use crate::objects::{Host, Object, hex};
 use crate::output::{Output, json_line};
 
@@ -59,12 +59,12 @@ impl ShownContexts<'_> {
             left: function.filter(|of| of.left == 0).map(|_| 0),
             caught_up: 0,
             metrics: metrics().map(|(name, value)| (name.clone(), *value)).collect(),
-            how: metrics().map(|(name, _)| (name.clone(), how(name))).collect(),
+            how: metrics().map(|(name, _)| (name.clone(), how(name, self.contexts.live))).collect(),
         }
     }
 
     fn all(&self, (host, pid): &(Host, i32)) -> ContextsObject {
-        let ContextProfile { functions, metrics, outside, full, .. } = &*self.contexts;
+        let ContextProfile { functions, metrics, outside, full, live, .. } = &*self.contexts;
         let statistics = self.contexts.statistics();
         let sum = |of: fn(&ContextFunction) -> u64| functions.iter().map(of).fold(0, u64::saturating_add);
         let outside: BTreeMap<String, i64> = metrics.iter().cloned().zip(outside.iter().copied()).collect();
@@ -82,6 +82,7 @@ impl ShownContexts<'_> {
             unseen: sum(|function| function.unseen),
             left: sum(|function| function.left),
             outside,
+            live: live.map(LiveObject::from),
         }
     }
 }
