@@ -5,7 +5,8 @@
  * drop                     frees all blocks but the leaked ones
  * burst N                  allocates and frees a block N times
  * The answer has a line for each function and caller: `live CALLER FUNCTION BYTES BLOCKS`, and one with the number of blocks from before `ready` that were
- * freed so far: `earlier N`. */
+ * freed so far: `earlier N`.
+ * With a number as its argument, the program only does `run 1 STEPS 3`, and answers. */
 #include "mutatee.h"
 
 enum { SLOTS = 512, EARLIER = 1000, CALLERS = 2, WAYS = 7 };
@@ -171,7 +172,22 @@ static void report(void) {
     say("earlier %ld", freed_earlier);
 }
 
-int main(void) {
+static void run(unsigned long seed, long steps, int threads) {
+    pthread_t ids[64];
+    struct job jobs[64];
+    for (int n = 0; n < threads; n++) {
+        jobs[n] = (struct job){seed * 1000 + (unsigned long)n, steps};
+        pthread_create(&ids[n], NULL, work, &jobs[n]);
+    }
+    for (int n = 0; n < threads; n++) pthread_join(ids[n], NULL);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1) {
+        run(1, atol(argv[1]), 3);
+        report();
+        return 0;
+    }
     for (int n = 0; n < EARLIER; n++) earlier[n] = malloc(200);
     say_ready();
     char *command;
@@ -180,13 +196,7 @@ int main(void) {
         long steps;
         int threads;
         if (sscanf(command, "run %lu %ld %d", &seed, &steps, &threads) == 3 && threads <= 64) {
-            pthread_t ids[64];
-            struct job jobs[64];
-            for (int n = 0; n < threads; n++) {
-                jobs[n] = (struct job){seed * 1000 + (unsigned long)n, steps};
-                pthread_create(&ids[n], NULL, work, &jobs[n]);
-            }
-            for (int n = 0; n < threads; n++) pthread_join(ids[n], NULL);
+            run(seed, steps, threads);
         } else if (!strcmp(command, "drop")) {
             for (int n = 0; n < SLOTS; n++) give_back(atomic_exchange(&slots[n], NULL));
         } else if (sscanf(command, "burst %ld", &steps) == 1) {

@@ -124,6 +124,18 @@ fn each_interval_tells_what_is_live() {
     assert_eq!(tables.last(), Some(&known(&truth)));
 }
 
+/// The C library is mapped later than the program, and the last records are those of a program that has ended.
+#[test]
+fn a_started_program_has_live_memory() {
+    let program = ingraft_testing::program("live").expect("gcc").display().to_string();
+    let command = ["heap", "live:h_*", "--max-overhead", "100000", "--until-exit", "--", &program, "5000"];
+    let outcome = tool().run(command).assert_code(0);
+    let truth: Live = known(&Reply { lines: outcome.other.clone() });
+    let bytes = |live: &Live| live.iter().map(|(at, (bytes, _))| (at.clone(), *bytes)).collect::<BTreeMap<_, _>>();
+    assert_eq!(bytes(&told(outcome.all("context").into_iter())), bytes(&truth));
+    assert_eq!(outcome.one("contexts")["live"]["exact"], true, "{}", outcome.one("contexts"));
+}
+
 /// A tool that does not get on loses records. It says so, and calls no value exact.
 #[test]
 fn lost_records_make_values_incomplete() {

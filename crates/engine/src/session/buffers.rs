@@ -265,7 +265,8 @@ impl Buffers {
     pub(super) fn empty(&mut self, area: &SharedArea, roster: &Roster, clock: Option<&TickClock>) {
         for drain in self.drains.values_mut().filter(|drain| drain.new.contexts.is_some()) {
             let held: usize = drain.ended.iter().map(|drained| drained.bytes.len()).sum();
-            let mut most = ENDED_MAX.saturating_sub(held) as u64;
+            // Half of the room is for the last records of threads that end.
+            let mut most = (ENDED_MAX / 2).saturating_sub(held) as u64;
             let now = drain.now(clock);
             for claim in Shards::claims(area) {
                 let taken = drain.take(area, claim, roster, (now, &mut most));

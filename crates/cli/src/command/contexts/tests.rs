@@ -1,8 +1,8 @@
 use expect_test::{Expect, expect};
 use ingraft_model::Svma;
 use ingraft_report::{
-    CallingContext, ContextFunction, ContextKind, ContextProfile, ContextValue, ModuleInfo, ReturnSite, SavedProfile,
-    UnprofiledFunction,
+    CallingContext, ContextFunction, ContextKind, ContextProfile, ContextValue, LiveFacts, ModuleInfo, ReturnSite,
+    SavedProfile, UnprofiledFunction,
 };
 
 use super::*;
@@ -240,6 +240,26 @@ fn a_view_has_the_ways_to_a_value() {
         1 function is left out: shop:tiny (too short)
     "#]],
     );
+}
+
+/// Live bytes, of which one call has some, beside those that were asked for.
+fn live(bytes: i64, facts: LiveFacts) -> SavedProfile {
+    let mut profile = profile();
+    if let Some(contexts) = &mut profile.contexts {
+        contexts.metrics[0] = "live_bytes".to_owned();
+        contexts.contexts.iter_mut().for_each(|context| context.metrics[0] = 0);
+        contexts.contexts[7].metrics[0] = bytes;
+        contexts.live = Some(facts);
+    }
+    profile
+}
+
+#[test]
+fn live_bytes_decide_if_there_are_some() {
+    let view = ContextLayout { is_view: true, ..layout() };
+    let exact = LiveFacts { earlier: 3, ..LiveFacts::default() };
+    check(&live(2048, exact), view, expect![[""]]);
+    check(&live(0, LiveFacts { lost: 5, left_out: 1, ..exact }), view, expect![[""]]);
 }
 
 /// A chain of so many calls that a function that calls itself for each would overflow the stack.

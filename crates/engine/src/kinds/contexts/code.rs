@@ -28,17 +28,15 @@ const CURRENT_OF: VariableId = VariableId(3);
 const RECORDS_OF: VariableId = VariableId(4);
 
 /// Numbers of the statements that make records of memory, without [`KINDS`] times the index of their function among those that allocate or free. The
-/// first value is the time, the second an address, the last the context of the thread: that of the call, or at the end of a call that has jumped to
-/// another function, one below it. A block was allocated; the third value is its size.
-pub const ALLOCATED: u16 = 0;
-/// A block is freed, and the call of the function that frees it begins.
-pub const FREED: u16 = 1;
-/// A call begins that gives a block back, or none if the address is 0, and allocates another one; the third value is its size.
-pub const RESIZES: u16 = 2;
-/// This call ends. The address is that of the new block, or 0 if nothing was allocated.
-pub const RESIZED: u16 = 3;
+/// first value is the time, the second an address, the last the context of the thread. A call begins that frees the block at this address.
+pub const FREED: u16 = 0;
+/// A call begins that allocates a block of the size that the third value tells. It gives the block at this address back, or none if that is 0.
+pub const BEGINS: u16 = 1;
+/// This call ends. The address is that of the new block, or 0 if nothing was allocated. The context is no matter: the end of a call that has jumped
+/// to another function comes in one of several contexts.
+pub const ENDS: u16 = 2;
 /// Number of these statements.
-pub const KINDS: u16 = 4;
+pub const KINDS: u16 = 3;
 
 /// Effects of a function of the C library that metrics are about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -191,36 +189,24 @@ impl MemoryRole {
     /// Adds the statements that make records at both ends of a call, and the values that its record keeps for them. `first` is the number of the
     /// function's first statement.
     fn add(self, first: u16, kept: &mut Vec<KeptValue>, entry: &mut Vec<Stmt>, exit: &mut Vec<Stmt>) {
-        let room = CallRecord::KEPT_MAX.saturating_sub(kept.len());
         let record = |kind: u16, address, size| record(first.saturating_add(kind), address, size);
         match self {
-            MemoryRole::Allocates(size) if size.arguments().len() <= room => {
-                kept.extend(size.arguments().into_iter().map(KeptValue::Argument));
-                let allocated = record(ALLOCATED, Expr::Return, Some(size.of(&saved)));
-                exit.push(Stmt::If(compared(BinaryOp::NotEqual, Expr::Return), vec![allocated]));
-            }
-            // The record of the call has no room for the arguments.
             MemoryRole::Allocates(size) => {
-                entry.push(record(RESIZES, Expr::Const(0), Some(size.expr())));
-                exit.push(record(RESIZED, Expr::Return, None));
+                entry.push(record(BEGINS, Expr::Const(0), Some(size.expr())));
+                exit.push(record(ENDS, Expr::Return, None));
             }
             MemoryRole::Resizes(size) => {
-                entry.push(record(RESIZES, Expr::Arg(0), Some(size.expr())));
-                exit.push(record(RESIZED, Expr::Return, None));
+                entry.push(record(BEGINS, Expr::Arg(0), Some(size.expr())));
+                exit.push(record(ENDS, Expr::Return, None));
             }
             MemoryRole::Stores(size) => {
-                let stored = Expr::Read(Box::new(saved(0)), Scalar::POINTER);
                 kept.push(KeptValue::Argument(0));
-                let allocated = if size.arguments().len() < room {
-                    kept.extend(size.arguments().into_iter().map(KeptValue::Argument));
-                    record(ALLOCATED, stored, Some(size.of(&saved)))
-                } else {
-                    entry.push(record(RESIZES, Expr::Const(0), Some(size.expr())));
-                    record(RESIZED, stored, None)
-                };
+                entry.push(record(BEGINS, Expr::Const(0), Some(size.expr())));
+                let stored = Expr::Read(Box::new(Expr::Saved(KeptValue::Argument(0))), Scalar::POINTER);
                 // The result is an `int`.
-                let error = Expr::Binary(BinaryOp::And, Box::new(Expr::Return), Box::new(Expr::Const(0xffff_ffff)));
-                exit.push(Stmt::If(compared(BinaryOp::Equal, error), vec![allocated]));
+                let result = || Expr::Binary(BinaryOp::And, Box::new(Expr::Return), Box::new(Expr::Const(0xffff_ffff)));
+                exit.push(Stmt::If(compared(BinaryOp::NotEqual, result()), vec![record(ENDS, Expr::Const(0), None)]));
+                exit.push(Stmt::If(compared(BinaryOp::Equal, result()), vec![record(ENDS, stored, None)]));
             }
             MemoryRole::Frees => {
                 let freed = record(FREED, Expr::Arg(0), None);
@@ -230,29 +216,11 @@ impl MemoryRole {
     }
 }
 
-fn saved(argument: u8) -> Expr {
-    Expr::Saved(KeptValue::Argument(argument))
-}
-
 impl Size {
-    /// The size at the entry.
     fn expr(self) -> Expr {
-        self.of(&Expr::Arg)
-    }
-
-    /// The size, from its arguments.
-    fn of(self, argument: &dyn Fn(u8) -> Expr) -> Expr {
         match self {
-            Size::Argument(n) => argument(n),
-            Size::Product(a, b) => Expr::Binary(BinaryOp::Multiply, Box::new(argument(a)), Box::new(argument(b))),
-        }
-    }
-
-    /// The arguments that hold it.
-    fn arguments(self) -> Vec<u8> {
-        match self {
-            Size::Argument(n) => vec![n],
-            Size::Product(a, b) => vec![a, b],
+            Size::Argument(n) => Expr::Arg(n),
+            Size::Product(a, b) => Expr::Binary(BinaryOp::Multiply, Box::new(Expr::Arg(a)), Box::new(Expr::Arg(b))),
         }
     }
 }
@@ -302,15 +270,38 @@ mod tests {
             let role = LibraryRole { memory: Some(memory), ..LibraryRole::default() };
             texts(metrics, role).join("\n")
         };
-        let all = [
-            of(&[LiveBytes], MemoryRole::Allocates(Size::Argument(0))),
-            of(&[LiveBytes], MemoryRole::Resizes(Size::Argument(1))),
-            of(&[LiveBytes], MemoryRole::Stores(Size::Argument(2))),
-            of(&[LiveBytes], MemoryRole::Frees),
-        ];
-        expect_test::expect![""].assert_eq(&all.join("\n"));
-        let dear = of(&[WallTime, CpuTime, LiveBytes], MemoryRole::Allocates(Size::Product(0, 1)));
-        assert!(dear.contains("record v4 10 time, 0, ($arg[0] * $arg[1]), v3;"), "{dear}");
+        let one = |memory, expected: [&str; 2]| assert_eq!(of(&[LiveBytes], memory), expected.join("\n"));
+        one(
+            MemoryRole::Allocates(Size::Product(0, 1)),
+            [
+                "Entry open r1 restore v3 { enter v2 9; record v4 7 time, 0, ($arg[0] * $arg[1]), v3; }",
+                "Exit close r1 restore v3 { record v4 8 time, $return, v3; v3 = restored; }",
+            ],
+        );
+        one(
+            MemoryRole::Resizes(Size::Argument(1)),
+            [
+                "Entry open r1 restore v3 { enter v2 9; record v4 7 time, $arg[0], $arg[1], v3; }",
+                "Exit close r1 restore v3 { record v4 8 time, $return, v3; v3 = restored; }",
+            ],
+        );
+        one(
+            MemoryRole::Stores(Size::Argument(2)),
+            [
+                "Entry open r1 $arg[0] restore v3 { enter v2 9; record v4 7 time, 0, $arg[2], v3; }",
+                "Exit close r1 $arg[0] restore v3 { if ((($return & 4294967295) != 0)) { record v4 8 time, 0, v3; } \
+                 if ((($return & 4294967295) == 0)) { record v4 8 time, read(saved $arg[0], u64), v3; } v3 = restored; }",
+            ],
+        );
+        one(
+            MemoryRole::Frees,
+            [
+                "Entry open r1 restore v3 { enter v2 9; if (($arg[0] != 0)) { record v4 6 time, $arg[0], v3; } }",
+                "Exit close r1 restore v3 { v3 = restored; }",
+            ],
+        );
+        let dear = of(&[WallTime, CpuTime, LiveBytes], MemoryRole::Stores(Size::Argument(2)));
+        assert!(dear.contains("open r1 time cpu_time spent cpu_spent $arg[0] restore"), "{dear}");
         assert!(!of(&[WallTime], MemoryRole::Frees).contains("record"));
     }
 

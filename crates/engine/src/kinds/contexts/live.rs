@@ -12,7 +12,7 @@
 use ingraft_model::records::TakenRecord;
 use rustc_hash::FxHashMap;
 
-use super::code::{ALLOCATED, FREED, KINDS, RESIZED, RESIZES};
+use super::code::{BEGINS, ENDS, FREED, KINDS};
 
 /// Largest number of blocks in the table. They take some 300 MB.
 const BLOCKS_MAX: usize = 7_000_000;
@@ -43,10 +43,23 @@ pub struct MemoryEvent {
 /// Makes events of the records of threads.
 #[derive(Debug, Default)]
 pub struct EventReader {
-    /// For each stream the calls whose beginnings were recorded and whose ends were not: context, time, old address, and size.
-    open: FxHashMap<u32, Vec<(ContextNumber, u64, u64, u64)>>,
-    /// Number of ends of calls whose beginnings are not among the records.
-    pub unmatched: u64,
+    /// For each stream the calls whose beginnings were recorded and whose ends were not, the innermost last.
+    open: FxHashMap<u32, Vec<OpenAllocation>>,
+}
+
+/// A call of a function that allocates, which goes on.
+#[derive(Clone, Copy, Debug)]
+struct OpenAllocation {
+    /// Index of the function among those that allocate or free.
+    function: u16,
+    /// Time in ticks at which it began.
+    began: u64,
+    /// Address of the block that it gives back, or 0.
+    old: u64,
+    /// Number of bytes that it is asked for.
+    size: u64,
+    /// Context of the call; `None` of a call inside of another one that allocates or frees.
+    context: Option<ContextNumber>,
 }
 
 /// Memory that is live in a context.
@@ -98,53 +111,48 @@ pub struct LiveBlocks {
 }
 
 impl EventReader {
-    /// Adds the events of a record of a stream. Records come in the order of their thread. `call` returns the context of the call that made the
-    /// record, from the index of its function and the context of the thread; `None` of a call inside of another one that allocates or frees: it is a
-    /// part of that one.
+    /// Adds the events of a record of a stream. Records come in the order of their thread. `is_nested` tells whether a call in a context is inside of
+    /// another call that allocates or frees: it is a part of that one.
     pub fn read(
         &mut self,
         stream: u32,
         record: &TakenRecord,
-        call: impl Fn(u16, ContextNumber) -> Option<ContextNumber>,
+        is_nested: impl Fn(ContextNumber) -> bool,
         events: &mut Vec<MemoryEvent>,
     ) {
         let Some((&[time, address], rest)) = record.words.split_first_chunk::<2>() else { return };
         let Some(context) = rest.last().and_then(|context| ContextNumber::try_from(*context).ok()) else { return };
-        let Some(context) = call(record.number / KINDS, context) else { return };
-        let size = rest.first().copied().unwrap_or(0);
-        match record.number % KINDS {
-            ALLOCATED => events.push(MemoryEvent { time, address, allocated: Some((size, context)) }),
-            FREED => events.push(MemoryEvent { time, address, allocated: None }),
-            RESIZES => {
-                let open = self.open.entry(stream).or_default();
-                if open.len() >= OPEN_MAX {
-                    open.remove(0);
-                }
-                open.push((context, time, address, size));
+        let context = Some(context).filter(|context| !is_nested(*context));
+        let (function, kind) = (record.number / KINDS, record.number % KINDS);
+        if kind == FREED && context.is_some() {
+            events.push(MemoryEvent { time, address, allocated: None });
+        } else if kind == BEGINS {
+            let open = self.open.entry(stream).or_default();
+            if open.len() >= OPEN_MAX {
+                open.remove(0);
             }
-            RESIZED => {
-                let Some((began, old, size)) = self.begun(stream, context) else {
-                    self.unmatched += 1;
-                    return;
-                };
-                // A call that fails leaves the block as it is. One for no bytes frees it, and allocates nothing.
-                if old != 0 && (address != 0 || size == 0) {
-                    events.push(MemoryEvent { time: began, address: old, allocated: None });
-                }
-                if address != 0 {
-                    events.push(MemoryEvent { time, address, allocated: Some((size, context)) });
-                }
+            let size = rest.first().copied().unwrap_or(0);
+            open.push(OpenAllocation { function, began: time, old: address, size, context });
+        } else if kind == ENDS
+            && let Some(OpenAllocation { began, old, size, context: Some(context), .. }) = self.begun(stream, function)
+        {
+            // A call that fails leaves the block as it is. One for no bytes frees it, and allocates nothing.
+            if old != 0 && (address != 0 || size == 0) {
+                events.push(MemoryEvent { time: began, address: old, allocated: None });
             }
-            // There is no other kind.
-            _ => {}
+            if address != 0 {
+                events.push(MemoryEvent { time, address, allocated: Some((size, context)) });
+            }
         }
     }
 
-    /// Takes the time, old address and size of the call in a context that ends; calls inside of it that have no end are forgotten.
-    fn begun(&mut self, stream: u32, context: ContextNumber) -> Option<(u64, u64, u64)> {
+    /// Takes the innermost call of a function, which ends. Forgets calls inside of it that have no end. `None` of a call that began before the
+    /// measurement, or whose beginning was lost.
+    fn begun(&mut self, stream: u32, function: u16) -> Option<OpenAllocation> {
         let open = self.open.get_mut(&stream)?;
-        let at = open.iter().rposition(|(of, ..)| *of == context)?;
-        let begun = open.drain(at..).next().map(|(_, began, old, size)| (began, old, size));
+        let at = open.iter().rposition(|of| of.function == function)?;
+        let begun = open.get(at).copied();
+        open.truncate(at);
         if open.is_empty() {
             self.open.remove(&stream);
         }
@@ -396,47 +404,50 @@ mod tests {
     }
 
     /// Events of records of one stream; calls in the context 9 are inside of others.
-    fn events(records: &[(u16, &[u64])]) -> (Vec<MemoryEvent>, u64) {
+    fn events(records: &[(u16, &[u64])]) -> Vec<MemoryEvent> {
         let (mut reader, mut events) = (EventReader::default(), Vec::new());
         for (number, words) in records {
             let record = TakenRecord { number: *number, words: words.to_vec() };
-            reader.read(
-                3,
-                &record,
-                |index, context| (context != 9).then_some(context + ContextNumber::from(index)),
-                &mut events,
-            );
+            reader.read(3, &record, |context| context == 9, &mut events);
         }
-        (events, reader.unmatched)
+        assert!(reader.open.values().flatten().count() <= 1, "{reader:?}");
+        events
     }
 
     #[test]
     fn records_are_events() {
-        let (found, unmatched) = events(&[
-            (ALLOCATED, &[1, 0x10, 100, 2]),
-            (ALLOCATED, &[2, 0x10, 100, 9]),
+        let found = events(&[
+            (BEGINS, &[1, 0, 100, 2]),
+            (ENDS, &[2, 0x10, 0]),
             (FREED, &[3, 0x10, 4]),
             (FREED, &[3, 0x10, 9]),
             (KINDS + FREED, &[4, 0x20, 4]),
             (FREED, &[3]),
+            (ENDS, &[5, 0x30, 2]),
         ]);
-        assert_eq!((found, unmatched), (vec![allocated(1, 0x10, 100, 2), freed(3, 0x10), freed(4, 0x20)], 0));
+        assert_eq!(found, [allocated(2, 0x10, 100, 2), freed(3, 0x10), freed(4, 0x20)]);
     }
 
     #[test]
     fn a_block_that_grows_is_freed_when_the_call_begins() {
-        let grows = |old, size, new| events(&[(RESIZES, &[1, old, size, 2]), (RESIZED, &[5, new, 2])]).0;
+        let grows = |old, size, new| events(&[(BEGINS, &[1, old, size, 2]), (ENDS, &[5, new, 2])]);
         assert_eq!(grows(0x10, 70, 0x80), [freed(1, 0x10), allocated(5, 0x80, 70, 2)]);
         assert_eq!(grows(0x10, 70, 0), [], "it has failed");
         assert_eq!(grows(0x10, 0, 0), [freed(1, 0x10)], "a free");
         assert_eq!(grows(0, 70, 0x80), [allocated(5, 0x80, 70, 2)]);
-        // The first call has no end: its thread has failed, or the record was lost.
-        let found = events(&[
-            (RESIZES, &[1, 0x10, 5, 2]),
-            (RESIZES, &[2, 0x20, 6, 3]),
-            (KINDS + RESIZED, &[3, 0x30, 2]),
-            (RESIZED, &[4, 0x40, 7]),
-        ]);
-        assert_eq!(found, (vec![freed(2, 0x20), allocated(3, 0x30, 6, 3)], 1));
+    }
+
+    /// A function ends by a jump to another one that allocates. The ends of both calls come in either order, in the context of the caller.
+    #[test]
+    fn a_call_inside_of_another_one_is_a_part_of_it() {
+        let begins: [(u16, &[u64]); 2] = [(BEGINS, &[1, 0x10, 5, 2]), (KINDS + BEGINS, &[2, 0x10, 5, 9])];
+        let inner: (u16, &[u64]) = (KINDS + ENDS, &[3, 0x20, 1]);
+        let outer: (u16, &[u64]) = (ENDS, &[4, 0x20, 1]);
+        for ends in [[inner, outer], [outer, inner]] {
+            assert_eq!(events(&[begins, ends].concat()), [freed(1, 0x10), allocated(4, 0x20, 5, 2)]);
+        }
+        // A call without an end, which its thread has left.
+        let left = events(&[(BEGINS, &[1, 0, 5, 2]), (KINDS + BEGINS, &[2, 0, 6, 3]), (KINDS + ENDS, &[3, 0x30, 3])]);
+        assert_eq!(left, [allocated(3, 0x30, 6, 3)]);
     }
 }

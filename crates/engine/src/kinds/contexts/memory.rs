@@ -25,10 +25,8 @@ pub struct LiveMemory {
     blocks: LiveBlocks,
     /// The contexts that the records name, when the measurement has ended.
     tree: ContextTree,
-    /// The same contexts.
-    contexts: Vec<MemoryContext>,
-    /// Numbers of the functions that allocate or free, by their index in numbers of statements.
-    functions: Vec<u32>,
+    /// Whether each of these contexts is inside of a call of a function that allocates or frees.
+    nested: Vec<bool>,
     /// Number of records that were taken.
     taken: u64,
     /// Number of records that were lost.
@@ -37,16 +35,6 @@ pub struct LiveMemory {
     broken: u64,
     /// Time in ticks up to which all records are applied.
     until: u64,
-}
-
-/// A context that records name.
-#[derive(Clone, Copy, Debug)]
-struct MemoryContext {
-    parent: Option<usize>,
-    /// Number of its function.
-    function: u32,
-    /// Whether it is inside of a call of a function that allocates or frees.
-    is_nested: bool,
 }
 
 impl Records for ContextsKind {
@@ -110,14 +98,14 @@ impl ContextsKind {
         live.tree = last.tree;
     }
 
-    /// Notes new contexts, and whether they are inside of calls that allocate or free.
+    /// Notes new contexts.
     fn note(&self, live: &mut LiveMemory, tree: &ContextTree) {
-        live.functions.clone_from(&self.memory);
-        for context in tree.contexts.iter().skip(live.contexts.len()) {
-            let parent = context.parent.and_then(|parent| live.contexts.get(parent));
-            let is_nested = parent.is_some_and(|parent| parent.is_nested || self.memory.contains(&parent.function));
-            let (parent, function) = (context.parent, context.function);
-            live.contexts.push(MemoryContext { parent, function, is_nested });
+        for context in tree.contexts.iter().skip(live.nested.len()) {
+            let parent = context.parent.and_then(|parent| Some((parent, tree.contexts.get(parent)?)));
+            let is_nested = parent.is_some_and(|(at, parent)| {
+                self.memory.contains(&parent.function) || live.nested.get(at).copied().unwrap_or(false)
+            });
+            live.nested.push(is_nested);
         }
     }
 
@@ -144,7 +132,7 @@ impl ContextsKind {
         Some(LiveFacts {
             earlier: live.blocks.unknown,
             lost: live.lost.saturating_add(live.broken),
-            unseen: unseen.saturating_add(live.reader.unmatched),
+            unseen,
             unfreed: live.blocks.unfreed,
             unfollowed: live.blocks.unkept,
             left_out,
@@ -152,29 +140,19 @@ impl ContextsKind {
     }
 }
 
-/// The context of the call of a function that has made a record when that was the context of its thread; `None` if the call is inside of another
-/// one that allocates or frees. A function that ends by a jump makes its record when the function is left to which it has jumped.
-fn call_of(contexts: &[MemoryContext], function: Option<u32>, named: ContextNumber) -> Option<ContextNumber> {
-    let context = |number: ContextNumber| contexts.get((number as usize).checked_sub(1)?);
-    let mut number = named;
-    while let Some(at) = context(number).filter(|at| Some(at.function) != function) {
-        number = at.parent.and_then(|parent| ContextNumber::try_from(parent + 1).ok()).unwrap_or(0);
-    }
-    // Without room for its context, a call is in that of its caller.
-    let number = if number == 0 { named } else { number };
-    (!context(number).is_some_and(|at| at.is_nested)).then_some(number)
-}
-
 impl LiveMemory {
     fn add(&mut self, drained: Vec<Drained>) {
         let mut events: Vec<MemoryEvent> = Vec::new();
-        let LiveMemory { reader, contexts, functions, .. } = self;
-        let call = |index: u16, context| call_of(contexts, functions.get(usize::from(index)).copied(), context);
+        let LiveMemory { reader, nested, .. } = self;
+        let is_nested = |context: ContextNumber| {
+            let index = (context as usize).checked_sub(1);
+            index.and_then(|index| nested.get(index)).copied().unwrap_or(false)
+        };
         for Drained { stream, bytes, gap, .. } in drained {
             self.broken += u64::from(gap);
             for record in values_in(&bytes) {
                 self.taken += 1;
-                reader.read(stream, &record, call, &mut events);
+                reader.read(stream, &record, is_nested, &mut events);
             }
         }
         self.order.add(events);
@@ -200,26 +178,5 @@ impl LiveSum {
             | ContextMetric::LockTime => 0,
         };
         i64::try_from(value).unwrap_or(i64::MAX)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_record_is_made_by_a_call_of_its_function() {
-        // main (1), reallocarray (7) below it, realloc (8) below that, and free (9) below main.
-        let context = |parent: Option<usize>, function, is_nested| MemoryContext { parent, function, is_nested };
-        let contexts = [
-            context(None, 1, false),
-            context(Some(0), 7, false),
-            context(Some(1), 8, true),
-            context(Some(0), 9, false),
-        ];
-        let of = |function, named| call_of(&contexts, Some(function), named);
-        assert_eq!([of(7, 2), of(7, 3)], [Some(2); 2], "its own record, and that of a call that has jumped");
-        assert_eq!(of(8, 3), None, "a part of another call");
-        assert_eq!([of(9, 4), of(9, 1), of(9, 0)], [Some(4), Some(1), Some(0)], "no room for the context");
     }
 }
