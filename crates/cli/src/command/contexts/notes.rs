@@ -114,7 +114,7 @@ fn facts(shown: &ShownContexts<'_>, names: &ContextNames<'_>) -> Vec<String> {
     }
     if let Some(earlier) = shown.contexts.live.map(|live| live.earlier).filter(|earlier| *earlier > 0) {
         let what = plural(earlier, "block was", "blocks were");
-        lines.push(format!("{what} freed that had been allocated before the measurement"));
+        lines.push(format!("{what} freed whose allocation was not seen: most are from before the measurement"));
     }
     let refused = &shown.profile.refused;
     if !refused.is_empty() {

@@ -257,9 +257,18 @@ fn live(bytes: i64, facts: LiveFacts) -> SavedProfile {
 #[test]
 fn live_bytes_decide_if_there_are_some() {
     let view = ContextLayout { is_view: true, ..layout() };
+    let text = |profile: &SavedProfile| {
+        let shown = ShownContexts::of(profile, view).expect("contexts");
+        anstream::adapter::strip_str(&text::text(&shown, &[], None)).to_string()
+    };
     let exact = LiveFacts { earlier: 3, ..LiveFacts::default() };
-    check(&live(2048, exact), view, expect![[""]]);
-    check(&live(0, LiveFacts { lost: 5, left_out: 1, ..exact }), view, expect![[""]]);
+    let some = text(&live(2048, exact));
+    assert!(some.trim_start().starts_with("LIVE") && some.contains("BYTES") && !some.contains('≈'), "{some}");
+    assert!(some.contains("3 blocks were freed whose allocation was not seen"), "{some}");
+    let none = text(&live(0, LiveFacts { lost: 5, left_out: 1, ..exact }));
+    assert!(none.trim_start().starts_with("BYTES") && none.contains("≈ LIVE"), "{none}");
+    assert!(none.contains("live memory is not exact: 5 records were lost"), "{none}");
+    assert!(none.contains("live memory is not exact: 1 function that allocates or frees is left out"), "{none}");
 }
 
 /// A chain of so many calls that a function that calls itself for each would overflow the stack.
