@@ -483,7 +483,8 @@ mod tests {
 
     fn stream() -> Stream {
         let reader = StreamReader::Bytes(BufferReader::new(Capacity::of_bytes(0).expect("a capacity")));
-        Stream { identity: 1, number: 0, sequence: 0, made: 0, reader, rest: Vec::new() }
+        let (rest, contexts) = (Vec::new(), FxHashMap::default());
+        Stream { identity: 1, number: 0, sequence: 0, made: 0, reader, rest, contexts }
     }
 
     #[test]
@@ -535,7 +536,16 @@ mod tests {
             let capacity = Capacity::of_bytes(0).expect("a capacity");
             buffers.begin::<Bytes>(
                 id,
-                NewBuffers { first: 0, capacity, times: false, waits, values: false, grouped: false, burst: None },
+                NewBuffers {
+                    first: 0,
+                    capacity,
+                    times: false,
+                    waits,
+                    values: false,
+                    grouped: false,
+                    burst: None,
+                    contexts: None,
+                },
             );
         }
         assert!(buffers.wait(Some(waiting)) && !buffers.wait(Some(other)) && buffers.wait(None));

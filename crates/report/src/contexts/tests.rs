@@ -82,7 +82,7 @@ pub(crate) fn tree(modules: usize) -> impl Strategy<Value = ContextProfile> {
             let (names, mut outside) = (["wall_ns", "bytes"], vec![one, two]);
             outside.truncate(metrics);
             let metrics = names[..metrics].iter().map(|name| (*name).to_owned()).collect();
-            ContextProfile { functions, contexts, metrics, outside, full }
+            ContextProfile { functions, contexts, metrics, outside, full, live: None }
         },
     )
 }
