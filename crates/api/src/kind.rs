@@ -105,6 +105,10 @@ pub enum ContextMetric {
     CpuTime,
     /// Number of bytes that are asked of the allocation functions of the C library, which are measured too.
     AllocatedBytes,
+    /// Number of bytes that were asked of these functions during the measurement, and that were not freed yet.
+    LiveBytes,
+    /// Number of blocks of memory that were allocated during the measurement, and that were not freed yet.
+    LiveBlocks,
     /// Time in the functions of the C library in which threads wait, which are measured too.
     WaitTime,
     /// Time in the functions of the C library that wait for locks, which are measured too.
@@ -116,14 +120,21 @@ pub enum ContextMetric {
 
 impl ContextMetric {
     /// All metrics.
-    pub const ALL: [ContextMetric; 6] = [
+    pub const ALL: [ContextMetric; 8] = [
         ContextMetric::WallTime,
         ContextMetric::CpuTime,
         ContextMetric::AllocatedBytes,
+        ContextMetric::LiveBytes,
+        ContextMetric::LiveBlocks,
         ContextMetric::WaitTime,
         ContextMetric::LockTime,
         ContextMetric::Looks,
     ];
+
+    /// Whether the values are about memory that is not freed yet.
+    pub fn is_live(self) -> bool {
+        matches!(self, ContextMetric::LiveBytes | ContextMetric::LiveBlocks)
+    }
 
     /// Names of the values in a profile: one, or those of looks.
     pub fn names(self) -> &'static [&'static str] {
@@ -131,6 +142,8 @@ impl ContextMetric {
             ContextMetric::WallTime => &["wall_ns"],
             ContextMetric::CpuTime => &["cpu_ns"],
             ContextMetric::AllocatedBytes => &["allocated_bytes"],
+            ContextMetric::LiveBytes => &["live_bytes"],
+            ContextMetric::LiveBlocks => &["live_blocks"],
             ContextMetric::WaitTime => &["wait_ns"],
             ContextMetric::LockTime => &["lock_wait_ns"],
             ContextMetric::Looks => &["wall_ns", "looks"],

@@ -112,9 +112,12 @@ async fn with_engines(
         Command::Print(args) => command::print::run(args, context, out).await,
         Command::Slow(args) => command::slow::run(args, context, out).await,
         Command::Profile(args) => command::profile::run(args, context, out).await,
-        Command::Heap(args) => command::contexts::view(args, ContextMetric::AllocatedBytes, context, out).await,
-        Command::Locks(args) => command::contexts::view(args, ContextMetric::LockTime, context, out).await,
-        Command::Offcpu(args) => command::contexts::view(args, ContextMetric::WaitTime, context, out).await,
+        Command::Heap(args) => {
+            let metrics = [ContextMetric::LiveBytes, ContextMetric::AllocatedBytes];
+            command::contexts::view(args, &metrics, context, out).await
+        }
+        Command::Locks(args) => command::contexts::view(args, &[ContextMetric::LockTime], context, out).await,
+        Command::Offcpu(args) => command::contexts::view(args, &[ContextMetric::WaitTime], context, out).await,
         Command::Trace(args) => command::trace::run(args, context, out).await,
         Command::Watch(args) => command::watch::run(args, context, out).await,
         Command::Metrics(args) => command::metrics::run(args, &engines, common, out).await,

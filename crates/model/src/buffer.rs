@@ -48,8 +48,12 @@ impl Capacity {
     pub const SMALLEST: Capacity = Capacity(Self::LEAST.trailing_zeros() as u8);
 
     /// The smallest capacity with at least this number of bytes; `None` above [`Capacity::MOST`].
-    pub fn of_bytes(bytes: u32) -> Option<Self> {
-        (bytes <= Self::MOST).then(|| Capacity(bytes.max(Self::LEAST).next_power_of_two().trailing_zeros() as u8))
+    pub const fn of_bytes(bytes: u32) -> Option<Self> {
+        if bytes > Self::MOST {
+            return None;
+        }
+        let bytes = if bytes < Self::LEAST { Self::LEAST } else { bytes };
+        Some(Capacity(bytes.next_power_of_two().trailing_zeros() as u8))
     }
 
     /// Number of bytes.

@@ -292,6 +292,23 @@ impl ContextTree {
         }
     }
 
+    /// Index of the context that is that of a thread while word [`CURRENT`] of its tree has this value; adds it and its callers without calls
+    /// if need be. `None` outside of all contexts, and if the words of the tree name none. `at` reads the words.
+    pub fn found(&mut self, shape: ContextShape, context: u64, at: impl Fn(u32) -> i64) -> Option<usize> {
+        let word = |n: u32| at(n).cast_unsigned();
+        let (mut keys, mut next) = (Vec::new(), context);
+        while next != 0 {
+            let place = FIRST + (next as u32 & shape.mask());
+            let (key, above) = (word(place + KEY), word(place + PARENT).checked_sub(PARENT_BIAS)?);
+            if key == 0 || keys.len() >= shape.places() as usize {
+                return None;
+            }
+            keys.push(key);
+            next = above;
+        }
+        keys.into_iter().rev().fold(None, |parent, key| Some(self.child(parent, key, None)))
+    }
+
     /// Adds the calls of another thread.
     pub fn merge(&mut self, other: &ContextTree) {
         let mut indexes: Vec<usize> = Vec::with_capacity(other.contexts.len());
@@ -423,6 +440,24 @@ mod tests {
         tree.merge(&read(&slots));
         assert_eq!(tree.contexts.len(), 6);
         assert_eq!(tree.contexts[0].calls, 2);
+    }
+
+    #[test]
+    fn the_context_of_a_thread_is_found_by_its_word() {
+        let slots = slots(&[
+            (2, key(2, 0x10), of(5), 9, of(2), 1),
+            (4, key(3, 0x30), of(6), 1, of(4), 0),
+            (5, key(1, 0x900), 0, 1, of(5), 0),
+            (6, key(3, 0x31), of(4), 1, of(6), 0),
+        ]);
+        let mut tree = ContextTree::default();
+        let mut find = |context| tree.found(SHAPE, context, |n| slots[n as usize]);
+        let found = [of(2), of(5), of(2), 0, of(7), of(4)].map(&mut find);
+        assert_eq!(found, [Some(1), Some(0), Some(1), None, None, None], "place 7 is free, and 4 is in a circle");
+        assert_eq!(rows(&tree), [(1, 0x900, None, 0, None, 0), (2, 0x10, Some(0), 0, None, 0)]);
+        let mut all = read(&slots);
+        all.merge(&tree);
+        assert_eq!(rows(&all), rows(&read(&slots)), "known contexts");
     }
 
     #[test]

@@ -55,6 +55,7 @@ fn profile() -> SavedProfile {
         outside: vec![7, 0],
         full: 9,
         look_squares: 0,
+        live: None,
     };
     SavedProfile {
         kind: ProfileKind::Contexts,

@@ -151,6 +151,7 @@ fn contexts() -> ContextProfile {
         outside: vec![-3, 4],
         full: 5,
         look_squares: 0,
+        live: None,
     }
 }
 

@@ -180,6 +180,7 @@ mod tests {
             outside: vec![1, -2],
             full: 3,
             look_squares: 4,
+            live: None,
         };
         let saved = profile();
         let (functions, refused) = (Vec::new(), saved.refused.into_iter().take(2).collect());

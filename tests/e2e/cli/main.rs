@@ -61,6 +61,7 @@ mod libraries;
 mod library;
 mod limits;
 mod lingers;
+mod live;
 mod longruns;
 mod lossless;
 mod messages;

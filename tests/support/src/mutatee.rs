@@ -118,6 +118,7 @@ fn recipe(name: &str) -> Recipe {
         "kernel" => ("gcc", C, &["kernel.c"], false),
         "prints" => ("gcc", C, &["prints.c"], false),
         "slow" => ("gcc", C, &["slow.c"], false),
+        "live" => ("gcc", C, &["live.c"], false),
         "contexts" => ("g++", ACCOUNT, &["contexts.cpp"], false),
         "looked" => ("gcc", C, &["looked.c"], false),
         "paths" => ("g++", &["-O1", "-g", "-pthread", "-Wall", "-Wextra"], &["paths.cpp"], false),

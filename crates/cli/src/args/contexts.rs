@@ -22,6 +22,10 @@ pub(crate) enum MetricName {
     Cpu,
     // Bytes asked of the allocation functions.
     Bytes,
+    // Bytes asked of these functions and not freed yet.
+    Live,
+    // Blocks allocated and not freed yet.
+    Blocks,
     // Time in functions that wait.
     Wait,
     // Time in functions that wait for locks.
@@ -38,6 +42,8 @@ impl MetricName {
             MetricName::Time => Some(ContextMetric::WallTime),
             MetricName::Cpu => Some(ContextMetric::CpuTime),
             MetricName::Bytes => Some(ContextMetric::AllocatedBytes),
+            MetricName::Live => Some(ContextMetric::LiveBytes),
+            MetricName::Blocks => Some(ContextMetric::LiveBlocks),
             MetricName::Wait => Some(ContextMetric::WaitTime),
             MetricName::Locks => Some(ContextMetric::LockTime),
             MetricName::Looks => Some(ContextMetric::Looks),
@@ -237,6 +243,7 @@ mod tests {
         assert!(of("looks,cpu,bytes,wait").is_err_and(|error| error.starts_with("4 metrics are more")));
         assert_eq!(of("time,looks"), Err("time is told by clocks or by looks, not by both".to_owned()));
         assert_eq!(of("time,cpu,bytes,wait,locks"), Err("5 metrics are more than contexts have room for".to_owned()));
+        assert_eq!(of("live,blocks"), Ok(vec![ContextMetric::LiveBytes, ContextMetric::LiveBlocks]));
         assert!(of("steps").is_err_and(|error| error.contains("steps")));
     }
 

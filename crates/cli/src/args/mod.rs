@@ -190,7 +190,7 @@ pub(crate) enum Command {
     Slow(SlowArgs),
     /// Profile functions: exact counts of all blocks and edges, of instructions and other events, of calls by context
     Profile(ProfileArgs),
-    /// Show which chains of calls ask for memory, and how much
+    /// Show which chains of calls ask for memory, and how much of it is not freed yet
     #[command(
         override_usage = "ingraft heap [OPTIONS] <-p <PID>|-n <NAME> [--all]|--cgroup <PATH>> [FUNCTION]...\n       \
                           ingraft heap [OPTIONS] [FUNCTION]... -- <COMMAND>...",

@@ -83,7 +83,8 @@ and of calls are fitted to the times that `ingraft latency` has measured, and bo
 A context is a function with the chain of calls that has led to it. Contexts are a tree: below
 each function stand those that it has called, with the number of calls. --metric adds up more
 there: `time` and `cpu` in the functions, `bytes` that they ask of the allocation functions,
-time in functions that `wait`, and in those that wait for `locks`. SELF is the value of a
+those that are not freed yet (`live`) and their `blocks`, time in functions that `wait`, and in
+those that wait for `locks`. SELF is the value of a
 context alone, TOTAL that of all contexts below it too. `→` marks a function that its caller has
 jumped to as the last thing it did, `⟨signal⟩` a handler in what it has interrupted, and `↑` a
 recursive call: what it does is in the context above that has the same name, unless --recursion

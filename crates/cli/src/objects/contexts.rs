@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ingraft_report::LiveFacts;
 use serde::Serialize;
 
 use super::Host;
@@ -38,7 +39,7 @@ pub(crate) struct ContextObject {
     pub(crate) caught_up: u64,
     /// Values of the metrics in this context alone.
     pub(crate) metrics: BTreeMap<String, i64>,
-    /// For each metric, how its values come about: `counted`, `clocked` or `looks`.
+    /// For each metric, how its values come about: `counted`, `clocked`, `looks`, or `incomplete` if values of live memory lack something.
     pub(crate) how: BTreeMap<String, &'static str>,
     /// Standard errors of the values that looks have told, in their units; left out without looks.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -79,4 +80,33 @@ pub(crate) struct ContextsObject {
     /// Number of looks at equal distances that would have the same errors; left out without looks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) effective_looks: Option<u64>,
+    /// What values of live memory lack; left out without such a metric.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) live: Option<LiveObject>,
+}
+
+/// Numbers that tell whether live memory is told in full.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct LiveObject {
+    /// Whether the values are exact.
+    pub(crate) exact: bool,
+    /// Number of blocks that were freed and whose allocation was not seen, because it was before the measurement.
+    pub(crate) earlier: u64,
+    /// Number of allocations and frees that were lost, because a buffer was full.
+    pub(crate) lost: u64,
+    /// Number of calls of functions that allocate or free whose beginning or end was not seen.
+    pub(crate) unseen: u64,
+    /// Number of blocks whose address was allocated again although nothing was seen to free them.
+    pub(crate) unfreed: u64,
+    /// Number of blocks that were not followed, because there were too many.
+    pub(crate) unfollowed: u64,
+    /// Number of functions that allocate or free and that are left out.
+    pub(crate) left_out: u64,
+}
+
+impl From<LiveFacts> for LiveObject {
+    fn from(facts: LiveFacts) -> Self {
+        let LiveFacts { earlier, lost, unseen, unfreed, unfollowed, left_out } = facts;
+        LiveObject { exact: facts.is_exact(), earlier, lost, unseen, unfreed, unfollowed, left_out }
+    }
 }

@@ -7,9 +7,9 @@
 use std::any::TypeId;
 use std::time::{Duration, Instant};
 
-use ingraft_model::Capacity;
 use ingraft_model::buffer::{BufferReader, LOST, Words as _};
 use ingraft_model::records::{RecordCounts, RecordReader, TakenRecord};
+use ingraft_model::{Capacity, ContextShape, ContextTree};
 use ingraft_process::{SharedArea, TickClock};
 use rustc_hash::FxHashMap;
 
@@ -54,6 +54,17 @@ pub(crate) struct NewBuffers {
     pub grouped: bool,
     /// Largest number of records of values that the code of a thread makes between two times at which they are drained; `None` for no limit.
     pub burst: Option<u32>,
+    /// The tree of contexts that the last value of each record names a context of; `None` if it is another value.
+    pub contexts: Option<RecordContexts>,
+}
+
+/// A tree of contexts that records name contexts of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecordContexts {
+    /// First counter of the tree in every shard.
+    pub first: u32,
+    /// Size of the tree.
+    pub shape: ContextShape,
 }
 
 /// Records of one thread that were drained together.
@@ -86,6 +97,8 @@ pub(crate) struct LastRecords {
     pub filtered: bool,
     /// Numbers of records of values; the lost ones contain those of threads without a buffer.
     pub counts: RecordCounts,
+    /// The contexts that records name, with the callers of each.
+    pub tree: ContextTree,
 }
 
 /// The buffers of all measurements that have some.
@@ -109,12 +122,14 @@ struct Drain {
     streams: FxHashMap<u32, Stream>,
     /// Number of the next stream.
     next: u32,
-    /// Last records of threads that have ended.
+    /// Last records of threads that have ended, and records of buffers that fill fast.
     ended: Vec<Drained>,
     /// Numbers of records of values of threads that have ended.
     ended_counts: RecordCounts,
     /// Number of threads that had made records of values when the buffers were drained last, since the time before.
     makers: u32,
+    /// The contexts that records name, with the callers of each.
+    tree: ContextTree,
 }
 
 /// Waits of threads for room in their buffers.
@@ -137,6 +152,8 @@ struct Stream {
     reader: StreamReader,
     /// Beginning of a record whose end was not written yet.
     rest: Vec<u8>,
+    /// Numbers that [`named_context`] has returned, by the words that name them.
+    contexts: FxHashMap<u64, u64>,
 }
 
 /// The reader of a thread's buffer.
@@ -172,6 +189,18 @@ pub(crate) fn values_in(bytes: &[u8]) -> Vec<TakenRecord> {
     records
 }
 
+/// Number of the context that a word of a thread's tree names: 0 outside of all contexts, otherwise 1 plus its index in `tree`. `known` has
+/// the numbers of words that were looked up before: a place in the tree of a thread never becomes that of another context.
+fn named_context(
+    tree: &mut ContextTree,
+    known: &mut FxHashMap<u64, u64>,
+    shape: ContextShape,
+    word: u64,
+    load: impl Fn(u32) -> i64,
+) -> u64 {
+    *known.entry(word).or_insert_with(|| tree.found(shape, word, load).map_or(0, |index| index as u64 + 1))
+}
+
 fn end_waits(area: &SharedArea) {
     if let Err(error) = area.end_waits() {
         tracing::debug!(%error, "threads wait for room until their time is over");
@@ -194,6 +223,7 @@ impl Buffers {
             ended: Vec::new(),
             ended_counts: RecordCounts::default(),
             makers: 1,
+            tree: ContextTree::default(),
         };
         self.drains.insert(id, drain);
     }
@@ -226,6 +256,25 @@ impl Buffers {
         Some(drained)
     }
 
+    /// Whether threads make so many records for a measurement that [`Buffers::empty`] should be called every few milliseconds.
+    pub(super) fn fill_fast(&self) -> bool {
+        self.drains.values().any(|drain| drain.new.contexts.is_some())
+    }
+
+    /// Takes records out of buffers that fill fast, and keeps them until they are drained.
+    pub(super) fn empty(&mut self, area: &SharedArea, roster: &Roster, clock: Option<&TickClock>) {
+        for drain in self.drains.values_mut().filter(|drain| drain.new.contexts.is_some()) {
+            let held: usize = drain.ended.iter().map(|drained| drained.bytes.len()).sum();
+            // Half of the room is for the last records of threads that end.
+            let mut most = (ENDED_MAX / 2).saturating_sub(held) as u64;
+            let now = drain.now(clock);
+            for claim in Shards::claims(area) {
+                let taken = drain.take(area, claim, roster, (now, &mut most));
+                drain.ended.extend(taken);
+            }
+        }
+    }
+
     /// Ends the buffers of a measurement whose last records are these; `None` if it has no buffers.
     pub(super) fn end(
         &mut self,
@@ -241,7 +290,13 @@ impl Buffers {
         if let Some(area) = area.filter(|_| drain.waits.is_some()) {
             end_waits(area);
         }
-        Some(LastRecords { drained, unbuffered: unbuffered.unwrap_or(0), filtered: drain.filtered, counts })
+        let (unbuffered, filtered, tree) = (unbuffered.unwrap_or(0), drain.filtered, drain.tree);
+        Some(LastRecords { drained, unbuffered, filtered, counts, tree })
+    }
+
+    /// The contexts that records of a measurement have named so far.
+    pub(super) fn tree(&self, id: MeasurementId) -> Option<&ContextTree> {
+        self.drains.get(&id).map(|drain| &drain.tree)
     }
 
     /// Numbers of records of values of a measurement; `None` if it has no buffers.
@@ -353,7 +408,8 @@ impl Drain {
                 false => StreamReader::Bytes(BufferReader::new(capacity)),
             };
             self.next += 1;
-            self.streams.insert(shard, Stream { identity, number, sequence: 0, made: 0, reader, rest: Vec::new() });
+            let (rest, contexts) = (Vec::new(), FxHashMap::default());
+            self.streams.insert(shard, Stream { identity, number, sequence: 0, made: 0, reader, rest, contexts });
         }
         let stream = self.streams.get_mut(&shard)?;
         let (bytes, gap) = match &mut stream.reader {
@@ -362,7 +418,14 @@ impl Drain {
                 stream.complete((taken.bytes, taken.gap), self.complete)
             }
             StreamReader::Values(reader) => {
-                let (records, broken) = reader.take(&buffer, *most, withheld);
+                let (mut records, broken) = reader.take(&buffer, *most, withheld);
+                if let Some(of) = self.new.contexts {
+                    let load = |n| Shards::load(area, shard, of.first + n);
+                    let named = records.iter_mut().filter_map(|record| record.words.last_mut());
+                    named.for_each(|word| {
+                        *word = named_context(&mut self.tree, &mut stream.contexts, of.shape, *word, load)
+                    });
+                }
                 stream.made = RecordReader::counts(&buffer).made;
                 let bytes = bytes_of(records);
                 *most = most.saturating_sub(bytes.len() as u64);
@@ -420,7 +483,8 @@ mod tests {
 
     fn stream() -> Stream {
         let reader = StreamReader::Bytes(BufferReader::new(Capacity::of_bytes(0).expect("a capacity")));
-        Stream { identity: 1, number: 0, sequence: 0, made: 0, reader, rest: Vec::new() }
+        let (rest, contexts) = (Vec::new(), FxHashMap::default());
+        Stream { identity: 1, number: 0, sequence: 0, made: 0, reader, rest, contexts }
     }
 
     #[test]
@@ -472,7 +536,16 @@ mod tests {
             let capacity = Capacity::of_bytes(0).expect("a capacity");
             buffers.begin::<Bytes>(
                 id,
-                NewBuffers { first: 0, capacity, times: false, waits, values: false, grouped: false, burst: None },
+                NewBuffers {
+                    first: 0,
+                    capacity,
+                    times: false,
+                    waits,
+                    values: false,
+                    grouped: false,
+                    burst: None,
+                    contexts: None,
+                },
             );
         }
         assert!(buffers.wait(Some(waiting)) && !buffers.wait(Some(other)) && buffers.wait(None));

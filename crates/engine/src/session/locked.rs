@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ingraft_model::records::RecordCounts;
 use ingraft_model::token::Token;
-use ingraft_model::{FunctionId, Instrumentation, MetricInfo, PointKind, Variable};
+use ingraft_model::{ContextTree, FunctionId, Instrumentation, MetricInfo, PointKind, Variable};
 use ingraft_process::{SharedArea, Target, TickClock};
 use rustc_hash::FxHashSet;
 
@@ -217,6 +217,11 @@ impl<'s> Locked<'s> {
     /// The records that threads have appended to buffers of the measurement since the last time.
     pub fn drain<R: Records>(&self) -> Vec<Drained> {
         self.session.drain::<R>(self.id).unwrap_or_default()
+    }
+
+    /// Reads the contexts that records of the measurement have named so far, with the callers of each; `None` without buffers.
+    pub fn record_tree<T>(&self, read: impl FnOnce(&ContextTree) -> T) -> Option<T> {
+        self.session.shared().buffers().tree(self.id).map(read)
     }
 
     /// Ends the buffers of the measurement, whose code was taken out; `None` if it has none.

@@ -64,7 +64,7 @@ mod view;
 mod warnings;
 mod watch;
 
-pub(crate) use self::buffers::{Drained, LastRecords, NewBuffers, Records, values_in};
+pub(crate) use self::buffers::{Drained, LastRecords, NewBuffers, RecordContexts, Records, values_in};
 pub use self::clocks::now_ns;
 pub use self::context::Context;
 pub use self::driver::Session;

@@ -222,6 +222,13 @@ impl Shared {
         self.buffers.drain::<R>(of, self.area.as_deref(), &self.roster, clock)
     }
 
+    /// Takes records out of buffers that fill fast; see [`Buffers::empty`].
+    pub(super) fn empty_buffers(&mut self, clock: Option<&TickClock>) {
+        if let Some(area) = &self.area {
+            self.buffers.empty(area, &self.roster, clock);
+        }
+    }
+
     /// Ends the buffers of a measurement; see [`Buffers::end`].
     pub(super) fn end_buffers(&mut self, id: MeasurementId, drained: Vec<Drained>) -> Option<LastRecords> {
         self.buffers.end(id, self.area.as_deref(), drained)

@@ -16,6 +16,8 @@ use super::events::EventCounting;
 const LOOK: Duration = Duration::from_millis(5);
 /// Time between two looks for ended threads while there are timers, if the threads stay the same.
 const LOOK_RARELY: Duration = Duration::from_millis(20);
+/// Time between two rounds in which buffers that fill fast are emptied.
+const EMPTY: Duration = Duration::from_millis(20);
 /// Divisor of the time for these looks: they take at most this fraction of a processor.
 const LOOK_SHARE: u32 = 100;
 
@@ -70,7 +72,7 @@ impl Session {
         true
     }
 
-    /// Waits for the end of the target. Meanwhile looks for ended threads if timers may run in them.
+    /// Waits for the end of the target. Meanwhile looks for ended threads if timers may run in them, and empties buffers that fill fast.
     fn ends_within(&self, at_most: Duration) -> bool {
         let mut pause = self.look_pause();
         let mut now = Instant::now();
@@ -78,8 +80,13 @@ impl Session {
         loop {
             let left = end.saturating_duration_since(now);
             let (wall, cpu) = self.timers();
-            if self.target.ends_within(if wall || cpu { left.min(*pause) } else { left }) {
+            let fills = self.shared().buffers().fill_fast();
+            let wait = if wall || cpu { left.min(*pause) } else { left };
+            if self.target.ends_within(if fills { wait.min(EMPTY) } else { wait }) {
                 return true;
+            }
+            if fills {
+                self.shared_mut().empty_buffers(self.clocks.wall().ok());
             }
             let begin = Instant::now();
             if begin >= end {

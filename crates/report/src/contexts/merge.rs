@@ -37,6 +37,10 @@ impl ContextProfile {
         }
         self.full = self.full.saturating_add(other.full);
         self.look_squares = self.look_squares.saturating_add(other.look_squares);
+        self.live = match (self.live, other.live) {
+            (Some(one), Some(other)) => Some(one.plus(other)),
+            (one, other) => one.or(other),
+        };
         Ok(contexts)
     }
 

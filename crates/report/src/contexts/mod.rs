@@ -35,6 +35,46 @@ pub struct ContextProfile {
     pub full: u64,
     /// Sum of the squares of the times that looks at contexts stand for, in square microseconds; 0 without looks.
     pub look_squares: u64,
+    /// What values of live memory lack; `None` without such a metric.
+    pub live: Option<LiveFacts>,
+}
+
+/// Numbers that tell whether live memory is told in full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LiveFacts {
+    /// Number of blocks that were freed and whose allocation was not seen, because it was before the measurement.
+    pub earlier: u64,
+    /// Number of allocations and frees that were lost, because a buffer was full.
+    pub lost: u64,
+    /// Number of calls of functions that allocate or free whose beginning or end was not seen.
+    pub unseen: u64,
+    /// Number of blocks whose address was allocated again although nothing was seen to free them.
+    pub unfreed: u64,
+    /// Number of blocks that were not followed, because there were too many.
+    pub unfollowed: u64,
+    /// Number of functions that allocate or free and that are left out.
+    pub left_out: u64,
+}
+
+impl LiveFacts {
+    /// Whether the values are exact.
+    pub fn is_exact(&self) -> bool {
+        let LiveFacts { earlier: _, lost, unseen, unfreed, unfollowed, left_out } = *self;
+        [lost, unseen, unfreed, unfollowed, left_out].iter().all(|number| *number == 0)
+    }
+
+    /// The sums.
+    #[must_use]
+    pub(crate) fn plus(self, other: Self) -> Self {
+        LiveFacts {
+            earlier: self.earlier.saturating_add(other.earlier),
+            lost: self.lost.saturating_add(other.lost),
+            unseen: self.unseen.saturating_add(other.unseen),
+            unfreed: self.unfreed.saturating_add(other.unfreed),
+            unfollowed: self.unfollowed.saturating_add(other.unfollowed),
+            left_out: self.left_out.max(other.left_out),
+        }
+    }
 }
 
 /// A function whose calls are told apart.
@@ -236,7 +276,7 @@ impl ContextProfile {
             }
         }
         let (functions, metrics, outside) = (self.functions.clone(), self.metrics.clone(), self.outside.clone());
-        ContextProfile { functions, contexts, metrics, outside, full: self.full, look_squares: self.look_squares }
+        ContextProfile { functions, contexts, metrics, outside, ..*self }
     }
 
     /// The contexts that most of the value comes from, by their indexes: the root with the largest inclusive value, and below each context the

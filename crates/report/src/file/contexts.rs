@@ -4,8 +4,8 @@ use ingraft_model::Svma;
 
 use super::FileError;
 use super::checked::{address, contradiction, distance, index};
-use crate::contexts::{CallingContext, ContextFunction, ContextKind, ContextProfile, ReturnSite};
-use crate::message::{ContextRows, ContextTree, TrackedFunction};
+use crate::contexts::{CallingContext, ContextFunction, ContextKind, ContextProfile, LiveFacts, ReturnSite};
+use crate::message::{ContextRows, ContextTree, LiveMemory, TrackedFunction};
 
 /// Largest number of contexts in one message, so that messages are small beside the parts in which a daemon sends a profile.
 const ROWS: usize = 4096;
@@ -26,7 +26,22 @@ impl From<&ContextProfile> for ContextTree {
             outside: tree.outside.clone(),
             full: tree.full,
             look_squares: tree.look_squares,
+            live: tree.live.map(LiveMemory::from),
         }
+    }
+}
+
+impl From<LiveFacts> for LiveMemory {
+    fn from(facts: LiveFacts) -> Self {
+        let LiveFacts { earlier, lost, unseen, unfreed, unfollowed, left_out } = facts;
+        LiveMemory { earlier, lost, unseen, unfreed, unfollowed, left_out }
+    }
+}
+
+impl From<LiveMemory> for LiveFacts {
+    fn from(message: LiveMemory) -> Self {
+        let LiveMemory { earlier, lost, unseen, unfreed, unfollowed, left_out } = message;
+        LiveFacts { earlier, lost, unseen, unfreed, unfollowed, left_out }
     }
 }
 
@@ -77,7 +92,8 @@ fn start_of_parent(contexts: &[CallingContext], functions: &[ContextFunction], p
 
 /// Converts a tree of contexts from its message, in a profile with this number of modules.
 pub(crate) fn tree(message: ContextTree, modules: usize) -> Result<ContextProfile, FileError> {
-    let ContextTree { functions, rows, metrics, outside, full, look_squares } = message;
+    let ContextTree { functions, rows, metrics, outside, full, look_squares, live } = message;
+    let live = live.map(LiveFacts::from);
     if outside.len() != metrics.len() {
         return Err(contradiction("the values outside of all contexts are not those of the metrics"));
     }
@@ -88,7 +104,7 @@ pub(crate) fn tree(message: ContextTree, modules: usize) -> Result<ContextProfil
         add_rows(&mut contexts, rows, &functions, metrics.len(), modules)?;
     }
     check_recursion(&contexts)?;
-    Ok(ContextProfile { functions, contexts, metrics, outside, full, look_squares })
+    Ok(ContextProfile { functions, contexts, metrics, outside, full, look_squares, live })
 }
 
 fn function(message: TrackedFunction, modules: usize) -> Result<ContextFunction, FileError> {

@@ -78,6 +78,7 @@ fn profile(stepped: &Stepped) -> SavedProfile {
         outside: vec![0],
         full: 0,
         look_squares: 0,
+        live: None,
     };
     let (kind, contexts) = (ProfileKind::Contexts, Some(contexts));
     SavedProfile { kind, contexts, functions: Vec::new(), ended_ns: 1_000_000, ..stepped.profile.clone() }

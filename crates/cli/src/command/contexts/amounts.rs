@@ -1,8 +1,12 @@
 //! Values of metrics for people.
 
-use ingraft_report::{ContextProfile, ContextUnit, LookedTime};
+use ingraft_report::{ContextProfile, ContextUnit, LiveFacts, LookedTime};
 
 use crate::output::number::{bytes, grouped, percent, time};
+
+/// Names of the metrics of memory that is not freed yet.
+const LIVE_BYTES: &str = "live_bytes";
+const LIVE_BLOCKS: &str = "live_blocks";
 
 /// The title of a metric by its name in the profile.
 pub(crate) fn title(metric: &str) -> String {
@@ -10,6 +14,8 @@ pub(crate) fn title(metric: &str) -> String {
         "wall_ns" => "TIME".to_owned(),
         "cpu_ns" => "CPU".to_owned(),
         "allocated_bytes" => "BYTES".to_owned(),
+        LIVE_BYTES => "LIVE".to_owned(),
+        LIVE_BLOCKS => "BLOCKS".to_owned(),
         "wait_ns" => "WAIT".to_owned(),
         "lock_wait_ns" => "LOCK WAIT".to_owned(),
         other => other.to_uppercase(),
@@ -42,6 +48,11 @@ pub(super) fn share(part: i64, whole: i64) -> String {
     }
 }
 
+/// Whether a metric is about memory that is not freed yet.
+pub(super) fn is_live(metric: &str) -> bool {
+    [LIVE_BYTES, LIVE_BLOCKS].contains(&metric)
+}
+
 /// The standard error of a share of the time that looks have told, in percent; empty if there is none.
 pub(super) fn share_error(looked: &LookedTime, ns: i64) -> String {
     if ns <= 0 || looked.whole_ns <= 0 {
@@ -54,7 +65,9 @@ pub(super) fn share_error(looked: &LookedTime, ns: i64) -> String {
 /// The way in which the values of each metric come about, for scripts.
 pub(super) fn how(contexts: &ContextProfile) -> Vec<&'static str> {
     let looked = contexts.looked_time();
+    let is_whole = contexts.live.is_some_and(|live| LiveFacts::is_exact(&live));
     let of = |(index, name): (usize, &String)| match ContextUnit::of(name) {
+        _ if is_live(name) && !is_whole => "incomplete",
         _ if looked.is_some_and(|looked| index == looked.time || index == looked.looks) => "looks",
         ContextUnit::Nanoseconds => "clocked",
         ContextUnit::Bytes | ContextUnit::Count => "counted",

@@ -2,7 +2,7 @@
 
 use ingraft_report::{CallerNode, ContextValue};
 
-use super::amounts::{amount, share, share_error, title};
+use super::amounts::{amount, share, share_error};
 use super::names::ContextNames;
 use super::shown::ShownContexts;
 use crate::output::DIM;
@@ -23,7 +23,7 @@ pub(super) fn table(shown: &ShownContexts<'_>, names: &ContextNames<'_>, width: 
     let name = shown.value_name();
     let of_calls = shown.value == ContextValue::Calls;
     let mut table = TextTable::new();
-    table = if of_calls { table } else { table.right(&title(name)) };
+    table = if of_calls { table } else { table.right(&shown.title(name)) };
     table = table.right("SHARE");
     let looked = shown.looked_as(shown.value);
     table = if looked.is_some() { table.right("±") } else { table };

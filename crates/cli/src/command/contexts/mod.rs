@@ -41,14 +41,14 @@ pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mu
     measured(args.functions, options, (layout, &args.measure, &args.target), context, out).await
 }
 
-/// Runs a command that shows where one metric comes from.
+/// Runs a command that shows where the first one of some metrics comes from.
 pub(crate) async fn view(
     args: ContextViewArgs,
-    metric: ContextMetric,
+    metrics: &[ContextMetric],
     context: CommandContext<'_>,
     out: &mut Output,
 ) -> Result<(), Stop> {
-    let options = ContextsOptions { metrics: vec![metric], full: args.contexts.full() };
+    let options = ContextsOptions { metrics: metrics.to_vec(), full: args.contexts.full() };
     let layout = ContextLayout { is_view: true, ..ContextLayout::of(&args.contexts) };
     measured(args.functions, options, (layout, &args.measure, &args.target), context, out).await
 }

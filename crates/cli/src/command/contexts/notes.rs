@@ -1,6 +1,6 @@
 //! Lines below a tree of contexts: its size, and what it lacks.
 
-use ingraft_report::{ContextFunction, ContextStatistics, LookedTime};
+use ingraft_report::{ContextFunction, ContextStatistics, LiveFacts, LookedTime};
 
 use super::names::ContextNames;
 use super::shown::ShownContexts;
@@ -80,6 +80,25 @@ fn lacks(shown: &ShownContexts<'_>, names: &ContextNames<'_>) -> Vec<String> {
             "{what} no context, because too many calls were open in their threads, or because their threads had no memory of their own: {functions}"
         ));
     }
+    lines.extend(shown.contexts.live.into_iter().flat_map(live_lacks));
+    lines
+}
+
+/// Lines about what values of live memory lack.
+fn live_lacks(live: LiveFacts) -> Vec<String> {
+    let LiveFacts { earlier: _, lost, unseen, unfreed, unfollowed, left_out } = live;
+    let mut lines = Vec::new();
+    let mut add = |number: u64, (one, several): (&str, &str), rest: &str| {
+        if number > 0 {
+            lines.push(format!("live memory is not exact: {} {rest}", plural(number, one, several)));
+        }
+    };
+    let functions = ("function that allocates or frees is", "functions that allocate or free are");
+    add(left_out, functions, "left out; a larger --max-overhead may permit them");
+    add(lost, ("record was", "records were"), "lost, because threads allocate and free faster than the engine follows");
+    add(unseen, ("call", "calls"), "that allocate or free were not seen from their beginning to their end");
+    add(unfreed, ("block was", "blocks were"), "allocated again although nothing was seen to free them");
+    add(unfollowed, ("block was", "blocks were"), "not followed, because there were too many");
     lines
 }
 
@@ -95,6 +114,10 @@ fn facts(shown: &ShownContexts<'_>, names: &ContextNames<'_>) -> Vec<String> {
     if let Some((sum, functions)) = sum(shown, names, |function| function.unseen) {
         let what = plural(sum, "call has", "calls have");
         lines.push(format!("{what} returned whose beginning was not seen: {functions}"));
+    }
+    if let Some(earlier) = shown.contexts.live.map(|live| live.earlier).filter(|earlier| *earlier > 0) {
+        let what = plural(earlier, "block was", "blocks were");
+        lines.push(format!("{what} freed whose allocation was not seen: most are from before the measurement"));
     }
     let refused = &shown.profile.refused;
     if !refused.is_empty() {

@@ -8,7 +8,7 @@ use super::amounts::how;
 use super::shown::ShownContexts;
 use crate::command::report::tables::shown as shown_name;
 use crate::exit::Stop;
-use crate::objects::contexts::{ContextObject, ContextsObject};
+use crate::objects::contexts::{ContextObject, ContextsObject, LiveObject};
 use crate::objects::{Host, Object, hex};
 use crate::output::{Output, json_line};
 
@@ -69,7 +69,7 @@ impl ShownContexts<'_> {
     }
 
     fn all(&self, (host, pid): &(Host, i32)) -> ContextsObject {
-        let ContextProfile { functions, metrics, outside, full, .. } = &*self.contexts;
+        let ContextProfile { functions, metrics, outside, full, live, .. } = &*self.contexts;
         let statistics = self.contexts.statistics();
         let sum = |of: fn(&ContextFunction) -> u64| functions.iter().map(of).fold(0, u64::saturating_add);
         let outside: BTreeMap<String, i64> = metrics.iter().cloned().zip(outside.iter().copied()).collect();
@@ -89,6 +89,7 @@ impl ShownContexts<'_> {
             outside,
             looks: self.looked.map(|looked| looked.count),
             effective_looks: self.looked.map(|looked| looked.effective.round() as u64),
+            live: live.map(LiveObject::from),
         }
     }
 }

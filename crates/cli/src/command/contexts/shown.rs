@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use ingraft_report::{CallingContext, ContextKind, ContextProfile, ContextValue, LookedTime, ReturnSite, SavedProfile};
 
+use super::amounts::{is_live, title};
 use crate::args::TreeArgs;
 
 /// Largest number of contexts of a tree without `--top`.
@@ -72,15 +73,19 @@ impl<'a> ShownContexts<'a> {
         if layout.by_function {
             contexts = Cow::Owned(by_function(&contexts));
         }
-        let value = layout.value.unwrap_or(contexts.main_value());
+        let value = layout.value.unwrap_or(match layout.is_view {
+            true => first_positive(&contexts),
+            false => contexts.main_value(),
+        });
         let looked = contexts.looked_time();
-        let metrics = match layout.value {
+        let mut metrics: Vec<usize> = match layout.value {
             Some(ContextValue::Calls) => Vec::new(),
             Some(ContextValue::Metric(metric)) => vec![metric],
             None => (0..contexts.metrics.len()).filter(|metric| looked.is_none_or(|of| of.looks != *metric)).collect(),
         };
+        metrics.sort_by_key(|metric| ContextValue::Metric(*metric) != value);
         if layout.is_view {
-            contexts = Cow::Owned(leading(&contexts, value));
+            contexts = Cow::Owned(leading(&contexts, &metrics));
         }
         Some(ShownContexts { profile, contexts, layout, value, metrics, looked })
     }
@@ -98,6 +103,12 @@ impl<'a> ShownContexts<'a> {
     /// The name of a metric.
     pub(super) fn metric_name(&self, metric: usize) -> &str {
         self.contexts.value_name(ContextValue::Metric(metric))
+    }
+
+    /// The title of a value by its name: whether it is exact, and the metric.
+    pub(super) fn title(&self, name: &str) -> String {
+        let is_exact = !is_live(name) || self.contexts.live.is_some_and(|live| live.is_exact());
+        if is_exact { title(name) } else { format!("≈ {}", title(name)) }
     }
 
     /// The sum of a value over all contexts, and what is outside of them.
@@ -130,9 +141,22 @@ pub(crate) fn leave_addresses(profile: &mut SavedProfile) {
     contexts.filter(|context| context.site.module.is_none()).for_each(|context| context.site = ReturnSite::default());
 }
 
-/// The contexts that have a value, and those above them.
-fn leading(contexts: &ContextProfile, value: ContextValue) -> ContextProfile {
-    let mut leads: Vec<bool> = contexts.values(value).into_iter().map(|value| value != 0).collect();
+/// The first metric that contexts have, or the first one of all.
+fn first_positive(contexts: &ContextProfile) -> ContextValue {
+    let mut metrics = (0..contexts.metrics.len()).map(ContextValue::Metric);
+    let has = |of: &ContextValue| {
+        contexts.values(*of).iter().any(|value| *value > 0)
+            || contexts.value_outside(*of).is_some_and(|value| value > 0)
+    };
+    metrics.find(has).unwrap_or(contexts.main_value())
+}
+
+/// The contexts that have a value of one of these metrics, and those above them.
+fn leading(contexts: &ContextProfile, metrics: &[usize]) -> ContextProfile {
+    let has = |context: &CallingContext| {
+        metrics.iter().any(|metric| context.metrics.get(*metric).is_some_and(|value| *value != 0))
+    };
+    let mut leads: Vec<bool> = contexts.contexts.iter().map(has).collect();
     for (index, context) in contexts.contexts.iter().enumerate().rev() {
         let is_needed = leads.get(index).copied().unwrap_or(false);
         if let Some(parent) = context.parent.and_then(|parent| leads.get_mut(parent)) {

@@ -1,8 +1,8 @@
 use expect_test::{Expect, expect};
 use ingraft_model::Svma;
 use ingraft_report::{
-    CallingContext, ContextFunction, ContextKind, ContextProfile, ContextValue, ModuleInfo, ReturnSite, SavedProfile,
-    UnprofiledFunction,
+    CallingContext, ContextFunction, ContextKind, ContextProfile, ContextValue, LiveFacts, ModuleInfo, ReturnSite,
+    SavedProfile, UnprofiledFunction,
 };
 
 use super::*;
@@ -57,6 +57,7 @@ fn profile() -> SavedProfile {
         outside: vec![0, 4096],
         full: 12,
         look_squares: 0,
+        live: None,
     };
     SavedProfile {
         kind: ingraft_report::ProfileKind::Contexts,
@@ -243,6 +244,35 @@ fn a_view_has_the_ways_to_a_value() {
         1 function is left out: shop:tiny (too short)
     "#]],
     );
+}
+
+/// Live bytes, of which one call has some, beside those that were asked for.
+fn live(bytes: i64, facts: LiveFacts) -> SavedProfile {
+    let mut profile = profile();
+    if let Some(contexts) = &mut profile.contexts {
+        contexts.metrics[0] = "live_bytes".to_owned();
+        contexts.contexts.iter_mut().for_each(|context| context.metrics[0] = 0);
+        contexts.contexts[7].metrics[0] = bytes;
+        contexts.live = Some(facts);
+    }
+    profile
+}
+
+#[test]
+fn live_bytes_decide_if_there_are_some() {
+    let view = ContextLayout { is_view: true, ..layout() };
+    let text = |profile: &SavedProfile| {
+        let shown = ShownContexts::of(profile, view).expect("contexts");
+        anstream::adapter::strip_str(&text::text(&shown, &[], None)).to_string()
+    };
+    let exact = LiveFacts { earlier: 3, ..LiveFacts::default() };
+    let some = text(&live(2048, exact));
+    assert!(some.trim_start().starts_with("LIVE") && some.contains("BYTES") && !some.contains('≈'), "{some}");
+    assert!(some.contains("3 blocks were freed whose allocation was not seen"), "{some}");
+    let none = text(&live(0, LiveFacts { lost: 5, left_out: 1, ..exact }));
+    assert!(none.trim_start().starts_with("BYTES") && none.contains("≈ LIVE"), "{none}");
+    assert!(none.contains("live memory is not exact: 5 records were lost"), "{none}");
+    assert!(none.contains("live memory is not exact: 1 function that allocates or frees is left out"), "{none}");
 }
 
 /// A chain of so many calls that a function that calls itself for each would overflow the stack.

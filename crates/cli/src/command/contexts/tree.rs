@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use ingraft_report::{ContextChildren, ContextKind, ContextValue};
 
-use super::amounts::{share, share_error, title, unless_zero};
+use super::amounts::{share, share_error, unless_zero};
 use super::names::ContextNames;
 use super::shown::ShownContexts;
 use crate::output::DIM;
@@ -69,7 +69,7 @@ pub(super) fn table(shown: &ShownContexts<'_>, names: &ContextNames<'_>, width: 
     let tree = ValuedTree::of(shown);
     let mut table = TextTable::new().right("CALLS");
     for metric in &shown.metrics {
-        let title = title(shown.metric_name(*metric));
+        let title = shown.title(shown.metric_name(*metric));
         table = table.right(&format!("{title} SELF")).right(&format!("{title} TOTAL")).right("SHARE");
         table = if shown.looked_as(ContextValue::Metric(*metric)).is_some() { table.right("±") } else { table };
     }

@@ -181,6 +181,7 @@ fn contexts(calls: u64, bytes: i64) -> SavedProfile {
         outside: vec![0],
         full: 0,
         look_squares: 0,
+        live: None,
     };
     let SavedProfile { modules, program, .. } = profile(1);
     SavedProfile {

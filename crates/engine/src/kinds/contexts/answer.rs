@@ -11,6 +11,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{ContextMetric, ContextsOptions, RefusedFunction};
 use crate::kinds::graph::{module_info, symbol};
+use crate::pairs::Pair;
 use crate::readings::values::{Columns, Ruler, Slots};
 use crate::session::{Locked, now_ns};
 
@@ -33,6 +34,8 @@ impl ProfileModules {
 
 /// The functions as they are while the measurement has code.
 pub struct FunctionStates {
+    /// Number of functions without code that allocate or free.
+    memory_left_out: u64,
     /// First counter of the activations of each function's calls; `None` without code.
     activations: Vec<Option<u32>>,
     /// The functions without code.
@@ -62,16 +65,27 @@ impl ContextsKind {
             (id.module, UnprofiledFunction { module: 0, name, start, why })
         });
         let without = refused.chain(dear).collect();
-        FunctionStates { activations: self.sites.iter().map(|site| first_counter(at, site)).collect(), without }
+        let has_code = |site: &&ContextSite| at.pair(&site.key).is_some_and(Pair::is_woven);
+        let memory = self.sites.iter().filter(|site| site.role.memory.is_some());
+        FunctionStates {
+            memory_left_out: memory.filter(|site| !has_code(site)).count() as u64,
+            activations: self.sites.iter().map(|site| first_counter(at, site)).collect(),
+            without,
+        }
     }
 
     /// The contexts of all threads. Threads run meanwhile, so calls in progress may be told in part.
     pub fn read(&self, at: &Locked<'_>, states: &FunctionStates) -> SavedProfile {
+        self.follow(at);
+        let live = self.live_tree(at);
         let (mut tree, mut outcomes) = (ContextTree::default(), Vec::new());
         let _ = at.columns(|columns| {
             tree = self.tree.map_or_else(ContextTree::default, |first| columns.tree(first, self.shape));
             outcomes = states.outcomes(columns);
         });
+        if let Some(live) = &live {
+            tree.merge(live);
+        }
         self.saved(at, states, &tree, &outcomes)
     }
 
@@ -97,7 +111,11 @@ impl ContextsKind {
             .without
             .iter()
             .map(|(module, function)| UnprofiledFunction { module: modules.index(*module), ..function.clone() });
-        let contexts = self.profile(at, tree, &sites, outcomes, &modules);
+        let unseen = self.sites.iter().zip(outcomes).filter(|(site, _)| site.role.memory.is_some());
+        let unseen = unseen.filter_map(|(_, outcome)| *outcome);
+        let unseen = unseen.map(|outcome| outcome.unrecorded.saturating_add(outcome.left_by_tail_jump));
+        let live = self.live_facts(unseen.fold(0, u64::saturating_add), states.memory_left_out);
+        let contexts = ContextProfile { live, ..self.profile(at, tree, &sites, outcomes, &modules) };
         SavedProfile {
             kind: ProfileKind::Contexts,
             pid: u32::try_from(at.target().pid().0).unwrap_or_default(),
@@ -125,7 +143,10 @@ impl ContextsKind {
         let value = |metric: &ContextMetric, is_nested: bool, value: i64| match metric {
             // An allocation inside of another one is a part of it.
             ContextMetric::AllocatedBytes if is_nested => 0,
-            ContextMetric::AllocatedBytes | ContextMetric::Looks => value,
+            ContextMetric::AllocatedBytes
+            | ContextMetric::LiveBytes
+            | ContextMetric::LiveBlocks
+            | ContextMetric::Looks => value,
             _ => {
                 let ticks = u64::try_from(value).unwrap_or(0);
                 i64::try_from(scale.map_or(0, |scale| scale.apply(ticks))).unwrap_or(i64::MAX)
@@ -192,6 +213,7 @@ impl ContextsKind {
             outside: values(&tree.outside, false),
             full: tree.full,
             look_squares: self.looked.as_ref().map_or(0, |looks| looks.squares()),
+            live: None,
         }
     }
 

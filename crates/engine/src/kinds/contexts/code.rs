@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use ingraft_model::contexts::CURRENT;
 use ingraft_model::{
-    BinaryOp, CallRecord, Clock, ContextShape, Expr, FunctionId, Insertion, Instrumentation, KeptValue, MetricInfo,
-    Order, Placing, PointKind, Restore, Shape, Snippet, Stmt, Variable, VariableId, VariableKind,
+    BinaryOp, CallRecord, Capacity, Clock, ContextShape, Expr, FunctionId, Insertion, Instrumentation, KeptValue,
+    MetricInfo, Order, Placing, PointKind, RecordField, Recorded, Restore, Scalar, Shape, Snippet, Stmt, Variable,
+    VariableId, VariableKind,
 };
 
 use crate::api::{ContextMetric, ContextsOptions};
@@ -16,11 +17,26 @@ use crate::kinds::code;
 pub const METRIC: &str = "contexts";
 /// Name of the metric of the pair that holds the tree.
 pub const TREE: &str = "context_tree";
+/// Name of the metric of the pair that holds the buffer of records of memory.
+pub const RECORDS: &str = "context_records";
 
-/// The variables of a function: one that is always 0, the activations, the tree, and the context of the thread.
+/// The variables of a function: one that is always 0, the activations, the tree, the context of the thread, and the buffer of records of memory
+/// if there is one.
 pub const ACTIVATIONS: VariableId = VariableId(1);
 const TREE_OF: VariableId = VariableId(2);
 const CURRENT_OF: VariableId = VariableId(3);
+const RECORDS_OF: VariableId = VariableId(4);
+
+/// Numbers of the statements that make records of memory, without [`KINDS`] times the index of their function among those that allocate or free. The
+/// first value is the time, the second an address, the last the context of the thread. A call begins that frees the block at this address.
+pub const FREED: u16 = 0;
+/// A call begins that allocates a block of the size that the third value tells. It gives the block at this address back, or none if that is 0.
+pub const BEGINS: u16 = 1;
+/// This call ends. The address is that of the new block, or 0 if nothing was allocated. The context is no matter: the end of a call that has jumped
+/// to another function comes in one of several contexts.
+pub const ENDS: u16 = 2;
+/// Number of these statements.
+pub const KINDS: u16 = 3;
 
 /// Effects of a function of the C library that metrics are about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +47,22 @@ pub struct LibraryRole {
     pub locks: bool,
     /// The number of bytes that it is asked for.
     pub allocates: Option<Size>,
+    /// The block of memory that it allocates or frees.
+    pub memory: Option<MemoryRole>,
+}
+
+/// Effect of a function on blocks of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryRole {
+    /// It returns a block, or 0.
+    Allocates(Size),
+    /// It stores the address of a block at its first argument and returns 0, or returns an error.
+    Stores(Size),
+    /// It frees the block at its first argument and returns another one, or returns 0; then it has freed the block only if it was asked for no
+    /// bytes.
+    Resizes(Size),
+    /// It frees the block at its first argument.
+    Frees,
 }
 
 /// A number of bytes, by the arguments that hold it.
@@ -47,16 +79,28 @@ pub fn held(shape: ContextShape) -> Variable {
     code::named(TREE, VariableKind::Scratch, Shape::Contexts(shape))
 }
 
-/// The variables of all functions; `tree` is the first counter of the tree.
-pub fn variables(tree: u32) -> Arc<[Variable]> {
+/// The variable of the buffer of records of memory, which a pair of its own holds for all functions.
+pub fn held_records() -> Variable {
+    code::named(RECORDS, VariableKind::Scratch, Shape::Records(CAPACITY, false))
+}
+
+/// Capacity of the buffer of records of memory in each thread. The engine takes the records every few milliseconds.
+pub const CAPACITY: Capacity = match Capacity::of_bytes(4 << 20) {
+    Some(capacity) => capacity,
+    None => Capacity::SMALLEST,
+};
+
+/// The variables of all functions; `tree` is the first counter of the tree, and `records` that of the buffer of records of memory, if there is one.
+pub fn variables(tree: u32, records: Option<u32>) -> Arc<[Variable]> {
     let alias = |name, counter| code::named(name, VariableKind::Scratch, Shape::Alias(counter));
-    [
+    let records = records.map(|first| alias("records", first));
+    let own = [
         code::named("calls", VariableKind::Counter, Shape::Counter),
         code::named("activations", VariableKind::Activations, Shape::Activations),
         alias("tree", tree),
         alias("current", tree + CURRENT),
-    ]
-    .into()
+    ];
+    own.into_iter().chain(records).collect()
 }
 
 /// The metric of a pair.
@@ -78,8 +122,8 @@ pub struct ContextCode<'a> {
 }
 
 impl ContextCode<'_> {
-    /// The code in a function with a number.
-    pub fn of(&self, function: FunctionId, number: u32, role: LibraryRole) -> Instrumentation {
+    /// The code in a function with a number. `index` is its index among the functions that allocate or free, if it is one.
+    pub fn of(&self, function: FunctionId, (number, index): (u32, u16), role: LibraryRole) -> Instrumentation {
         let mut kept = Vec::new();
         let (mut entry, mut exit) = (vec![Stmt::Enter(TREE_OF, self.shape, number)], Vec::new());
         for (n, metric) in (0..).zip(ContextsOptions::values(self.metrics)) {
@@ -96,8 +140,12 @@ impl ContextCode<'_> {
                 entry.push(add(size.expr()));
             }
         }
+        let memory = role.memory.filter(|_| self.metrics.iter().any(|metric| metric.is_live()));
+        if let Some(memory) = memory {
+            memory.add(KINDS.saturating_mul(index), &mut kept, &mut entry, &mut exit);
+        }
         // Code that reads a clock cannot stand right at a point.
-        let placing = if kept.is_empty() { Placing::InCopyIfBusy } else { Placing::Anywhere };
+        let placing = if kept.is_empty() && memory.is_none() { Placing::InCopyIfBusy } else { Placing::Anywhere };
         // Times are the first words of a record.
         kept.sort_by_key(|kept| !matches!(kept, KeptValue::Time(_)));
         exit.push(Stmt::Set(CURRENT_OF, Expr::Restored));
@@ -122,7 +170,51 @@ fn clock(metric: ContextMetric, role: LibraryRole) -> Option<Clock> {
         ContextMetric::CpuTime => Some(Clock::Cpu),
         ContextMetric::WaitTime => role.waits.then_some(Clock::Wall),
         ContextMetric::LockTime => role.locks.then_some(Clock::Wall),
-        ContextMetric::AllocatedBytes | ContextMetric::Looks => None,
+        ContextMetric::AllocatedBytes | ContextMetric::LiveBytes | ContextMetric::LiveBlocks | ContextMetric::Looks => {
+            None
+        }
+    }
+}
+
+/// A record of memory with the context of the thread.
+fn record(number: u16, address: Expr, size: Option<Expr>) -> Stmt {
+    let values = [Some(address), size, Some(Expr::Variable(CURRENT_OF))];
+    let fields = values.into_iter().flatten().map(RecordField::Number).collect();
+    Stmt::Record(RECORDS_OF, CAPACITY, Recorded { number, time: true, fields, limit: None, leaves_room: false })
+}
+
+fn compared(op: BinaryOp, value: Expr) -> Expr {
+    Expr::Binary(op, Box::new(value), Box::new(Expr::Const(0)))
+}
+
+impl MemoryRole {
+    /// Adds the statements that make records at both ends of a call, and the values that its record keeps for them. `first` is the number of the
+    /// function's first statement.
+    fn add(self, first: u16, kept: &mut Vec<KeptValue>, entry: &mut Vec<Stmt>, exit: &mut Vec<Stmt>) {
+        let record = |kind: u16, address, size| record(first.saturating_add(kind), address, size);
+        match self {
+            MemoryRole::Allocates(size) => {
+                entry.push(record(BEGINS, Expr::Const(0), Some(size.expr())));
+                exit.push(record(ENDS, Expr::Return, None));
+            }
+            MemoryRole::Resizes(size) => {
+                entry.push(record(BEGINS, Expr::Arg(0), Some(size.expr())));
+                exit.push(record(ENDS, Expr::Return, None));
+            }
+            MemoryRole::Stores(size) => {
+                kept.push(KeptValue::Argument(0));
+                entry.push(record(BEGINS, Expr::Const(0), Some(size.expr())));
+                let stored = Expr::Read(Box::new(Expr::Saved(KeptValue::Argument(0))), Scalar::POINTER);
+                // The result is an `int`.
+                let result = || Expr::Binary(BinaryOp::And, Box::new(Expr::Return), Box::new(Expr::Const(0xffff_ffff)));
+                exit.push(Stmt::If(compared(BinaryOp::NotEqual, result()), vec![record(ENDS, Expr::Const(0), None)]));
+                exit.push(Stmt::If(compared(BinaryOp::Equal, result()), vec![record(ENDS, stored, None)]));
+            }
+            MemoryRole::Frees => {
+                let freed = record(FREED, Expr::Arg(0), None);
+                entry.push(Stmt::If(compared(BinaryOp::NotEqual, Expr::Arg(0)), vec![freed]));
+            }
+        }
     }
 }
 
@@ -147,9 +239,9 @@ mod tests {
 
     fn texts(metrics: &[ContextMetric], role: LibraryRole) -> Vec<String> {
         let shape = ContextShape::of_bits(4, !metrics.is_empty(), false).expect("a size");
-        let (variables, metric) = (variables(7), metric(METRIC));
+        let (variables, metric) = (variables(7, Some(9)), metric(METRIC));
         let code = ContextCode { shape, metrics, variables: &variables, metric: &metric };
-        code.of(F, 9, role).insertions.iter().map(|i| format!("{:?} {}", i.point, i.snippet)).collect()
+        code.of(F, (9, 2), role).insertions.iter().map(|i| format!("{:?} {}", i.point, i.snippet)).collect()
     }
 
     #[test]
@@ -164,18 +256,62 @@ mod tests {
     #[test]
     fn the_cost_of_the_largest_tree_is_predicted() {
         let shape = ContextShape::of_bits(*ContextShape::BITS.end(), true, false).expect("a size");
-        let (variables, metric) = (variables(0), metric(METRIC));
+        let (variables, metric) = (variables(0, Some(9)), metric(METRIC));
         let code = ContextCode { shape, metrics: &ContextMetric::ALL[..4], variables: &variables, metric: &metric };
-        for insertion in code.of(F, 1, LibraryRole::default()).insertions {
+        for insertion in code.of(F, (1, 0), LibraryRole::default()).insertions {
             let cost = worst_case(&insertion, &variables, WallClock::Tsc);
             assert!(cost.is_some(), "{}", insertion.snippet);
         }
     }
 
+    /// The statements of the third function that allocates or frees.
+    #[test]
+    fn memory_is_recorded_where_it_changes_hands() {
+        use ContextMetric::{CpuTime, LiveBytes, WallTime};
+        let of = |metrics: &[ContextMetric], memory| {
+            let role = LibraryRole { memory: Some(memory), ..LibraryRole::default() };
+            texts(metrics, role).join("\n")
+        };
+        let one = |memory, expected: [&str; 2]| assert_eq!(of(&[LiveBytes], memory), expected.join("\n"));
+        one(
+            MemoryRole::Allocates(Size::Product(0, 1)),
+            [
+                "Entry open r1 restore v3 { enter v2 9; record v4 7 time, 0, ($arg[0] * $arg[1]), v3; }",
+                "Exit close r1 restore v3 { record v4 8 time, $return, v3; v3 = restored; }",
+            ],
+        );
+        one(
+            MemoryRole::Resizes(Size::Argument(1)),
+            [
+                "Entry open r1 restore v3 { enter v2 9; record v4 7 time, $arg[0], $arg[1], v3; }",
+                "Exit close r1 restore v3 { record v4 8 time, $return, v3; v3 = restored; }",
+            ],
+        );
+        one(
+            MemoryRole::Stores(Size::Argument(2)),
+            [
+                "Entry open r1 $arg[0] restore v3 { enter v2 9; record v4 7 time, 0, $arg[2], v3; }",
+                "Exit close r1 $arg[0] restore v3 { if ((($return & 4294967295) != 0)) { record v4 8 time, 0, v3; } \
+                 if ((($return & 4294967295) == 0)) { record v4 8 time, read(saved $arg[0], u64), v3; } v3 = restored; }",
+            ],
+        );
+        one(
+            MemoryRole::Frees,
+            [
+                "Entry open r1 restore v3 { enter v2 9; if (($arg[0] != 0)) { record v4 6 time, $arg[0], v3; } }",
+                "Exit close r1 restore v3 { v3 = restored; }",
+            ],
+        );
+        let dear = of(&[WallTime, CpuTime, LiveBytes], MemoryRole::Stores(Size::Argument(2)));
+        assert!(dear.contains("open r1 time cpu_time spent cpu_spent $arg[0] restore"), "{dear}");
+        assert!(!of(&[WallTime], MemoryRole::Frees).contains("record"));
+    }
+
     #[test]
     fn metrics_are_added_where_they_belong() {
         use ContextMetric::{AllocatedBytes, CpuTime, LockTime, WaitTime, WallTime};
-        let role = LibraryRole { waits: true, locks: false, allocates: Some(Size::Product(0, 1)) };
+        let allocates = Some(Size::Product(0, 1));
+        let role = LibraryRole { waits: true, allocates, ..LibraryRole::default() };
         let all = texts(&[WallTime, WaitTime, LockTime, AllocatedBytes], role);
         assert_eq!(
             all,

@@ -1,16 +1,18 @@
 //! Calls by calling context, and what they take in each.
 //!
 //! `code.rs` is the code of functions, `libc.rs` knows functions of the C library, `looks.rs` looks at the contexts of threads, `answer.rs` makes
-//! a profile of the trees of threads.
+//! a profile of the trees of threads. `live.rs` follows blocks of memory until they are freed, by records that `memory.rs` takes.
 
 mod answer;
 mod code;
 mod libc;
+mod live;
 mod looks;
+mod memory;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use ingraft_model::{ContextShape, Focus, FunctionId};
+use ingraft_model::{ContextShape, Focus, FunctionId, Variable};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{ContextMetric, ContextsOptions, EnableRequest, MeasurementId, MetricFocus, Removed};
@@ -22,8 +24,9 @@ use crate::session::{InsertedPairs, KindRequest, Locked, Running, now_ns};
 use crate::weaving::positions::Observer;
 
 use self::answer::FunctionStates;
-use self::code::{ContextCode, LibraryRole, METRIC, TREE};
+use self::code::{ContextCode, LibraryRole, METRIC, RECORDS, TREE};
 use self::looks::LookingThread;
+use self::memory::LiveMemory;
 use super::code::{focus, look, looks_among};
 use super::whole;
 
@@ -41,10 +44,16 @@ pub struct ContextsKind {
     /// The functions, in the order of their numbers, which begin at 1. They keep their numbers when libraries are loaded.
     sites: Vec<ContextSite>,
     numbers: FxHashMap<FunctionId, u32>,
+    /// Numbers of the functions that allocate or free, in the order of their records.
+    memory: Vec<u32>,
     /// The pairs that have counted calls before the code came, as long as they have code.
     looks: Vec<PairKey>,
     /// First counter of the tree; `None` before it is taken.
     tree: Option<u32>,
+    /// First counter of the buffer of records of memory; `None` before it is taken, and without a metric that needs it.
+    records: Option<u32>,
+    /// Memory that is not freed yet; `None` without a metric that needs it.
+    live: Option<Mutex<LiveMemory>>,
     began_ns: u64,
     program: String,
     /// The functions as they were before the code was taken out.
@@ -72,8 +81,11 @@ impl ContextsKind {
             options: options.clone(),
             sites: Vec::new(),
             numbers: FxHashMap::default(),
+            memory: Vec::new(),
             looks: Vec::new(),
             tree: None,
+            records: None,
+            live: options.metrics.iter().any(|metric| metric.is_live()).then(Mutex::default),
             began_ns: 0,
             program: String::new(),
             last: None,
@@ -135,9 +147,29 @@ impl ContextsKind {
         self.looked = Some(looks);
     }
 
-    fn held(&self, id: MeasurementId) -> PairKey {
-        let pair = Arc::new(MetricFocus { metric: TREE.to_owned(), focus: Focus::default() });
-        PairKey::owned(Owner { measurement: id, hidden: true }, pair)
+    /// The pairs that hold counters for all functions: the tree, and the buffer of records of memory if there is one.
+    fn held(&self, id: MeasurementId) -> Vec<(PairKey, &'static str, Variable)> {
+        let held = |name: &'static str, variable| {
+            let pair = Arc::new(MetricFocus { metric: name.to_owned(), focus: Focus::default() });
+            (PairKey::owned(Owner { measurement: id, hidden: true }, pair), name, variable)
+        };
+        let records = self.live.as_ref().map(|_| held(RECORDS, code::held_records()));
+        std::iter::once(held(TREE, code::held(self.shape))).chain(records).collect()
+    }
+
+    /// Takes the counters that all functions share.
+    fn hold(&mut self, at: &mut Locked<'_>) -> Result<(), Error> {
+        let mut first = Vec::new();
+        for (key, name, variable) in self.held(at.id()) {
+            first.push(at.hold_counter(key, code::metric(name), variable)?);
+        }
+        (self.tree, self.records) = (first.first().copied(), first.get(1).copied());
+        Ok(())
+    }
+
+    fn release(&mut self, at: &mut Locked<'_>) {
+        self.held(at.id()).iter().for_each(|(key, ..)| at.release_counter(key));
+        (self.tree, self.records) = (None, None);
     }
 }
 
@@ -153,7 +185,8 @@ impl Running for ContextsKind {
             let what = format!("contexts of {} functions cannot be told apart at once", functions.len());
             return Err(Error::new(Reason::TooManyFunctions, what, "name fewer functions"));
         }
-        let (variables, metric) = (code::variables(0), code::metric(METRIC));
+        let variables = code::variables(0, self.live.as_ref().map(|_| 0));
+        let metric = code::metric(METRIC);
         let code =
             ContextCode { shape: self.shape, metrics: &self.options.metrics, variables: &variables, metric: &metric };
         let owner = Owner { measurement: asked.id, hidden: false };
@@ -163,7 +196,13 @@ impl Running for ContextsKind {
             let Some(focus) = focus(asked.modules, function) else { continue };
             let next = self.sites.len() as u32 + 1;
             let number = *self.numbers.entry(function).or_insert(next);
-            let instrumentation = code.of(function, number, role);
+            let known = self.memory.iter().position(|known| *known == number);
+            let index = known.unwrap_or(self.memory.len());
+            if known.is_none() && role.memory.is_some() {
+                self.memory.push(number);
+            }
+            let index = u16::try_from(index).unwrap_or(u16::MAX);
+            let instrumentation = code.of(function, (number, index), role);
             let pair = Arc::new(MetricFocus { metric: METRIC.to_owned(), focus: focus.clone() });
             let wanted = WantedPair { function: Some(function), ..WantedPair::owned(owner, pair, instrumentation) };
             if number == next {
@@ -182,12 +221,10 @@ impl Running for ContextsKind {
 
     /// Takes the counters of the tree, and tells the code of all functions.
     fn prepare(&mut self, at: &mut Locked<'_>, wanted: &mut Vec<WantedPair>) -> Result<Observer, Error> {
-        let tree = match self.tree {
-            Some(tree) => tree,
-            None => at.hold_counter(self.held(at.id()), code::metric(TREE), code::held(self.shape))?,
-        };
-        self.tree = Some(tree);
-        let variables = code::variables(tree);
+        if self.tree.is_none() {
+            self.hold(at).inspect_err(|_| self.release(at))?;
+        }
+        let variables = code::variables(self.tree.unwrap_or_default(), self.records);
         for w in wanted.iter_mut().filter(|w| w.pair.metric == METRIC) {
             w.instrumentation.variables = Arc::clone(&variables);
         }
@@ -196,24 +233,26 @@ impl Running for ContextsKind {
 
     fn failed(&mut self, at: &mut Locked<'_>) {
         // Code that came earlier goes on.
-        if self.began_ns == 0 && self.tree.take().is_some() {
-            at.release_counter(&self.held(at.id()));
+        if self.began_ns == 0 && self.tree.is_some() {
+            self.release(at);
         }
     }
 
     fn inserted(&mut self, at: &mut Locked<'_>, begun: &mut InsertedPairs<'_>) {
-        if self.began_ns == 0
-            && let Some(tree) = self.tree
-        {
+        if let Some(tree) = self.tree.filter(|_| self.began_ns == 0) {
             self.begin_looks(at, tree);
-            begun.keys.push((self.held(at.id()), None));
+            begun.keys.extend(self.held(at.id()).into_iter().map(|(key, ..)| (key, None)));
+            if let Some(records) = self.records {
+                memory::begin(at, records, (tree, self.shape));
+            }
             self.began_ns = now_ns();
             self.program = at.program();
         }
     }
 
-    /// Takes out the code that has counted calls: it costs something at each call, also of functions that are left out.
+    /// Follows memory. Takes out the code that has counted calls: it costs something at each call, also of functions that are left out.
     fn tick(&mut self, at: &mut Locked<'_>) {
+        self.follow(at);
         // One change makes new counting copies only for so many of the functions that lose it.
         let rest = self.looks.len().saturating_sub(LOOKS_AT_ONCE);
         at.withdraw_pairs(self.looks.split_off(rest));
@@ -227,6 +266,8 @@ impl Running for ContextsKind {
     /// Nothing is counted any more.
     fn ended(&mut self, at: &mut Locked<'_>, removed: &mut Removed) {
         let last = self.last.take();
+        self.follow(at);
+        self.follow_last(at);
         removed.profile = last.map(|states| Box::new(self.read(at, &states)));
     }
 }

@@ -194,6 +194,7 @@ impl Running for PrintKind {
             values: true,
             grouped: false,
             burst,
+            contexts: None,
         });
         let variables = pair.variables().iter().zip(pair.counters());
         let activations = variables.filter(|(variable, _)| variable.kind == VariableKind::Activations);

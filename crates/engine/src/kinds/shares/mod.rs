@@ -145,6 +145,7 @@ impl Running for SharesKind {
             values: true,
             grouped: false,
             burst: code::burst(&self.options),
+            contexts: None,
         });
     }
 

@@ -318,8 +318,16 @@ impl Running for SlowKind {
         let Some(SharedCounters { records: first, .. }) = self.shared else { return };
         begun.keys.extend(self.held(at.id()).map(|(key, ..)| (key, None)));
         let capacity = self.options.capacity;
-        let values =
-            NewBuffers { first, capacity, times: false, waits: false, values: true, grouped: true, burst: None };
+        let values = NewBuffers {
+            first,
+            capacity,
+            times: false,
+            waits: false,
+            values: true,
+            grouped: true,
+            burst: None,
+            contexts: None,
+        };
         at.begin_buffers::<SlowKind>(values);
         let (mut counters, mut activations) = (Vec::new(), Vec::new());
         for site in self.sites.iter().take(self.outer) {

@@ -159,6 +159,7 @@ impl Running for TraceKind {
             values: false,
             grouped: false,
             burst: None,
+            contexts: None,
         });
         self.begun = Some((program, code));
     }
