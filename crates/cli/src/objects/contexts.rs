@@ -71,7 +71,7 @@ pub(crate) struct ContextsObject {
     pub(crate) left: u64,
     /// Values of the metrics outside of all contexts.
     pub(crate) outside: BTreeMap<String, i64>,
-    /// What values of live memory lack; left out without such a metric.
+    /// Numbers of what live memory lacks; left out without such a metric.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) live: Option<LiveObject>,
 }

@@ -31,7 +31,7 @@ pub struct ContextProfile {
     pub outside: Vec<i64>,
     /// Number of calls for whose contexts there was no room. They are in no context; their callees are in the contexts of their callers.
     pub full: u64,
-    /// What values of live memory lack; `None` without such a metric.
+    /// Numbers of what live memory lacks; `None` without such a metric.
     pub live: Option<LiveFacts>,
 }
 

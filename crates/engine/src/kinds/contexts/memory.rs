@@ -126,7 +126,7 @@ impl ContextsKind {
         Some(tree)
     }
 
-    /// What values of live memory lack. `unseen` is a number of calls without records, and `left_out` one of functions.
+    /// Numbers of what live memory lacks. `unseen` is a number of calls without records, and `left_out` one of functions.
     pub fn live_facts(&self, unseen: u64, left_out: u64) -> Option<LiveFacts> {
         let live = self.live.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
         Some(LiveFacts {
