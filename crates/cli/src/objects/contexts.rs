@@ -80,7 +80,7 @@ pub(crate) struct ContextsObject {
     /// Number of looks at equal distances that would have the same errors; left out without looks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) effective_looks: Option<u64>,
-    /// What values of live memory lack; left out without such a metric.
+    /// Numbers of what live memory lacks; left out without such a metric.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) live: Option<LiveObject>,
 }

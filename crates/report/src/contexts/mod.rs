@@ -35,7 +35,7 @@ pub struct ContextProfile {
     pub full: u64,
     /// Sum of the squares of the times that looks at contexts stand for, in square microseconds; 0 without looks.
     pub look_squares: u64,
-    /// What values of live memory lack; `None` without such a metric.
+    /// Numbers of what live memory lacks; `None` without such a metric.
     pub live: Option<LiveFacts>,
 }
 

@@ -6,6 +6,7 @@ use ingraft_model::{ContextShape, ContextTree};
 use ingraft_process::TickClock;
 use ingraft_report::LiveFacts;
 
+use crate::api::{ContextMetric, ContextsOptions};
 use crate::session::{Drained, Locked, NewBuffers, RecordContexts, Records, values_in};
 
 use super::ContextsKind;
@@ -127,7 +128,7 @@ impl ContextsKind {
         Some(tree)
     }
 
-    /// What values of live memory lack. `unseen` is a number of calls without records, and `left_out` one of functions.
+    /// Numbers of what live memory lacks. `unseen` is a number of calls without records, and `left_out` one of functions.
     pub fn live_facts(&self, unseen: u64, left_out: u64) -> Option<LiveFacts> {
         let live = self.live.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
         Some(LiveFacts {
