@@ -8,7 +8,7 @@ use std::path::Path;
 const LARGEST: &[(&str, usize)] = &[
     ("analysis", 5),
     ("api", 1),
-    ("cli", 3),
+    ("cli", 2),
     ("codegen", 9),
     ("daemon", 3),
     ("engine", 8),

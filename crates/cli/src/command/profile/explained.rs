@@ -11,7 +11,7 @@ use crate::output::{DIM, HEADING};
 
 use super::ROWS;
 use super::suspects::predicted;
-use super::times::TimedFunction;
+use super::timed::TimedFunction;
 
 /// Difference of a measured share from the predicted one from which on it is told.
 const DIFFERENT: f64 = 0.25;

@@ -5,6 +5,7 @@ mod explained;
 mod inclusive;
 mod others;
 mod suspects;
+mod timed;
 mod times;
 mod totals;
 mod trips;

@@ -5,9 +5,8 @@ use std::cmp::Reverse;
 use ingraft_api::{EnableRequest, Kind, MeasuredSuspects, SharesOptions};
 use ingraft_model::Capacity;
 use ingraft_report::{
-    ComparedCounters, CostFit, CostUnit, CounterCost, FunctionTimes, MeasuredCalls, ModuleCode, NoTimes, NodeTime,
-    PredictedTimes, SavedProfile, TimedPart, Untimed, VarianceCause, VarianceRange, VarianceShare, compared_counters,
-    profiled_callees, times,
+    ComparedCounters, CostFit, CostUnit, CounterCost, ModuleCode, NoTimes, NodeTime, PredictedTimes, SavedProfile,
+    TimedPart, Untimed, VarianceCause, VarianceRange, VarianceShare, compared_counters, profiled_callees, times,
 };
 
 use crate::args::{Format, ProfileArgs, TimesUnit};
@@ -23,6 +22,7 @@ use crate::output::{self, DIM, Output};
 use super::explained::Explanation;
 use super::others::MeasuredRecords;
 use super::suspects::{CalleeTime, suspects};
+use super::timed::TimedFunction;
 use super::trips::{self, MeasuredTrips};
 use super::{Counts, ROWS, share};
 
@@ -62,17 +62,6 @@ impl TimesOptions {
 /// A number that has a bound.
 fn finite(number: f64) -> Option<f64> {
     Some(number).filter(|number| number.is_finite())
-}
-
-/// A function with its times.
-pub(super) struct TimedFunction<'p> {
-    pub(super) counts: Counts<'p>,
-    pub(super) times: FunctionTimes,
-    unit: CostUnit,
-    /// Measured times of its calls, if the unit is nanoseconds.
-    measured: Option<MeasuredCalls>,
-    /// Counters of the function, if they are asked for and known.
-    counters: Option<ComparedCounters>,
 }
 
 /// The times of a process.

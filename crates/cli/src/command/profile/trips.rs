@@ -14,7 +14,7 @@ use crate::output::number::{grouped_u64, short};
 use crate::output::table::{Cell, TextTable};
 
 use super::ROWS;
-use super::times::TimedFunction;
+use super::timed::TimedFunction;
 
 /// The metric of the numbers of iterations.
 const TRIPS: &str = "trips";
