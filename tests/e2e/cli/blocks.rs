@@ -172,6 +172,12 @@ fn a_profile_of_pythons_loop_equals_callgrinds_counts() {
     if !have("valgrind") || !Path::new(python).exists() {
         skip!("valgrind or {python} is not installed");
     }
+    // Some builds move the frame pointer into the loop's frame, and so a computed goto looks like a call of another function.
+    let command = ["profile", "blocks", function, "--until-exit", "--own-status", "--", python, "-c", ""];
+    let tried = tool().run(command);
+    if tried.status.code() == Some(3) && tried.stderr.contains("whose targets are not known") {
+        skip!("the ways out of the loop of this build of {python} are not proven, so it is refused");
+    }
     let refused = pythons_loop_equals_callgrind(&["profile", "blocks", function]);
     assert_eq!(refused.0, 0);
 }

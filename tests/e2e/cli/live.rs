@@ -197,7 +197,7 @@ fn memory_of_redis_is_that_of_its_keys() {
     const VALUE: u64 = 300;
     let pid = redis.pid();
     let before = Text::of(pid);
-    let live_below_set = |act: &dyn Fn()| -> i64 {
+    let live_below_set = |act: &dyn Fn()| -> Option<i64> {
         let all = ["heap", "-p", &pid.to_string(), "redis-server:*", "--max-overhead", "100000"];
         let mut session = tool().start(all);
         session.wait_for("attached");
@@ -211,9 +211,17 @@ fn memory_of_redis_is_that_of_its_keys() {
             std::iter::successors(above(record), |record| above(record)).any(|record| record["function"] == "main")
         };
         let facts = &outcome.one("contexts")["live"];
+        if facts["lost"] != 0 {
+            assert_eq!(facts["exact"], false, "{facts}");
+            return None;
+        }
         assert_eq!(facts["exact"], true, "{facts}");
-        records.iter().filter(|record| serves(record)).map(|record| number(&record["metrics"], "live_bytes")).sum()
+        Some(
+            records.iter().filter(|record| serves(record)).map(|record| number(&record["metrics"], "live_bytes")).sum(),
+        )
     };
+    // On a machine that is busy with other things, the engine may come too late to take all records.
+    let kept = |act: &dyn Fn()| (0..5).find_map(|_| live_below_set(act));
     let load = || {
         let arguments = [&KEYS.to_string(), &VALUE.to_string()];
         redis.load(&[
@@ -233,12 +241,13 @@ fn memory_of_redis_is_that_of_its_keys() {
         ]);
     };
     let flush = || assert_eq!(redis.ask(&["FLUSHALL SYNC"]), ["+OK"]);
-    let set = live_below_set(&load);
+    let Some(set) = kept(&load) else { skip!("records were lost five times") };
     let least = (KEYS * VALUE) as i64;
     assert!((least..2 * least).contains(&set), "{set} bytes for {KEYS} keys");
-    let gone = live_below_set(&|| {
+    let cleared = || {
         load();
         flush();
-    });
+    };
+    let Some(gone) = kept(&cleared) else { skip!("records were lost five times") };
     assert!(gone < least / 20, "{gone} bytes are left");
 }

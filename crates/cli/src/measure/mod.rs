@@ -654,7 +654,10 @@ impl MeasurementRun<'_> {
                     }
                     _ => Ok(()),
                 };
-                farewells.push((site.ended || site.is_beside, farewell));
+                // The program goes on to be measured when a closer look ends, so only the end of the measurement itself is told.
+                if !site.is_beside {
+                    farewells.push((site.ended, farewell));
+                }
                 differs
             }
         };

@@ -300,8 +300,21 @@ fn await_holder(target: &Arc<Target>, range: &AvmaRange, deadline: Instant) -> R
     Ok(())
 }
 
+/// Whether an area is not there any more: its engine has ended meanwhile, and has taken it out.
+fn is_gone(target: &Target, range: &AvmaRange) -> bool {
+    target.find_areas().is_ok_and(|areas| !areas.contains(range))
+}
+
 /// The error for a target that an engine holds, and whether that engine is about to end; `None` if no engine holds the target.
 fn holder_of(target: &Arc<Target>, range: &AvmaRange) -> Result<Option<(Error, bool)>, Error> {
+    match holder_in(target, range) {
+        Err(_) if is_gone(target, range) => Ok(None),
+        found => found,
+    }
+}
+
+/// The same, while the area is there.
+fn holder_in(target: &Arc<Target>, range: &AvmaRange) -> Result<Option<(Error, bool)>, Error> {
     let failed = |e| Error::process(target.pid(), e);
     let area = match target.adopt_area(range) {
         Ok(area) => area,
@@ -343,7 +356,10 @@ pub fn take_over(state: &StateDir, target: &Arc<Target>) -> Result<Removed, Erro
     };
     let mut last = None;
     for range in areas {
-        last = Some(restore_area(state, target, &range)?);
+        last = Some(match restore_area(state, target, &range) {
+            Err(_) if is_gone(target, &range) => untouched(target.pid()),
+            restored => restored?,
+        });
     }
     if let Some(lock) = lock {
         state.forget_lock(target.pid(), lock);

@@ -15,7 +15,7 @@ use crate::pairs::Pair;
 use crate::readings::values::{Columns, Ruler, Slots};
 use crate::session::{Locked, now_ns};
 
-use super::code::ACTIVATIONS;
+use super::code::{ACTIVATIONS, MemoryRole};
 use super::{ContextSite, ContextsKind};
 
 /// Reason for a function without code.
@@ -111,9 +111,14 @@ impl ContextsKind {
             .without
             .iter()
             .map(|(module, function)| UnprofiledFunction { module: modules.index(*module), ..function.clone() });
-        let unseen = self.sites.iter().zip(outcomes).filter(|(site, _)| site.role.memory.is_some());
-        let unseen = unseen.filter_map(|(_, outcome)| *outcome);
-        let unseen = unseen.map(|outcome| outcome.unrecorded.saturating_add(outcome.left_by_tail_jump));
+        let unseen =
+            self.sites.iter().zip(outcomes).filter_map(|(site, outcome)| match (site.role.memory?, (*outcome)?) {
+                // A block is freed when the call begins, so nothing is missing of a call that jumps to another function.
+                (MemoryRole::Frees, outcome) => Some(outcome.unrecorded),
+                (MemoryRole::Allocates(_) | MemoryRole::Resizes(_) | MemoryRole::Stores(_), outcome) => {
+                    Some(outcome.unrecorded.saturating_add(outcome.left_by_tail_jump))
+                }
+            });
         let live = self.live_facts(unseen.fold(0, u64::saturating_add), states.memory_left_out);
         let contexts = ContextProfile { live, ..self.profile(at, tree, &sites, outcomes, &modules) };
         SavedProfile {
