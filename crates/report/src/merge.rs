@@ -239,17 +239,20 @@ impl FunctionProfile {
 }
 
 impl SavedProfile {
-    /// Adds the calling contexts of another profile of the same process, which this one does not have. Returns the index here of each of its contexts.
-    pub fn join_contexts(&mut self, other: &SavedProfile) -> Result<Vec<usize>, MergeError> {
+    /// Adds the calling contexts of another profile of the same process. The paths of this one have the indexes of contexts there
+    /// ([`PathProfile::by_context`]), and get those here.
+    pub fn join_contexts(&mut self, other: &SavedProfile) -> Result<(), MergeError> {
         let modules = self.join_modules(other)?;
-        let Some(contexts) = &other.contexts else { return Ok(Vec::new()) };
+        let Some(contexts) = &other.contexts else { return Ok(()) };
         let empty = || ContextProfile {
             metrics: contexts.metrics.clone(),
             outside: vec![0; contexts.outside.len()],
             ..ContextProfile::default()
         };
         let module = |index: usize| modules.get(index).copied().unwrap_or(usize::MAX);
-        self.contexts.get_or_insert_with(empty).add(contexts, module)
+        let indexes = self.contexts.get_or_insert_with(empty).add(contexts, module)?;
+        self.functions.iter_mut().filter_map(|f| f.paths.as_mut()).for_each(|paths| paths.move_contexts(&indexes));
+        Ok(())
     }
 
     /// Adds the modules of another profile that this one lacks. Returns the index here of each of its modules.

@@ -172,7 +172,7 @@ fn a_profile_of_pythons_loop_equals_callgrinds_counts() {
     if !have("valgrind") || !Path::new(python).exists() {
         skip!("valgrind or {python} is not installed");
     }
-    // Some builds move the frame pointer into the loop's frame, and so a computed goto looks like a call of another function.
+    // In some builds, the loop keeps other values in `rbp`. Then it is not proven that its computed jumps stay inside, and it is refused.
     let command = ["profile", "blocks", function, "--until-exit", "--own-status", "--", python, "-c", ""];
     let tried = tool().run(command);
     if tried.status.code() == Some(3) && tried.stderr.contains("whose targets are not known") {

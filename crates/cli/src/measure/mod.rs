@@ -654,7 +654,7 @@ impl MeasurementRun<'_> {
                     }
                     _ => Ok(()),
                 };
-                // The program goes on to be measured when a closer look ends, so only the end of the measurement itself is told.
+                // A closer look is a part of the measurement, whose end alone is told.
                 if !site.is_beside {
                     farewells.push((site.ended, farewell));
                 }

@@ -52,7 +52,8 @@ impl PathsKind {
         PathsKind { options: *options, functions: Functions::default(), contexts, last: None }
     }
 
-    /// Counts of all paths, and of the blocks and edges on them, at one moment at which all threads are held.
+    /// Counts of all paths, and of the blocks and edges on them, at one moment at which all threads are held. Paths by context are read right after
+    /// that moment.
     pub fn read(&self, at: &Locked<'_>) -> Result<SavedProfile, Error> {
         let mut all: Vec<CountedPaths> = Vec::new();
         let contexts = self.contexts.as_ref().map(|contexts| (contexts, contexts.states(at)));
@@ -73,12 +74,13 @@ impl PathsKind {
                 }
             };
             all = self.functions.all.iter().map(of).collect();
-            if let Some((contexts, states)) = &contexts {
+        })?;
+        if let Some((contexts, states)) = &contexts {
+            // Threads run on meanwhile: the trees of many threads are so large that threads would be held for too long.
+            let _ = at.columns(|columns| {
                 tree = contexts.tree().map_or_else(ContextTree::default, |first| columns.tree(first, contexts.shape()));
                 outcomes_in_contexts = states.outcomes(columns);
-            }
-        })?;
-        if let Some((contexts, _)) = &contexts {
+            });
             self.count_below(contexts, &mut tree, &mut all);
         }
         let (family, none) = (at.has_family(), CountedPaths::default());
@@ -88,7 +90,6 @@ impl PathsKind {
         let mut saved = SavedProfile { held_ns: moment.held_ns(), ..saved };
         if let Some((contexts, states)) = &contexts {
             let of_contexts = contexts.saved(at, states, &tree, &outcomes_in_contexts);
-            // The contexts are all new there, so they keep their indexes.
             saved
                 .join_contexts(&of_contexts)
                 .map_err(|why| Error::new(Reason::Bug, why.to_string(), "measure paths without --contexts"))?;
@@ -103,18 +104,18 @@ impl PathsKind {
             .filter_map(|(n, f)| Some((contexts.number(f.plan.function())?, n)))
             .collect();
         let values = tree.take_values();
-        let of_function = |of: &CountedValue| {
-            let context = of.context.filter(|context| {
-                // A call without a context of its own has that of its caller.
-                tree.contexts.get(*context).is_some_and(|context| context.function == of.function)
-            });
-            (numbers.get(&of.function).copied(), context)
+        // A call without a context of its own has that of its caller, which says nothing.
+        let is_own = |context: &usize, of: &CountedValue| {
+            tree.contexts.get(*context).is_some_and(|context| context.function == of.function)
         };
         for of in &values {
-            let (Some(n), context) = of_function(of) else { continue };
-            let Some((f, counted)) = self.functions.all.get(n).zip(all.get_mut(n)) else { continue };
+            let found = numbers.get(&of.function).and_then(|n| self.functions.all.get(*n).zip(all.get_mut(*n)));
+            let Some((f, counted)) = found else { continue };
             match f.plan.number(of) {
-                Some((number, count)) => counted.by_context.push(PathOfContext { context, number, count }),
+                Some((number, count)) => {
+                    let context = of.context.filter(|context| is_own(context, of));
+                    counted.by_context.push(PathOfContext { context, number, count });
+                }
                 None => counted.counts.late = counted.counts.late.saturating_add(of.count),
             }
         }
