@@ -76,7 +76,8 @@ impl Cost {
         Cost { slots: count, jumps: count, ..Cost::default() }
     }
 
-    fn weight(self) -> u64 {
+    /// A number in quarters of a cycle by which costs are compared.
+    pub fn weight(self) -> u64 {
         u64::from(self.busy())
             + CLOCK_WEIGHT * u64::from(self.clocks)
             + VDSO_WEIGHT * u64::from(self.vdso)

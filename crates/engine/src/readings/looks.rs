@@ -81,9 +81,15 @@ impl ContextLooks {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at every thread. `now` is the time since the first round, `claims` are the shards of threads with their owners, and `load` reads a
-    /// counter of a shard.
-    pub fn round(&self, now: Duration, claims: &[(u32, u64)], load: impl Fn(u32, u32) -> i64) {
+    /// Looks at every thread. `now` is the time since the first round, `claims` are the shards of threads with their owners, `lives` tells whether
+    /// an owner lives, and `load` reads a counter of a shard.
+    pub fn round(
+        &self,
+        now: Duration,
+        claims: &[(u32, u64)],
+        lives: impl Fn(u64) -> bool,
+        load: impl Fn(u32, u32) -> i64,
+    ) {
         let mut state = self.state();
         let LookState { threads, rounds, squares } = &mut *state;
         let (last, before) = *rounds;
@@ -104,7 +110,8 @@ impl ContextLooks {
         }
         let stood_for = (last.unwrap_or(now).saturating_sub(before) + gap) / 2;
         *squares = squares.saturating_add(square(stood_for).saturating_mul(known));
-        for thread in threads {
+        // A thread that has ended holds its shard until its values are taken over.
+        for thread in threads.iter_mut().filter(|thread| lives(thread.owner)) {
             thread.look(context(thread.shard), half);
         }
         *rounds = (Some(now), last.unwrap_or(now));
@@ -126,7 +133,10 @@ impl ContextLooks {
 
     fn counters(&self, thread: &LookedThread) -> LookedCounters {
         let mut values = thread.values.clone();
-        values.entry(thread.context).or_default().add(thread.last);
+        // A thread that has ended before the first look at it was nowhere.
+        if thread.last.looks > 0 {
+            values.entry(thread.context).or_default().add(thread.last);
+        }
         LookedCounters { shape: self.shape, metric: self.metric, values }
     }
 
@@ -208,7 +218,9 @@ mod tests {
     /// A round in which each shard has a context.
     fn round(looks: &ContextLooks, at: u64, contexts: &[(u32, u64, i64)]) {
         let claims: Vec<_> = contexts.iter().map(|(shard, owner, _)| (*shard, *owner)).collect();
-        looks.round(ms(at), &claims, |shard, counter| {
+        // The odd ones have ended.
+        let lives = |owner: u64| owner % 2 == 0;
+        looks.round(ms(at), &claims, lives, |shard, counter| {
             assert_eq!(counter, FIRST + CURRENT);
             contexts.iter().find(|(of, ..)| *of == shard).expect("a claim").2
         });
@@ -240,7 +252,7 @@ mod tests {
         let looks = looks();
         round(&looks, 0, &[]);
         round(&looks, 2, &[(2, 70, 0)]);
-        round(&looks, 4, &[(2, 70, 9), (3, 71, 9)]);
+        round(&looks, 4, &[(2, 70, 9), (3, 72, 9)]);
         assert_eq!(value(&looks.of(2).expect("looks"), 0), (2, 1));
         assert_eq!(value(&looks.of(3).expect("looks"), 9), (1, 1));
     }
@@ -248,14 +260,23 @@ mod tests {
     #[test]
     fn looks_at_an_ended_thread_are_taken_once() {
         let looks = looks();
-        round(&looks, 0, &[(2, 70, 5), (3, 71, 5)]);
-        round(&looks, 2, &[(2, 70, 5), (3, 71, 5)]);
+        round(&looks, 0, &[(2, 70, 5), (3, 72, 5)]);
+        round(&looks, 2, &[(2, 70, 5), (3, 72, 5)]);
         assert_eq!(value(&looks.take(2).expect("looks"), 5), (2, 2));
         assert!(looks.take(2).is_none());
         // Another thread has the shard of the second one.
-        round(&looks, 4, &[(3, 72, 1)]);
+        round(&looks, 4, &[(3, 74, 1)]);
         let of = looks.of(3).expect("looks");
         assert_eq!([value(&of, 1), value(&of, 5)], [(1, 1), (0, 0)]);
+    }
+
+    #[test]
+    fn an_ended_thread_is_not_looked_at() {
+        let looks = looks();
+        round(&looks, 0, &[(2, 70, 5), (3, 71, 5)]);
+        round(&looks, 2, &[(2, 70, 5), (3, 71, 5)]);
+        assert_eq!(value(&looks.of(2).expect("looks"), 5), (2, 2));
+        assert_eq!(value(&looks.of(3).expect("looks"), 5), (0, 0));
     }
 
     #[test]

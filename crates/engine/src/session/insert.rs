@@ -6,7 +6,8 @@ use ingraft_codegen::Readable;
 use ingraft_model::listed::ListedKeys;
 use ingraft_model::machine::PAGE;
 use ingraft_model::{
-    AvmaRange, Clock, CpuClock, DataArea, Instrumentation, Refusal, Shape, ThreadIdentity, Variable, WallClock,
+    AvmaRange, Clock, CpuClock, DataArea, FunctionId, Instrumentation, Placing, PointKind, Refusal, Shape, Snippet,
+    ThreadIdentity, Variable, WallClock,
 };
 use ingraft_process::{ApplyOptions, EventError, MemoryNeed, PerfEvent, SharedArea, Visitor};
 use rustc_hash::FxHashSet;
@@ -27,9 +28,9 @@ use crate::recovery::waiting::{self, Purpose};
 use crate::undertaking;
 use crate::weaving::catch_up::{AreaWithClocks, CatchUp, CaughtUp};
 use crate::weaving::cost::Meters;
-use crate::weaving::plan::{Planned, PlannedChange, WovenAnew};
+use crate::weaving::plan::{PRUNE, Planned, PlannedChange, WovenAnew};
 use crate::weaving::positions::{CodeMap, PositionVisitor};
-use crate::weaving::wanted::WantedPoints;
+use crate::weaving::wanted::{NewMini, WantedPoints};
 
 use super::control::{Attached, Control};
 use super::drain::WITHOUT_WAITS;
@@ -154,6 +155,18 @@ impl Session {
             }
         }
         Ok(caught_up)
+    }
+
+    /// Moves the points of functions from the text into copies of these functions, as far as they can be copied.
+    pub(super) fn copy(&self, control: &mut Control, functions: &[FunctionId]) -> Result<(), Error> {
+        // Nothing runs at a point that only asks for a copy.
+        let nothing = Arc::new(Snippet::default());
+        let wanted = |function: &FunctionId| {
+            let mini = NewMini { placing: Placing::InCopy, ..NewMini::plain(PRUNE, 0, &nothing) };
+            WantedPoints { function: *function, kind: PointKind::Entry, minis: vec![mini] }
+        };
+        let wanted: Vec<WantedPoints<'_>> = functions.iter().map(wanted).collect();
+        self.change(control, &wanted, &|_| &[], &mut InsertionStop::default()).map(drop)
     }
 
     /// The part of an insertion that can fail: code, journal, stop.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ingraft_model::records::RecordCounts;
 use ingraft_model::token::Token;
-use ingraft_model::{ContextTree, FunctionId, Instrumentation, MetricInfo, PointKind, Variable};
+use ingraft_model::{ContextTree, FunctionId, Instrumentation, MetricInfo, PointKind, ThreadIdentity, Variable};
 use ingraft_process::{SharedArea, Target, TickClock};
 use rustc_hash::FxHashSet;
 
@@ -22,9 +22,10 @@ use crate::weaving::plan::Woven;
 use crate::weaving::positions::ProgramCounters;
 
 use super::buffers::{Drained, LastRecords, NewBuffers, Records};
-use super::control::Control;
+use super::control::{Attached, Control};
 use super::driver::Session;
 use super::insertion_stop::InsertionStop;
+use super::staged::BUSY;
 
 /// A session with its lock held, for the kind of one measurement.
 pub(crate) struct Locked<'s> {
@@ -108,6 +109,14 @@ impl<'s> Locked<'s> {
         let area = shared.area().cloned()?;
         shared.add_looks(looks);
         Some((area, Arc::clone(&self.session.target)))
+    }
+
+    /// Whether the owners of shards are ids of threads of the target, as the engine sees them.
+    pub fn has_own_ids(&self) -> bool {
+        let by_id = |attached: &Attached| matches!(attached.env.identity, ThreadIdentity::FsOffset(_));
+        let pid = self.session.pid();
+        let same_namespace = || self.session.target.status().is_ok_and(|status| status.own_id == pid.0);
+        self.control.attached.as_ref().is_some_and(by_id) && !self.control.family.counts() && same_namespace()
     }
 
     /// The sum of a counter over all threads, those without a shard of their own included.
@@ -202,6 +211,21 @@ impl<'s> Locked<'s> {
         if let Err(error) = self.withdraw(&going) {
             tracing::warn!(%error, "code that counts calls stays in");
         }
+    }
+
+    /// Functions that are called so often that their code had better stand in copies of them, and that run in the text yet.
+    pub fn busy_in_text(&self) -> Vec<FunctionId> {
+        let rates = self.session.known_rates(self.control);
+        let in_text = |function: &FunctionId| self.woven().is_some_and(|woven| !woven.is_copied(*function));
+        rates.into_iter().filter(|(f, rate)| *rate >= BUSY && in_text(f)).map(|(function, _)| function).collect()
+    }
+
+    /// Moves all code of functions into copies of them, as far as they can be copied. If that fails, the code stays where it is.
+    pub fn copy(&mut self, functions: &[FunctionId]) {
+        if let Err(error) = self.session.copy(self.control, functions) {
+            tracing::warn!(%error, "code of busy functions stays in the text");
+        }
+        self.session.settle_accounts(self.control);
     }
 
     /// The points at which a thread leaves calls without a return, each with the token that tells it, as far as their libraries are mapped.

@@ -26,7 +26,7 @@ use super::insertion_stop::InsertionStop;
 /// Time for which calls are counted before the costly code comes.
 const LOOK: Duration = Duration::from_millis(100);
 /// Calls per second from which on a function is busy: a copy of it saves some nanoseconds a call.
-const BUSY: f64 = 10_000.0;
+pub(super) const BUSY: f64 = 10_000.0;
 
 /// Result of an insertion.
 pub(super) struct InsertionResult {

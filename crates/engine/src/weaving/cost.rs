@@ -6,7 +6,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use ingraft_codegen::{Cost, SLOTS_PER_CYCLE};
-use ingraft_model::{Expr, Instrumentation, Shape, Snippet, Stmt, ValueUnit, Variable, VariableId, VariableKind};
+use ingraft_model::{
+    Expr, Insertion, Instrumentation, Parts, PointKind, Shape, Snippet, Stmt, ValueUnit, Variable, VariableId,
+    VariableKind,
+};
 use ingraft_process::TickClock;
 use rustc_hash::FxHashMap;
 
@@ -101,7 +104,7 @@ fn quickest(round: impl Fn()) -> f64 {
 const METERS_MAX: u32 = 16;
 
 /// Counters of the hits of a pair's snippets. Each snippet begins by adding 1 to a counter, which is the same at all points of the snippet.
-/// A pair that counts its hits anyway has no such counter.
+/// A pair that counts its hits anyway has no such counter, and snippets whose number of runs another one tells have none.
 #[derive(Clone, Debug, Default)]
 pub struct Meters {
     /// Each snippet as it was evaluated, the same snippet with its counter, and the index of that counter among the pair's meters.
@@ -162,9 +165,11 @@ impl Meters {
         if counts_itself && self.known.is_empty() {
             return;
         }
+        let records = opens_records(instrumentation);
         let base = u32::try_from(instrumentation.variables.len()).unwrap_or(u32::MAX);
         self.base = Some(base);
-        for insertion in &mut instrumentation.insertions {
+        let variables = Arc::clone(&instrumentation.variables);
+        for insertion in instrumentation.insertions.iter_mut().filter(|i| !is_told(i, records, &variables)) {
             let known = self.known.iter().find(|(plain, ..)| *plain == insertion.snippet);
             let metered = match known {
                 Some((_, metered, _)) => Arc::clone(metered),
@@ -182,6 +187,21 @@ impl Meters {
         let counters = self.known.iter().map(|(.., number)| number + 1).max().unwrap_or(0);
         instrumentation.variables = made.counting(&instrumentation.variables, counters);
     }
+}
+
+/// Whether each call of the function opens a record.
+fn opens_records(instrumentation: &Instrumentation) -> bool {
+    let opens = |i: &Insertion| i.snippet.stmts.iter().any(|stmt| matches!(stmt, Stmt::Open(..)));
+    instrumentation.insertions.iter().any(|i| i.point == PointKind::Entry && i.parts == Parts::All && opens(i))
+}
+
+/// Whether a snippet needs no meter, because that of the entry tells about how often it runs: calls that open records come to an exit, and additions
+/// to the sum of a path cost as little as a meter.
+fn is_told(insertion: &Insertion, opens_records: bool, variables: &[Variable]) -> bool {
+    let is_sum = |v: VariableId| variables.get(v.0 as usize).is_some_and(|v| v.kind == VariableKind::PathSum);
+    let additions = insertion.snippet.as_additions();
+    let adds_only = additions.is_some_and(|all| all.iter().all(|(variable, _)| is_sum(*variable)));
+    opens_records && (insertion.point == PointKind::Exit || adds_only)
 }
 
 /// Whether a snippet counts its runs anyway: it adds 1 to a variable of its pair, and other numbers at most to variables of other pairs.

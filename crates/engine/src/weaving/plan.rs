@@ -298,17 +298,27 @@ impl Woven {
 
     /// Costs of the hits that each counter counts, as if no other snippets stood at the points. The cost at a point is the worst case of
     /// the counter's snippets and of the code on the way to them. The result has the sum over the points, and the number of points.
+    ///
+    /// Snippets without a counter of their own cost their part at the entry of their function.
     pub fn costs(&self) -> FxHashMap<u32, (Cost, u32)> {
         let mut costs: FxHashMap<u32, (Cost, u32)> = FxHashMap::default();
         costs.reserve(self.points.len());
-        for point in self.points.values() {
-            let pruning = point.woven.minis.iter().find(|m| m.id == PRUNE).map(|m| m.cost);
-            for (woven, mini) in point.woven.minis.iter().zip(&point.minis) {
-                let Some(meter) = mini.meter else { continue };
-                // stale activations are pruned before a snippet that may open a record
-                let prune = pruning.filter(|_| !meter.plain).unwrap_or_default();
-                let sum = costs.entry(meter.counter).or_default();
-                *sum = (sum.0 + point.woven.cost + prune + woven.cost, sum.1.saturating_add(1));
+        let all: Vec<(&FunctionPoint, &Arc<Point>)> = self.points.iter().collect();
+        for points in all.chunk_by(|(a, _), (b, _)| a.function == b.function) {
+            let told = costs_told_by_entries(points);
+            for (place, point) in points {
+                let pruning = point.woven.minis.iter().find(|m| m.id == PRUNE).map(|m| m.cost);
+                for (woven, mini) in point.woven.minis.iter().zip(&point.minis) {
+                    let Some(meter) = mini.meter else { continue };
+                    // stale activations are pruned before a snippet that may open a record
+                    let prune = pruning.filter(|_| !meter.plain).unwrap_or_default();
+                    let others = told.get(&mini.owner).filter(|_| place.point == PointId::Entry);
+                    let sum = costs.entry(meter.counter).or_default();
+                    *sum = (
+                        sum.0 + point.woven.cost + prune + woven.cost + others.copied().unwrap_or_default(),
+                        sum.1.saturating_add(1),
+                    );
+                }
             }
         }
         costs
@@ -389,7 +399,7 @@ impl Woven {
     }
 
     /// Whether a function runs as a copy.
-    pub(super) fn is_copied(&self, function: FunctionId) -> bool {
+    pub fn is_copied(&self, function: FunctionId) -> bool {
         self.bodies.contains_key(&function)
     }
 
@@ -796,6 +806,25 @@ struct Meter {
     counter: u32,
     /// Whether the snippet does nothing else.
     plain: bool,
+}
+
+/// Costs of snippets without a counter at the points of one function, by their owners: those at its dearest exit, and one of the others.
+fn costs_told_by_entries(points: &[(&FunctionPoint, &Arc<Point>)]) -> FxHashMap<u32, Cost> {
+    let (mut exits, mut others): (FxHashMap<u32, Cost>, FxHashMap<u32, Cost>) = Default::default();
+    for (place, point) in points {
+        let mut here: FxHashMap<u32, Cost> = FxHashMap::default();
+        let untold = point.woven.minis.iter().zip(&point.minis).filter(|(_, mini)| mini.meter.is_none());
+        for (woven, mini) in untold.filter(|(_, mini)| !matches!(mini.owner, NOBODY | SHARED)) {
+            *here.entry(mini.owner).or_insert(point.woven.cost) += woven.cost;
+        }
+        let of = if matches!(place.point, PointId::Exit(_)) { &mut exits } else { &mut others };
+        for (owner, cost) in here {
+            let known = of.entry(owner).or_default();
+            *known = std::cmp::max_by_key(*known, cost, |cost| cost.weight());
+        }
+    }
+    others.into_iter().for_each(|(owner, cost)| *exits.entry(owner).or_default() += cost);
+    exits
 }
 
 impl NewMini<'_> {

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{JoinHandle, park_timeout};
 use std::time::{Duration, Instant};
 
-use ingraft_process::{SharedArea, Target, own_processor_time, run_promptly};
+use ingraft_model::Tid;
+use ingraft_process::{SharedArea, Target, own_processor_time, run_promptly, thread_exists};
 
 use crate::readings::looks::ContextLooks;
 use crate::readings::values::Shards;
@@ -24,8 +25,13 @@ pub struct LookingThread {
 }
 
 impl LookingThread {
-    /// Starts to look. Fails if the engine can have no further thread.
-    pub fn start(looks: Arc<ContextLooks>, area: Arc<SharedArea>, target: Arc<Target>) -> std::io::Result<Self> {
+    /// Starts to look. `own_ids` says whether the owners of shards are ids of threads of the target, as the engine sees them. Fails if the engine can
+    /// have no further thread.
+    pub fn start(
+        looks: Arc<ContextLooks>,
+        (area, target): (Arc<SharedArea>, Arc<Target>),
+        own_ids: bool,
+    ) -> std::io::Result<Self> {
         let is_over = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&is_over);
         let work = move || {
@@ -39,7 +45,8 @@ impl LookingThread {
                 // The looks of the last round are taken after the thread was told to end.
                 let is_last = over.load(Ordering::Acquire);
                 let claims = Shards::claims(&*area);
-                looks.round(begin.elapsed(), &claims, |shard, counter| Shards::load(&*area, shard, counter));
+                let lives = |owner: u64| !own_ids || thread_exists(target.pid(), Tid(owner as i32));
+                looks.round(begin.elapsed(), &claims, lives, |shard, counter| Shards::load(&*area, shard, counter));
                 if is_last {
                     return;
                 }

@@ -11,8 +11,9 @@ mod looks;
 mod memory;
 
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use ingraft_model::{ContextShape, Focus, FunctionId, Variable};
+use ingraft_model::{ContextShape, Focus, FunctionId, Placing, Variable};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{ContextMetric, ContextsOptions, EnableRequest, MeasurementId, MetricFocus, Removed};
@@ -34,6 +35,10 @@ use super::whole;
 const FUNCTIONS_MAX: usize = ingraft_model::contexts::FUNCTIONS_MAX as usize;
 /// Largest number of functions that lose the code that has counted calls in one change.
 const LOOKS_AT_ONCE: usize = 500;
+/// Time between two searches for functions that have become busy.
+const SEARCH: Duration = Duration::from_secs(1);
+/// Largest number of functions that are copied in one change because they have become busy.
+const COPIED_AT_ONCE: usize = 200;
 
 /// Calls of functions by calling context.
 pub struct ContextsKind {
@@ -62,6 +67,10 @@ pub struct ContextsKind {
     looked: Option<Arc<ContextLooks>>,
     /// The thread that looks.
     looking: Option<LookingThread>,
+    /// When functions that have become busy are searched next.
+    search: Instant,
+    /// Functions that were found to be busy, whether they could be copied or not.
+    busy: FxHashSet<FunctionId>,
 }
 
 /// A function whose calls are told apart.
@@ -70,6 +79,8 @@ struct ContextSite {
     role: LibraryRole,
     /// The pair of the function.
     key: PairKey,
+    /// Whether its code can stand right in a copy.
+    fits_copy: bool,
 }
 
 impl ContextsKind {
@@ -91,6 +102,8 @@ impl ContextsKind {
             last: None,
             looked: None,
             looking: None,
+            search: Instant::now(),
+            busy: FxHashSet::default(),
         }
     }
 
@@ -140,11 +153,35 @@ impl ContextsKind {
         };
         let looks = Arc::new(ContextLooks::new(tree, self.shape, number));
         let Some((area, target)) = at.add_looks(&looks) else { return };
-        match LookingThread::start(Arc::clone(&looks), area, target) {
+        match LookingThread::start(Arc::clone(&looks), (area, target), at.has_own_ids()) {
             Ok(thread) => self.looking = Some(thread),
             Err(error) => tracing::warn!(%error, "no thread can look at contexts, so their times are missing"),
         }
         self.looked = Some(looks);
+    }
+
+    /// Copies functions that are busy and run in the text: at the insertion, nobody called them often.
+    fn copy_busy(&mut self, at: &mut Locked<'_>) {
+        if self.tree.is_none() || Instant::now() < self.search {
+            return;
+        }
+        self.search = Instant::now() + SEARCH;
+        let fits = |f: &FunctionId| self.site(*f).is_some_and(|site| site.fits_copy && !at.is_left_out(&site.key));
+        let is_new = |f: &FunctionId| !self.busy.contains(f) && fits(f);
+        let mut busy: Vec<FunctionId> = at.busy_in_text().into_iter().filter(is_new).collect();
+        if busy.is_empty() {
+            return;
+        }
+        busy.sort_unstable();
+        busy.truncate(COPIED_AT_ONCE);
+        at.copy(&busy);
+        self.busy.extend(busy);
+    }
+
+    /// A function whose calls are told apart.
+    fn site(&self, function: FunctionId) -> Option<&ContextSite> {
+        let number = self.numbers.get(&function)?.checked_sub(1)?;
+        self.sites.get(number as usize)
     }
 
     /// The pairs that hold counters for all functions: the tree, and the buffer of records of memory if there is one.
@@ -203,10 +240,11 @@ impl Running for ContextsKind {
             }
             let index = u16::try_from(index).unwrap_or(u16::MAX);
             let instrumentation = code.of(function, (number, index), role);
+            let fits_copy = instrumentation.placing == Placing::InCopyIfBusy;
             let pair = Arc::new(MetricFocus { metric: METRIC.to_owned(), focus: focus.clone() });
             let wanted = WantedPair { function: Some(function), ..WantedPair::owned(owner, pair, instrumentation) };
             if number == next {
-                self.sites.push(ContextSite { function, role, key: PairKey::of(&wanted) });
+                self.sites.push(ContextSite { function, role, key: PairKey::of(&wanted), fits_copy });
             }
             all.extend(looks.then(|| look(function, focus, asked.id)));
             all.push(wanted);
@@ -256,6 +294,7 @@ impl Running for ContextsKind {
         // One change makes new counting copies only for so many of the functions that lose it.
         let rest = self.looks.len().saturating_sub(LOOKS_AT_ONCE);
         at.withdraw_pairs(self.looks.split_off(rest));
+        self.copy_busy(at);
     }
 
     fn last(&mut self, at: &mut Locked<'_>) {
