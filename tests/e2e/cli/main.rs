@@ -10,6 +10,7 @@ mod backends;
 mod bad_input;
 mod births;
 mod blocks;
+mod brief;
 mod callers;
 mod calling;
 mod calls;

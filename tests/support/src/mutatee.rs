@@ -59,6 +59,7 @@ fn recipe(name: &str) -> Recipe {
         "ailing" => ("gcc", C, &["ailing.c"], false),
         "recorder" => ("gcc", C, &["recorder.c"], false),
         "stamps" => ("gcc", C, &["stamps.c"], false),
+        "brief" => ("gcc", C, &["brief.c"], false),
         "threads-stripped" => ("gcc", C, &["threads.c"], true),
         "threads-static" => ("gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["threads.c"], false),
         "threads-static-pie" => ("gcc", &["-O2", "-g", "-pthread", "-static-pie"] as &[_], &["threads.c"], false),

@@ -252,7 +252,8 @@ impl Generator<'_> {
         missed_it: impl FnOnce(&mut Self) -> Result<(), Assembly>,
     ) -> Result<(), Assembly> {
         if self.access == ShardAccess::Shared {
-            return if whose == Whose::Own { self.unrecorded(r) } else { Ok(()) };
+            // Its entry has counted it as unrecorded.
+            return Ok(());
         }
         self.used = [true; 3];
         let name = self.offset(r.activations)? as i32;
@@ -288,7 +289,8 @@ impl Generator<'_> {
         self.place(&mut end)
     }
 
-    /// Emits the end of a call without a record.
+    /// Emits the end of a call without a record. If there is no room for further records, it is one of the calls that had none at their entries, and is
+    /// counted already: calls with records are outside of it.
     fn missed(
         &mut self,
         r: &CallRecord,
@@ -298,7 +300,13 @@ impl Generator<'_> {
         if whose == Whose::Earlier {
             return Ok(());
         }
+        let mut counted = self.a.create_label();
+        if !self.frame.stack.moving {
+            self.a.cmp(self.top(), record::ROOM as i32)?;
+            self.a.jae(counted)?;
+        }
         self.a.inc(self.slot(r.activations, UNSEEN)?)?;
+        self.place(&mut counted)?;
         missed_it(self)
     }
 

@@ -256,7 +256,16 @@ fn lower(stmts: &[Stmt], counters: &[u32], steps: &mut Vec<InlineStep>) -> Optio
                 steps.pop_if(|last| matches!((last, set), (InlineStep::Set(a, _), InlineStep::Set(b, _)) if *a == b));
                 steps.push(set);
             }
-            Stmt::Set(v, Expr::Restored) => steps.push(InlineStep::SetRestored(index(*v)?)),
+            Stmt::Set(v, Expr::Restored) => {
+                let v = index(*v)?;
+                // Nothing sees a value that was set right before the record was found.
+                let before = steps.iter().rposition(|step| !matches!(step, InlineStep::Find { .. }));
+                let is_set = |at: &usize| matches!(steps.get(*at), Some(InlineStep::Set(set, _)) if *set == v);
+                if let Some(at) = before.filter(is_set) {
+                    steps.remove(at);
+                }
+                steps.push(InlineStep::SetRestored(v));
+            }
             Stmt::AddIn(v, ranges, Expr::Variable(number), Expr::Const(1)) => {
                 let short = i32::try_from(ranges.base()).is_ok() && i32::try_from(ranges.length()).is_ok();
                 if ranges.granule() != 1 || !short {

@@ -42,7 +42,9 @@ struct SumValues {
     none: i64,
 }
 
-/// Values for functions whose paths have a place each: instructions can hold them.
+/// Largest number of paths of a function whose sums are in an instruction each, and far from those that mean no path.
+const SHORT_MAX: i64 = 1 << 26;
+/// Values for functions with so many paths: instructions can hold them.
 const SHORT: SumValues = SumValues { base: 1 << 30, late: -(1 << 30), none: -(1 << 29) };
 /// Values for functions with more paths.
 const LONG: SumValues = SumValues { base: 1 << 61, late: -(1 << 61), none: -(1 << 60) };
@@ -106,10 +108,12 @@ impl Plan for PathsPlan {
         ];
         let ends = vec![Stmt::Close(record, vec![Stmt::Set(SUM, Expr::Restored)])];
         let at = |point, parts, stmts| code::insertion(self.graph.function, point, parts, Snippet { stmts });
+        // After a call without a record, the path of the caller is not known any more, if it is a call of the same function.
+        let unknown = Stmt::Set(SUM, Expr::Const(self.values().late));
         // A jump to another function ends the path and the record, because no other call needs the sum of this one any more.
         let mut insertions = vec![
             at(PointKind::Entry, Parts::All, begins),
-            at(PointKind::Exit, Parts::All, vec![self.count(0)]),
+            at(PointKind::Exit, Parts::All, vec![self.count(0), unknown]),
             at(PointKind::Exit, Parts::All, ends),
         ];
         let of_place = |(place, steps): (&ProbeAt, &Vec<PathStep>)| -> Option<Insertion> {
@@ -179,7 +183,7 @@ impl PathsPlan {
             }
             None => {
                 read.unplaced = others;
-                LONG.base
+                self.values().base
             }
         };
         for (key, count) in &table.values {
@@ -226,10 +230,10 @@ impl PathsPlan {
     }
 
     fn values(&self) -> SumValues {
-        match (self.vector(), self.below) {
-            (Some(_), _) => SHORT,
-            (None, Some(_)) => BELOW,
-            (None, None) => LONG,
+        match self.below {
+            _ if self.paths.paths() <= SHORT_MAX => SHORT,
+            Some(_) => BELOW,
+            None => LONG,
         }
     }
 
@@ -276,6 +280,8 @@ mod tests {
     use ingraft_model::{Block, Cfg, Edge, EdgeKind, EdgeTarget, IndexVec, ModuleId, Svma, WayIn, WayInReason};
     use ingraft_profile::Probes;
 
+    use crate::weaving::cost::{Metered, Meters};
+
     use super::*;
 
     const F: FunctionId = FunctionId { module: ModuleId(0), function: 3 };
@@ -320,11 +326,29 @@ mod tests {
             texts(&plan(3, &[(0, 1), (1, 1), (1, 2)], &[], PATHS_MAX)),
             [
                 "Entry open r1 restore v2 { v2 = -1073741824; } v2 = 1073741825;",
-                "Exit v0[(v2 - 1073741824) / 1 < 4] += 1;",
+                "Exit v0[(v2 - 1073741824) / 1 < 4] += 1; v2 = -1073741824;",
                 "Exit close r1 restore v2 { v2 = restored; }",
                 "Edge v0[(v2 - 1073741825) / 1 < 4] += 1; v2 = 1073741827;",
             ]
         );
+    }
+
+    #[test]
+    fn the_number_of_calls_tells_how_often_other_code_runs() {
+        let plan = plan(4, &[(0, 1), (0, 2), (1, 2), (2, 2), (2, 3)], &[], PATHS_MAX);
+        let mut code = plan.instrumentation(code::metric_named("paths"));
+        Meters::default().apply(&mut code, &mut Metered::default());
+        let meters = |i: &Insertion| i.snippet.to_string().matches("++").count();
+        let all: Vec<_> = code.insertions.iter().map(|i| (i.point, meters(i))).collect();
+        let [entry, exits @ ..] = all.as_slice() else { panic!("no code") };
+        assert_eq!(*entry, (PointKind::Entry, 1));
+        assert_eq!(exits[..2], [(PointKind::Exit, 0); 2]);
+        // An addition to the sum costs as little as a meter; the end of a path in a loop may run often.
+        let texts = texts(&plan);
+        for ((_, meters), text) in exits[2..].iter().zip(&texts[3..]) {
+            assert_eq!(*meters, usize::from(text.contains(" = ")), "{text}");
+        }
+        assert!(texts[3..].iter().any(|text| !text.contains(" = ")), "{texts:?}");
     }
 
     #[test]
@@ -335,7 +359,7 @@ mod tests {
         assert_eq!(
             texts(&plan)[1..],
             [
-                "Exit count below v4 65543 v2;",
+                "Exit count below v4 65543 v2; v2 = -1073741824;",
                 "Exit close r1 restore v2 { v2 = restored; }",
                 "Edge count below v4 65543 (v2 + -1); v2 = 1073741827;",
             ]
@@ -362,7 +386,8 @@ mod tests {
         assert_eq!(plan.paths.paths(), 2048);
         assert!(matches!(plan.variables(0)[0].shape, Shape::Table(_)));
         let key = |number: i64| TableKey::Number(number.cast_unsigned());
-        let values = [(key(LONG.base + 7), 3), (key(LONG.late + 1), 4), (key(5), 1)].into_iter().collect();
+        assert_eq!(plan.values(), SHORT);
+        let values = [(key(SHORT.base + 7), 3), (key(SHORT.late + 1), 4), (key(5), 1)].into_iter().collect();
         let read = plan.counts(&KeyTable { values, others: 2, ..KeyTable::default() });
         assert_eq!(read, PathNumberCounts { counts: vec![(7, 3)], late: 5, unplaced: 2 });
     }
