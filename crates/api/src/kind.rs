@@ -84,6 +84,10 @@ pub struct ContextsOptions {
     /// Whether each recursive call has a context of its own, as long as there is room. Otherwise it leads back to the context of the first call of
     /// its function, so that a deep recursion has few contexts.
     pub full: bool,
+    /// Patterns of those of the functions whose calls have times in each context. Not with metrics.
+    pub timed: Vec<String>,
+    /// Whether these are times of the processor.
+    pub cpu: bool,
 }
 
 impl ContextsOptions {

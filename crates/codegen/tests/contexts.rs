@@ -5,7 +5,9 @@ mod support;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{CodegenError, MiniRequest, PointRequest, TextSpace, weave_points};
 use ingraft_model::contexts::{CURRENT, TAKEN};
-use ingraft_model::{Bias, BinaryOp, ContextShape, ContextTree, Expr, Snippet, Stmt, ThreadIdentity, VariableId};
+use ingraft_model::{
+    Bias, BinaryOp, ContextShape, ContextTree, Expr, Resolution, Snippet, Stmt, ThreadIdentity, VariableId,
+};
 use support::image::{Outcome, Program, Step, TEXT};
 use support::*;
 
@@ -97,6 +99,28 @@ fn values_are_counted_below_the_context() {
         let last = (1 << 47) - 1;
         let below = Some(entered);
         assert_eq!(found, [(4, 5, None, 1), (4, (1 << 45) + 5, below, 2), (4, last, below, 1)]);
+    }
+}
+
+#[test]
+fn a_bucket_becomes_the_context() {
+    let shape = shape(6, false);
+    let stmts = vec![
+        Stmt::Enter(TREE, shape, 9),
+        Stmt::EnterBucket(TREE, shape, 4, Resolution::Fine, Expr::Arg(0)),
+        Stmt::AddContext(TREE, shape, 2, Expr::Arg(0)),
+        Stmt::Set(NOW, Expr::Const(0)),
+    ];
+    let values = [0, 1, 31, 32, 33, 1000, 123_456_789, 1 << 43, 1 << 44, u64::MAX >> 1];
+    for identity in [GLIBC, ThreadIdentity::FsBase] {
+        let tree = tree(&run(identity, shape, stmts.clone(), &values), shape);
+        let buckets = tree.contexts.iter().filter(|of| of.function == 4);
+        let mut found: Vec<_> =
+            buckets.map(|of| (of.metrics[2].cast_unsigned(), of.return_address, of.calls)).collect();
+        found.sort_unstable();
+        assert_eq!(found, values.map(|value| (value, u64::from(Resolution::Fine.bucket_of(value)), 1)));
+        let above = tree.contexts.iter().filter(|of| of.function == 4).map(|of| of.parent.expect("a context"));
+        assert!(above.clone().all(|at| tree.contexts[at].function == 9 && tree.contexts[at].metrics == [0; 4]));
     }
 }
 

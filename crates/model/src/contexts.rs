@@ -192,6 +192,8 @@ pub struct CountedValue {
     pub value: i64,
     /// Number of times that it was counted.
     pub count: u64,
+    /// Values of metrics at its place, see [`crate::Stmt::EnterBucket`].
+    pub metrics: [i64; METRICS_MAX],
 }
 
 /// The contexts of one thread, or of several together.
@@ -256,30 +258,31 @@ impl ContextTree {
         index
     }
 
-    /// Removes the values that were counted below contexts: of function numbers from [`VALUES`] on. Contexts get other indexes.
+    /// Removes the values that were counted below contexts: of function numbers from [`VALUES`] on. Contexts get other indexes. What a signal
+    /// handler has called while a value was the context of its thread is then below the context of the value.
     pub fn take_values(&mut self) -> Vec<CountedValue> {
         let mut values = Vec::new();
-        let mut indexes: Vec<Option<usize>> = Vec::with_capacity(self.contexts.len());
-        let mut contexts = Vec::with_capacity(self.contexts.len());
-        for context in std::mem::take(&mut self.contexts) {
+        let all = std::mem::take(&mut self.contexts);
+        self.known.clear();
+        let mut indexes: Vec<Option<usize>> = Vec::with_capacity(all.len());
+        for context in all {
             let here = |index: Option<usize>| index.and_then(|index| indexes.get(index).copied().flatten());
             let (parent, back) = (here(context.parent), here(context.back));
             match context.function.checked_sub(VALUES) {
                 Some(function) => {
                     let unused = u64::BITS - ADDRESS_BITS;
                     let value = (context.return_address << unused).cast_signed() >> unused;
-                    values.push(CountedValue { context: parent, function, value, count: context.calls });
-                    indexes.push(None);
+                    let (count, metrics) = (context.calls, context.metrics);
+                    values.push(CountedValue { context: parent, function, value, count, metrics });
+                    indexes.push(parent);
                 }
                 None => {
-                    indexes.push(Some(contexts.len()));
-                    contexts.push(TreeContext { parent, back, ..context });
+                    let index = self.child(parent, key(context.function, context.return_address), back);
+                    self.count(index, context.calls, context.metrics);
+                    indexes.push(Some(index));
                 }
             }
         }
-        let key = |c: &TreeContext| (c.parent, key(c.function, c.return_address), c.back.is_some());
-        self.known = contexts.iter().enumerate().map(|(index, context)| (key(context), index)).collect();
-        self.contexts = contexts;
         values
     }
 
@@ -426,19 +429,30 @@ mod tests {
             (2, value(2, 1 << 45), of(5), 4, of(2), 0),
             (7, key(2, 0x24), of(5), 6, of(7), 0),
             (1, key(2, 0x30), of(7), 5, of(7), 0),
-            (3, value(2, 9), of(7), 8, of(3), 0),
+            (3, value(2, 9), of(7), 8, of(3), 6),
+            // A handler calls f while the value above is the context of its thread.
+            (4, key(3, 0x40), of(3), 7, of(4), 2),
         ]);
         let mut tree = read(&slots);
         let mut values = tree.take_values();
         values.sort_unstable_by_key(|value| value.count);
         assert_eq!(
             rows(&tree),
-            [(1, 0x900, None, 1, None, 0), (2, 0x24, Some(0), 6, None, 0), (2, 0x30, Some(1), 5, Some(1), 0)]
+            [
+                (1, 0x900, None, 1, None, 0),
+                (2, 0x24, Some(0), 6, None, 0),
+                (2, 0x30, Some(1), 5, Some(1), 0),
+                (3, 0x40, Some(1), 7, None, 2)
+            ]
         );
-        let counted = |context, function, value, count| CountedValue { context, function, value, count };
-        assert_eq!(values, [counted(None, 1, -7, 3), counted(Some(0), 2, 1 << 45, 4), counted(Some(1), 2, 9, 8)]);
+        let counted = |context, function, value, count, metric| {
+            let metrics = [metric, 0, 0, 0];
+            CountedValue { context, function, value, count, metrics }
+        };
+        let expected = [counted(None, 1, -7, 3, 0), counted(Some(0), 2, 1 << 45, 4, 0), counted(Some(1), 2, 9, 8, 6)];
+        assert_eq!(values, expected);
         tree.merge(&read(&slots));
-        assert_eq!(tree.contexts.len(), 6);
+        assert_eq!(tree.contexts.len(), 8);
         assert_eq!(tree.contexts[0].calls, 2);
     }
 

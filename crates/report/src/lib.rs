@@ -18,9 +18,9 @@ mod trace;
 
 pub use code::{CodeStep, ModuleCode, SourceFrame, Symbol};
 pub use contexts::{
-    CallerNode, CallingContext, ChangedValue, ContextChange, ContextChildren, ContextFunction, ContextKind,
-    ContextProfile, ContextStatistics, ContextUnit, ContextValue, ContextValues, FunctionTotal, LiveFacts, LookedTime,
-    ReturnSite, context_diff,
+    CallTimes, CallerNode, CallingContext, ChangedValue, ContextChange, ContextChildren, ContextFunction, ContextKind,
+    ContextLatency, ContextProfile, ContextStatistics, ContextUnit, ContextValue, ContextValues, FunctionTotal,
+    LiveFacts, LookedTime, ReturnSite, UntimedCalls, context_diff,
 };
 pub use diff::{BlockChange, CountChange, FunctionChange, diff};
 pub use export::{EXPORTERS, ExportOptions, Exporter, Sources, ran_lines};

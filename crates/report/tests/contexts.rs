@@ -54,8 +54,7 @@ fn profile() -> SavedProfile {
         metrics: vec!["wall_ns".to_owned(), "allocated_bytes".to_owned()],
         outside: vec![7, 0],
         full: 9,
-        look_squares: 0,
-        live: None,
+        ..ContextProfile::default()
     };
     SavedProfile {
         kind: ProfileKind::Contexts,

@@ -150,8 +150,7 @@ fn contexts() -> ContextProfile {
         metrics: vec!["wall_ns".to_owned(), "allocated_bytes".to_owned()],
         outside: vec![-3, 4],
         full: 5,
-        look_squares: 0,
-        live: None,
+        ..ContextProfile::default()
     }
 }
 

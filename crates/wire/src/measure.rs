@@ -170,9 +170,9 @@ fn kind_to_wire(kind: Kind) -> Option<Wire> {
             let (limit, buffer) = (limit.unwrap_or(0), capacity.bytes());
             Some(Wire::Slow(v1::SlowKind { over_ns, least_ns, callees, limit, buffer }))
         }
-        Kind::Contexts(ContextsOptions { metrics, full }) => {
+        Kind::Contexts(ContextsOptions { metrics, full, timed, cpu }) => {
             let metrics = metrics.into_iter().map(|metric| metric.name().to_owned()).collect();
-            Some(Wire::Contexts(v1::ContextsKind { metrics, full }))
+            Some(Wire::Contexts(v1::ContextsKind { metrics, full, timed, cpu }))
         }
         Kind::Paths(PathsOptions { longest, contexts }) => {
             Some(Wire::Paths(v1::PathsKind { longest: longest.map_or(0, NonZeroU32::get), contexts }))
@@ -245,7 +245,13 @@ fn slow(options: v1::SlowKind) -> Result<SlowOptions, FieldError> {
 }
 
 fn contexts(options: v1::ContextsKind) -> Result<ContextsOptions, FieldError> {
-    let v1::ContextsKind { metrics: names, full } = options;
+    let v1::ContextsKind { metrics: names, full, timed, cpu } = options;
+    if !timed.is_empty() && !names.is_empty() {
+        return Err(FieldError::new("timed", "is set with `metrics`"));
+    }
+    if cpu && timed.is_empty() {
+        return Err(FieldError::new("cpu", "is set without `timed`"));
+    }
     let too_many = || FieldError::new("metrics", format!("has more than {} entries", ContextsOptions::METRICS_MAX));
     if names.len() > ContextsOptions::METRICS_MAX {
         return Err(too_many());
@@ -265,7 +271,7 @@ fn contexts(options: v1::ContextsKind) -> Result<ContextsOptions, FieldError> {
     if ContextsOptions::values(&metrics).count() > ContextsOptions::METRICS_MAX {
         return Err(too_many());
     }
-    Ok(ContextsOptions { metrics, full })
+    Ok(ContextsOptions { metrics, full, timed, cpu })
 }
 
 fn shares(options: v1::SharesKind) -> Result<SharesOptions, FieldError> {
@@ -329,7 +335,11 @@ mod tests {
                 6 => {
                     let (from, metrics) = (s.one_of(&[0, 1, 3]), s.one_of(&[0, 1, 3]));
                     let metrics = ContextMetric::ALL.into_iter().cycle().skip(from).take(metrics).collect();
-                    Kind::Contexts(ContextsOptions { metrics, full: s.next() })
+                    let mut options = ContextsOptions { metrics, full: s.next(), ..ContextsOptions::default() };
+                    if options.metrics.is_empty() && s.next() {
+                        (options.timed, options.cpu) = (vec![s.next()], s.next());
+                    }
+                    Kind::Contexts(options)
                 }
                 7 => {
                     let longest = s.next::<Option<u32>>().and_then(NonZeroU32::new);
@@ -460,13 +470,19 @@ mod tests {
         assert_eq!(shares(&[0, 1, 2, 3, 4, 5, 6, 7, 8]), "measure.shares.suspects: has more than 8 entries");
         let contexts = |metrics: &[&str]| {
             let metrics = metrics.iter().map(ToString::to_string).collect();
-            of_kind(Wire::Contexts(v1::ContextsKind { metrics, full: false }))
+            of_kind(Wire::Contexts(v1::ContextsKind { metrics, ..v1::ContextsKind::default() }))
         };
         assert_eq!(contexts(&["wall_ns", "steps"]), "measure.contexts.metrics[1]: is no metric of contexts");
         assert_eq!(contexts(&["wall_ns", "wall_ns"]), "measure.contexts.metrics[1]: is named twice");
         assert!(contexts(&["looks", "wall_ns"]).starts_with("measure.contexts.metrics: has `wall_ns` and `looks`"));
         let four = ["looks", "cpu_ns", "wait_ns", "lock_wait_ns"];
         assert_eq!(contexts(&four), "measure.contexts.metrics: has more than 4 entries");
+        let timed = |timed: &[&str], metrics: &[&str], cpu| {
+            let [timed, metrics] = [timed, metrics].map(|names| names.iter().map(ToString::to_string).collect());
+            of_kind(Wire::Contexts(v1::ContextsKind { metrics, full: false, timed, cpu }))
+        };
+        assert_eq!(timed(&["f"], &["cpu_ns"], false), "measure.contexts.timed: is set with `metrics`");
+        assert_eq!(timed(&[], &[], true), "measure.contexts.cpu: is set without `timed`");
         let all = ContextMetric::ALL.map(ContextMetric::name);
         assert_eq!(contexts(&all), "measure.contexts.metrics: has more than 4 entries");
     }

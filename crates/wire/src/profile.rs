@@ -18,13 +18,16 @@ pub fn parts(mut profile: SavedProfile) -> impl Iterator<Item = v1::Profile> + S
     let refused = MessageParts::new(refused).map(|refused| v1::Profile { refused, ..v1::Profile::default() });
     let mut first = v1::Profile::from(&profile);
     let contexts = first.contexts.as_mut();
-    let (tracked, rows) = contexts.map(|tree| (take(&mut tree.functions), take(&mut tree.rows))).unwrap_or_default();
+    let lists = contexts.map(|tree| (take(&mut tree.functions), take(&mut tree.rows), take(&mut tree.times)));
+    let (tracked, rows, times) = lists.unwrap_or_default();
     let of_tree = |tree| v1::Profile { contexts: Some(tree), ..v1::Profile::default() };
     let tracked = MessageParts::new(tracked);
     let tracked = tracked.map(move |functions| of_tree(v1::ContextTree { functions, ..v1::ContextTree::default() }));
     let rows = MessageParts::new(rows);
     let rows = rows.map(move |rows| of_tree(v1::ContextTree { rows, ..v1::ContextTree::default() }));
-    std::iter::once(first).chain(functions).chain(refused).chain(tracked).chain(rows)
+    let times = MessageParts::new(times);
+    let times = times.map(move |times| of_tree(v1::ContextTree { times, ..v1::ContextTree::default() }));
+    std::iter::once(first).chain(functions).chain(refused).chain(tracked).chain(rows).chain(times)
 }
 
 /// The profile that has these parts. Fails if they contradict each other.
@@ -38,6 +41,7 @@ pub fn whole(parts: Vec<v1::Profile>) -> Result<SavedProfile, FieldError> {
             let tree = whole.contexts.get_or_insert_default();
             tree.functions.extend(part.functions);
             tree.rows.extend(part.rows);
+            tree.times.extend(part.times);
         }
     }
     SavedProfile::try_from(whole).map_err(|e| FieldError::new("profile", e))
@@ -78,11 +82,11 @@ pub fn earlier(profile: v1::Profile) -> Result<EarlierProfile, FieldError> {
 
 #[cfg(test)]
 mod tests {
-    use ingraft_model::{BlockEvents, EdgeKind};
+    use ingraft_model::{BlockEvents, Bucket, Distribution, EdgeKind};
     use ingraft_report::{
-        BlockCount, CallCount, CallTarget, CallingContext, ContextFunction, ContextKind, ContextProfile, EdgeCount,
-        EdgeEnd, FunctionProfile, InclusiveTotal, ModuleInfo, ProfileKind, ReturnSite, UnprofiledFunction,
-        UnsavedDetails,
+        BlockCount, CallCount, CallTarget, CallTimes, CallingContext, ContextFunction, ContextKind, ContextProfile,
+        EdgeCount, EdgeEnd, FunctionProfile, InclusiveTotal, ModuleInfo, ProfileKind, ReturnSite, UnprofiledFunction,
+        UnsavedDetails, UntimedCalls,
     };
     use proptest::collection::vec;
     use proptest::option;
@@ -173,6 +177,14 @@ mod tests {
             calls: n as u64,
             metrics: vec![n as i64, -(n as i64)],
         };
+        let times = |n: usize| {
+            let bucket = |at: u64| Bucket { first: 64 * at, end: 64 * at + 64, count: 1 + at };
+            let buckets: Vec<Bucket> = (0..200).map(bucket).collect();
+            let count = buckets.iter().map(|bucket| bucket.count).sum();
+            let (min, max, own) = (3, 12_700, (n % 2 == 1).then_some(5));
+            let times = Distribution { count, sum: n as u64, min, max, own, squares: None, buckets };
+            CallTimes { context: n.checked_sub(1), function: 3, times }
+        };
         let tree = ContextProfile {
             functions: (0..20_000).map(function).collect(),
             contexts: (0..200_000).map(context).collect(),
@@ -181,6 +193,8 @@ mod tests {
             full: 3,
             look_squares: 4,
             live: None,
+            timed: vec![UntimedCalls { function: 3, left_by_tail_jump: 4, earlier: 5 }],
+            times: (0..1000).map(times).collect(),
         };
         let saved = profile();
         let (functions, refused) = (Vec::new(), saved.refused.into_iter().take(2).collect());

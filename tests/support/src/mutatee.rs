@@ -122,6 +122,7 @@ fn recipe(name: &str) -> Recipe {
         "live" => ("gcc", C, &["live.c"], false),
         "contexts" => ("g++", ACCOUNT, &["contexts.cpp"], false),
         "looked" => ("gcc", C, &["looked.c"], false),
+        "latencies" => ("g++", &["-O2", "-g", "-pthread", "-Wall", "-Wextra"], &["latencies.cpp"], false),
         "paths" => ("g++", &["-O1", "-g", "-pthread", "-Wall", "-Wextra"], &["paths.cpp"], false),
         "kinds" => ("gcc", C, &["kinds.c"], false),
         "kinds-clang" => ("clang-19", C, &["kinds.c"], false),

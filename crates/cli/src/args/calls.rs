@@ -11,7 +11,7 @@ pub(crate) struct CallSelection {
     #[arg(long = "if", value_name = "COND", allow_hyphen_values = true)]
     pub(crate) condition: Option<String>,
 
-    /// Tell calls apart by these values: MDL expressions such as '$arg[0]', 'request->method' or 'str($arg[1])', which is a text; `caller` is the place of the call
+    /// Tell calls apart by these values: MDL expressions such as '$arg[0]', 'request->method' or 'str($arg[1])', which is a text; `caller` is the place of the call. With `latency`, `context` alone is the chain of callers
     #[arg(long, value_name = "EXPR[,EXPR]", allow_hyphen_values = true, value_parser = key)]
     pub(crate) by: Option<String>,
 

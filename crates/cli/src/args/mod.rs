@@ -584,6 +584,7 @@ pub(crate) enum LatencySort {
   ingraft latency -p 4711 'libc:fsync' 'libc:fdatasync' --histogram
   ingraft latency -p 4711 ExecutorRun --cpu
   ingraft latency -p 4711 'postgres:Exec*' --sort self --for 10s   where the time goes
+  ingraft latency -p 4711 ExecutorRun --by context --for 10s       by the chain of callers
   ingraft latency -p 4711 call --for 10s --format json | jq 'select(.type == \"latency\") | .p99_ns'
 
 A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. The time of a call is what passes from
@@ -593,6 +594,9 @@ a second first. Functions that would exceed --max-overhead are counted only, and
 SELF is the sum of the times without those of callees whose times are measured too. SHARE is of the sum
 of SELF over all functions that are timed to the end. TOTAL is the sum of the times with all callees: the
 time of a call is in the TOTAL of its function and of those that wait for it. Go functions have no SELF.
+--by context tells the calls apart by their calling context: the chain of calls of functions of the program
+that has led to them. Recursive calls are in the context of the first call of their function. MAX is then
+within 4 % too.
 Ctrl-C ends the measurement, removes it, and prints the final values."
 )]
 pub(crate) struct LatencyArgs {
@@ -609,6 +613,10 @@ pub(crate) struct LatencyArgs {
 
     #[command(flatten)]
     pub(crate) calls: CallSelection,
+
+    /// With `--by context`, functions that the chains of callers consist of [default: all of the program]; repeat it for several
+    #[arg(long, value_name = "FUNCTION")]
+    pub(crate) callers: Vec<String>,
 
     /// Sort by this column: numbers from the largest to the smallest, names by letter
     #[arg(long, value_enum, value_name = "COLUMN")]

@@ -8,11 +8,12 @@ use std::cmp::Ordering;
 use ingraft_api::{ThreadValue, Value};
 use ingraft_model::{Distribution, Pid, Tid};
 
+use super::context_latency;
 use super::expression::{Computed, ExpressionMetric};
 use super::keyed::{self, KeyedView};
 use super::rows::{self, FunctionRow, Presentation, RowsRequest, TableStage};
 use crate::args::{self, CallSelection, LatencyArgs, LatencySort};
-use crate::exit::Stop;
+use crate::exit::{Failure, Stop};
 use crate::measure::{CommandContext, MeasurementView};
 use crate::objects::{LatencyObject, MissingCalls, Object, RecordedFunction, ThreadLatency, Times};
 use crate::output::histogram::{self, HANDFUL};
@@ -22,6 +23,13 @@ use crate::output::{DIM, HEADING, Output, words};
 
 /// Runs the command.
 pub(crate) async fn run(args: LatencyArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
+    if context_latency::is_asked(args.calls.by.as_deref())? {
+        return context_latency::run(args, context, out).await;
+    }
+    if !args.callers.is_empty() {
+        let hint = "use `ingraft latency --by context --callers FUNCTION`";
+        return Err(Failure::usage("--callers belongs to `--by context`", hint).into());
+    }
     let (clock, metric) = if args.cpu { ("cpu", "cpu_latency") } else { ("wall", "latency") };
     let condition = args.calls.condition.clone();
     let presentation = Latencies { histograms: args.histogram, clock, sort: args.sort, condition };
@@ -208,6 +216,7 @@ impl Presentation for Latencies {
         };
         Object::Latency(LatencyObject {
             id: row.id(),
+            context: None,
             condition: self.condition.clone(),
             clock: self.clock,
             times: Times::of(row.calls(), distribution(&row)),

@@ -1,6 +1,7 @@
 //! One file for each subcommand.
 
 pub(crate) mod callers;
+mod context_latency;
 pub(crate) mod contexts;
 pub(crate) mod count;
 pub(crate) mod detach;

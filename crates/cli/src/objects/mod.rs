@@ -726,6 +726,9 @@ pub(crate) struct ThreadCount {
 pub(crate) struct LatencyObject {
     #[serde(flatten)]
     pub(crate) id: RecordedFunction,
+    /// Number of the calling context of these calls, as in the records of contexts. Left out if it is not known, and if contexts are not told apart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) context: Option<u64>,
     /// Condition of the calls that are timed; left out if all may be timed.
     #[serde(rename = "if", skip_serializing_if = "Option::is_none")]
     pub(crate) condition: Option<String>,

@@ -176,7 +176,7 @@ impl Generator<'_> {
             let from = match kept {
                 KeptValue::Spent(_) if self.frame.stack.moving => continue,
                 // It is kept together with the time.
-                KeptValue::Began(_) => continue,
+                KeptValue::Began(_) | KeptValue::Inside => continue,
                 KeptValue::Spent(clock) => self.a.mov(rax, self.spent(*clock)).map(|()| rax)?,
                 KeptValue::Time(clock) => self.clock(*clock).map(|()| rax)?,
                 KeptValue::Float(float) => self.float(*float).map(|()| rax)?,
@@ -194,6 +194,7 @@ impl Generator<'_> {
         if !r.is_optional() {
             self.stmts(body)?;
         }
+        self.keep_inside(r)?;
         if self.frame.stack.moving {
             self.park()?;
         }
@@ -202,6 +203,19 @@ impl Generator<'_> {
         self.unrecorded(r)?;
         self.place(&mut end)?;
         if r.is_optional() { self.stmts(body) } else { Ok(()) }
+    }
+
+    /// Stores [`KeptValue::Inside`] in the last record, which was just opened.
+    fn keep_inside(&mut self, r: &CallRecord) -> Result<(), Assembly> {
+        let Some(n) = (0..).zip(&r.kept).find_map(|(n, kept)| (*kept == KeptValue::Inside).then_some(n)) else {
+            return Ok(());
+        };
+        let Some(Restore::Value(v)) = r.restore else {
+            return Err(Assembly("a value inside of a call needs a variable that the record restores".to_owned()));
+        };
+        self.a.mov(rcx, self.top())?;
+        self.a.mov(rax, self.slot(v, 0)?)?;
+        Ok(self.a.mov(qword_ptr(rcx + self.last(kept_at(n))).gs(), rax)?)
     }
 
     pub(crate) fn close(&mut self, r: &CallRecord, body: &[Stmt]) -> Result<(), Assembly> {
@@ -453,7 +467,7 @@ impl Generator<'_> {
             self.a.add(self.slot(histogram, OWN)?, rax)?;
         }
         self.value(e)?;
-        let [mut positive, mut smaller, mut larger, mut fits] = std::array::from_fn(|_| self.a.create_label());
+        let [mut positive, mut smaller, mut larger] = std::array::from_fn(|_| self.a.create_label());
         if !matches!(e, Expr::Elapsed(_, TimeUnit::Ticks)) {
             self.a.test(rax, rax)?;
             self.a.jns(positive)?;
@@ -471,13 +485,25 @@ impl Generator<'_> {
         self.a.jae(larger)?;
         self.a.mov(self.slot(histogram, SMALLEST)?, rdx)?;
         self.place(&mut larger)?;
-        // The number of the bucket, computed as in `Resolution::bucket_of`.
+        self.limited()?;
+        self.square(histogram)?;
+        self.bucket(resolution)?;
+        let first = u64::from(self.env.data.counter(self.index(histogram)? + HEAD));
+        Ok(self.a.inc(qword_ptr(rax * 8 + first).gs())?)
+    }
+
+    /// Replaces a value in rax of more than [`VALUE_BITS`] bits by the largest one. Uses rdx.
+    pub(crate) fn limited(&mut self) -> Result<(), Assembly> {
+        let mut fits = self.a.create_label();
         self.a.mov(rdx, rax)?;
         self.a.shr(rdx, VALUE_BITS)?;
         self.a.je(fits)?;
         self.a.mov(rax, (1i64 << VALUE_BITS) - 1)?;
-        self.place(&mut fits)?;
-        self.square(histogram)?;
+        self.place(&mut fits)
+    }
+
+    /// Replaces the value in rax, of at most [`VALUE_BITS`] bits, by the number of its bucket, computed as in `Resolution::bucket_of`. Uses rcx.
+    pub(crate) fn bucket(&mut self, resolution: Resolution) -> Result<(), Assembly> {
         self.a.mov(rcx, rax)?;
         self.a.or(rcx, resolution.per_octave() as i32)?;
         self.a.bsr(rcx, rcx)?;
@@ -485,9 +511,7 @@ impl Generator<'_> {
         self.a.shr(rax, cl)?;
         self.a.shl(ecx, resolution.sub_bits())?;
         self.a.add(eax, ecx)?;
-        self.a.and(eax, bucket_mask(resolution))?;
-        let first = u64::from(self.env.data.counter(self.index(histogram)? + HEAD));
-        Ok(self.a.inc(qword_ptr(rax * 8 + first).gs())?)
+        Ok(self.a.and(eax, bucket_mask(resolution))?)
     }
 
     /// Adds the square of the value in rax to the two sums of squares of a histogram. The value has at most [`VALUE_BITS`] bits; it stays in rax.

@@ -11,7 +11,7 @@ use ingraft_model::contexts::{
 };
 use ingraft_model::layout::COUNTERS;
 use ingraft_model::table::MULTIPLIER;
-use ingraft_model::{ContextShape, Expr, VariableId};
+use ingraft_model::{ContextShape, Expr, Resolution, VariableId};
 
 use crate::code::environment::Assembly;
 use crate::code::listing::Listing;
@@ -33,7 +33,7 @@ impl Generator<'_> {
     /// Counts a call of a function in its context, which becomes that of the thread.
     pub(crate) fn enter_context(&mut self, v: VariableId, shape: ContextShape, function: u32) -> Result<(), Assembly> {
         let how = u64::from(shape.full()) << FULL_BIT;
-        self.count_call(v, shape, (function, &Expr::ReturnAddress), how)
+        self.count_call(v, shape, function, how, |g| g.value(&Expr::ReturnAddress))
     }
 
     /// Counts a value below the context of the thread, which stays.
@@ -44,16 +44,32 @@ impl Generator<'_> {
         function: u32,
         e: &Expr,
     ) -> Result<(), Assembly> {
-        self.count_call(v, shape, (function, e), 1 << FULL_BIT | 1 << STAY_BIT)
+        self.count_call(v, shape, function, 1 << FULL_BIT | 1 << STAY_BIT, |g| g.value(e))
     }
 
-    /// Counts a call in its context. `how` has bits for the routine.
+    /// Counts the bucket of a value below the context of the thread. The place of the bucket becomes that context.
+    pub(crate) fn enter_bucket(
+        &mut self,
+        v: VariableId,
+        shape: ContextShape,
+        function: u32,
+        (resolution, e): (Resolution, &Expr),
+    ) -> Result<(), Assembly> {
+        self.count_call(v, shape, function, 1 << FULL_BIT, |g| {
+            g.value(e)?;
+            g.limited()?;
+            g.bucket(resolution)
+        })
+    }
+
+    /// Counts a call in its context. `how` has bits for the routine, and `address` loads the address of the key into rax.
     fn count_call(
         &mut self,
         v: VariableId,
         shape: ContextShape,
-        (function, address): (u32, &Expr),
+        function: u32,
         how: u64,
+        address: impl FnOnce(&mut Self) -> Result<(), Assembly>,
     ) -> Result<(), Assembly> {
         if self.access == ShardAccess::Shared {
             return Ok(());
@@ -62,7 +78,7 @@ impl Generator<'_> {
         let [mut missed, mut end] = std::array::from_fn(|_| self.a.create_label());
         let current = self.word_of(v, CURRENT)?;
         // The key in rdx, and the first place to compare in rcx.
-        self.value(address)?;
+        address(self)?;
         self.a.shl(rax, u64::BITS - ADDRESS_BITS)?;
         self.a.shr(rax, u64::BITS - ADDRESS_BITS)?;
         self.a.mov(rdx, key(function, 0).cast_signed())?;

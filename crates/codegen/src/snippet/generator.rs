@@ -111,7 +111,7 @@ fn check_stmts(stmts: &[Stmt], bound: &BindingCheck<'_>, depth: u32) -> Result<(
             }
             bound(*v, Shape::Contexts(*shape))
         }
-        Stmt::CountBelow(v, shape, function, e) => {
+        Stmt::CountBelow(v, shape, function, e) | Stmt::EnterBucket(v, shape, function, _, e) => {
             if !(1..=FUNCTIONS_MAX).contains(function) {
                 return Err(CodegenError::NoContext);
             }
@@ -531,6 +531,9 @@ impl Generator<'_> {
             Stmt::KeepGroup(v) => self.keep_group(*v)?,
             Stmt::Enter(v, shape, function) => self.enter_context(*v, *shape, *function)?,
             Stmt::CountBelow(v, shape, function, e) => self.count_below(*v, *shape, *function, &fold(e))?,
+            Stmt::EnterBucket(v, shape, function, resolution, e) => {
+                self.enter_bucket(*v, *shape, *function, (*resolution, &fold(e)))?
+            }
             Stmt::AddContext(v, shape, metric, e) => self.add_in_context(*v, (*shape, *metric), &fold(e))?,
             Stmt::Mark(v, key, state) => self.mark(*v, &fold(key), *state)?,
             Stmt::Call(call) => self.call_function(&fold_call(call))?,

@@ -31,7 +31,9 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
                 parts(key, visit);
                 parts(e, visit);
             }
-            Stmt::AddContext(_, _, _, e) | Stmt::CountBelow(_, _, _, e) => parts(e, visit),
+            Stmt::AddContext(_, _, _, e) | Stmt::CountBelow(_, _, _, e) | Stmt::EnterBucket(_, _, _, _, e) => {
+                parts(e, visit)
+            }
             Stmt::If(condition, inner) => {
                 parts(condition, visit);
                 each_expr(inner, visit);

@@ -137,6 +137,9 @@ pub enum KeptValue {
     /// The time of a clock, unchanged and in ticks, for [`Expr::Saved`]. The record must keep [`KeptValue::Time`] of the clock too: both are of
     /// one reading.
     Began(Clock),
+    /// The value of the variable of [`Restore::Value`] after the statements of [`Stmt::Open`], for [`Expr::Saved`]. 0 for a call that began before
+    /// the code was there.
+    Inside,
     /// The n-th integer argument, for [`Expr::Saved`].
     Argument(u8),
     /// The unchanged content of a floating-point argument's register, for [`Expr::Saved`].
@@ -497,6 +500,9 @@ pub enum Stmt {
     /// Count a value below the thread's context, which stays that of the thread: as a call from there of the function with this number, whose
     /// return address has the lowest bits of the value.
     CountBelow(VariableId, ContextShape, u32, Expr),
+    /// Count a value, which is not negative, as [`Stmt::CountBelow`] counts the number of its bucket at this resolution. Until a record restores the
+    /// thread's context, metrics are added at the place of the bucket. If there is no room for it, the thread's context stays.
+    EnterBucket(VariableId, ContextShape, u32, Resolution, Expr),
     /// Add to the value of the metric with this number in the thread's context.
     AddContext(VariableId, ContextShape, u8, Expr),
     /// Call a function of the program and ignore its result.
@@ -638,6 +644,7 @@ impl Snippet {
                 | Stmt::KeepGroup(_)
                 | Stmt::Enter(..)
                 | Stmt::CountBelow(..)
+                | Stmt::EnterBucket(..)
                 | Stmt::AddContext(..)
                 | Stmt::Await
                 | Stmt::Fork => false,
@@ -702,6 +709,7 @@ impl Snippet {
                     | Stmt::Store(_, _, e)
                     | Stmt::AddContext(_, _, _, e)
                     | Stmt::CountBelow(_, _, _, e)
+                    | Stmt::EnterBucket(_, _, _, _, e)
                     | Stmt::Mark(_, e, _) => e.each(visit),
                     Stmt::AddAt(_, _, key, e) => {
                         key.iter().flat_map(KeyField::operands).for_each(|part| part.each(visit));
@@ -766,6 +774,7 @@ fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a ProgramCall>) {
             | Stmt::Store(_, _, e)
             | Stmt::AddContext(_, _, _, e)
             | Stmt::CountBelow(_, _, _, e)
+            | Stmt::EnterBucket(_, _, _, _, e)
             | Stmt::Mark(_, e, _) => e.calls_in(calls),
             Stmt::AddAt(_, _, key, e) => {
                 key.iter().flat_map(KeyField::operands).for_each(|part| part.calls_in(calls));
@@ -812,6 +821,7 @@ fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Call
             | Stmt::Store(_, _, e)
             | Stmt::AddContext(_, _, _, e)
             | Stmt::CountBelow(_, _, _, e)
+            | Stmt::EnterBucket(_, _, _, _, e)
             | Stmt::Mark(_, e, _) => e.place_callees(place)?,
             Stmt::AddAt(_, _, key, e) => {
                 key.iter_mut().flat_map(KeyField::operands_mut).try_for_each(|part| part.place_callees(place))?;

@@ -62,7 +62,7 @@ fn stmts(all: &mut [Stmt], by: u32) {
                 moved(v, by)
             }
             Stmt::Enter(v, ..) => moved(v, by),
-            Stmt::AddContext(v, _, _, e) | Stmt::CountBelow(v, _, _, e) => {
+            Stmt::AddContext(v, _, _, e) | Stmt::CountBelow(v, _, _, e) | Stmt::EnterBucket(v, _, _, _, e) => {
                 moved(v, by);
                 expr(e, by);
             }

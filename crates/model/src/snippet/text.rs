@@ -59,6 +59,7 @@ impl fmt::Display for KeptValue {
             KeptValue::Time(clock) => write!(f, "{clock}time"),
             KeptValue::Spent(clock) => write!(f, "{clock}spent"),
             KeptValue::Began(clock) => write!(f, "{clock}began"),
+            KeptValue::Inside => f.write_str("inside"),
             KeptValue::Argument(n) => Expr::Arg(*n).fmt(f),
             KeptValue::Float(float) => float.fmt(f),
         }
@@ -199,6 +200,7 @@ impl fmt::Display for Stmt {
             Stmt::KeepGroup(v) => write!(f, "keep group v{};", v.0),
             Stmt::Enter(v, _, function) => write!(f, "enter v{} {function};", v.0),
             Stmt::CountBelow(v, _, function, e) => write!(f, "count below v{} {function} {e};", v.0),
+            Stmt::EnterBucket(v, _, function, _, e) => write!(f, "enter bucket v{} {function} {e};", v.0),
             Stmt::AddContext(v, _, metric, e) => write!(f, "v{} metric {metric} += {e};", v.0),
             Stmt::Call(call) => write!(f, "{call};"),
             Stmt::Store(at, width, e) => write!(f, "u{} at {:#x} = {e};", 8 * width.bytes(), at.0),

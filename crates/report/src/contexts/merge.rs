@@ -15,8 +15,8 @@ impl ContextProfile {
         module: impl Fn(usize) -> usize,
     ) -> Result<Vec<usize>, MergeError> {
         let (functions, contexts) = self.join(other, module)?;
-        for (function, number) in other.functions.iter().zip(functions) {
-            let Some(sum) = self.functions.get_mut(number) else { continue };
+        for (function, number) in other.functions.iter().zip(&functions) {
+            let Some(sum) = self.functions.get_mut(*number) else { continue };
             let too_large = || MergeError::TooLarge { function: function.name.clone() };
             sum.left = sum.left.checked_add(function.left).ok_or_else(too_large)?;
             sum.unseen = sum.unseen.checked_add(function.unseen).ok_or_else(too_large)?;
@@ -41,6 +41,7 @@ impl ContextProfile {
             (Some(one), Some(other)) => Some(one.plus(other)),
             (one, other) => one.or(other),
         };
+        self.add_times(other, &functions, &contexts);
         Ok(contexts)
     }
 

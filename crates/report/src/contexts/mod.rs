@@ -3,6 +3,7 @@
 
 mod callers;
 mod diff;
+mod latencies;
 mod looks;
 mod merge;
 mod statistics;
@@ -15,6 +16,7 @@ use rustc_hash::FxHashMap;
 
 pub use callers::CallerNode;
 pub use diff::{ChangedValue, ContextChange, ContextValues, context_diff};
+pub use latencies::{CallTimes, ContextLatency, UntimedCalls};
 pub use looks::LookedTime;
 pub use statistics::ContextStatistics;
 pub use totals::FunctionTotal;
@@ -37,6 +39,10 @@ pub struct ContextProfile {
     pub look_squares: u64,
     /// Numbers of what live memory lacks; `None` without such a metric.
     pub live: Option<LiveFacts>,
+    /// Functions whose calls have times in each context.
+    pub timed: Vec<UntimedCalls>,
+    /// Times of their calls, one element for each function and context.
+    pub times: Vec<CallTimes>,
 }
 
 /// Numbers that tell whether live memory is told in full.
@@ -182,6 +188,16 @@ impl ContextUnit {
     }
 }
 
+impl CallingContext {
+    /// Index of the context to which a recursive call leads back; `None` if this is no such call.
+    pub fn back_to(&self) -> Option<usize> {
+        match self.kind {
+            ContextKind::Recursion(target) => Some(target),
+            ContextKind::Call | ContextKind::Tail | ContextKind::Signal => None,
+        }
+    }
+}
+
 impl ContextProfile {
     /// The value that is of most interest: the first metric, or the calls if there is no metric.
     pub fn main_value(&self) -> ContextValue {
@@ -276,7 +292,12 @@ impl ContextProfile {
             }
         }
         let (functions, metrics, outside) = (self.functions.clone(), self.metrics.clone(), self.outside.clone());
-        ContextProfile { functions, contexts, metrics, outside, ..*self }
+        let times = self.times.iter().map(|of| {
+            let context = of.context.and_then(|context| mapped.get(context).copied());
+            CallTimes { context, ..of.clone() }
+        });
+        let (timed, times) = (self.timed.clone(), latencies::together(times));
+        ContextProfile { functions, contexts, metrics, outside, timed, times, ..*self }
     }
 
     /// The contexts that most of the value comes from, by their indexes: the root with the largest inclusive value, and below each context the

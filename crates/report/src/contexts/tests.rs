@@ -35,7 +35,15 @@ pub(crate) fn small() -> ContextProfile {
     ];
     let functions = functions(&["main", "parse", "read", "idle"]);
     let metrics = vec!["wall_ns".to_owned()];
-    ContextProfile { functions, contexts, metrics, outside: vec![7], full: 9, look_squares: 5, live: None }
+    ContextProfile {
+        functions,
+        contexts,
+        metrics,
+        outside: vec![7],
+        full: 9,
+        look_squares: 5,
+        ..ContextProfile::default()
+    }
 }
 
 /// Whether an ancestor of a context is another one.
@@ -83,7 +91,8 @@ pub(crate) fn tree(modules: usize) -> impl Strategy<Value = ContextProfile> {
             let (names, mut outside) = (["wall_ns", "bytes"], vec![one, two]);
             outside.truncate(metrics);
             let metrics = names[..metrics].iter().map(|name| (*name).to_owned()).collect();
-            ContextProfile { functions, contexts, metrics, outside, full, look_squares: full / 2, live: None }
+            let look_squares = full / 2;
+            ContextProfile { functions, contexts, metrics, outside, full, look_squares, ..ContextProfile::default() }
         },
     )
 }

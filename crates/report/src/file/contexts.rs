@@ -1,11 +1,13 @@
 //! Conversions of trees of calling contexts from and to their messages.
 
-use ingraft_model::Svma;
+use ingraft_model::{Bucket, Distribution, Svma};
 
 use super::FileError;
 use super::checked::{address, contradiction, distance, index};
-use crate::contexts::{CallingContext, ContextFunction, ContextKind, ContextProfile, LiveFacts, ReturnSite};
-use crate::message::{ContextRows, ContextTree, LiveMemory, TrackedFunction};
+use crate::contexts::{
+    CallTimes, CallingContext, ContextFunction, ContextKind, ContextProfile, LiveFacts, ReturnSite, UntimedCalls,
+};
+use crate::message::{ContextRows, ContextTimes, ContextTree, LiveMemory, TimedFunction, TrackedFunction};
 
 /// Largest number of contexts in one message, so that messages are small beside the parts in which a daemon sends a profile.
 const ROWS: usize = 4096;
@@ -15,6 +17,9 @@ const CALL: u32 = 0;
 const TAIL: u32 = 1;
 const SIGNAL: u32 = 2;
 const RECURSION: u32 = 3;
+
+/// Message about times without a function.
+const NO_FUNCTION: &str = "times are of no function";
 
 impl From<&ContextProfile> for ContextTree {
     fn from(tree: &ContextProfile) -> Self {
@@ -27,6 +32,31 @@ impl From<&ContextProfile> for ContextTree {
             full: tree.full,
             look_squares: tree.look_squares,
             live: tree.live.map(LiveMemory::from),
+            timed: tree.timed.iter().map(TimedFunction::from).collect(),
+            times: tree.times.iter().map(ContextTimes::from).collect(),
+        }
+    }
+}
+
+impl From<&UntimedCalls> for TimedFunction {
+    fn from(&UntimedCalls { function, left_by_tail_jump, earlier }: &UntimedCalls) -> Self {
+        TimedFunction { function: function as u64, left_by_tail_jump, earlier }
+    }
+}
+
+impl From<&CallTimes> for ContextTimes {
+    fn from(CallTimes { context, function, times }: &CallTimes) -> Self {
+        let buckets = || times.buckets.iter();
+        ContextTimes {
+            context: context.map_or(0, |context| context as u64 + 1),
+            function: *function as u64,
+            sum: times.sum,
+            min: times.min,
+            max: times.max,
+            own: times.own,
+            bucket_first: buckets().map(|bucket| bucket.first).collect(),
+            bucket_end: buckets().map(|bucket| bucket.end).collect(),
+            bucket_count: buckets().map(|bucket| bucket.count).collect(),
         }
     }
 }
@@ -92,7 +122,7 @@ fn start_of_parent(contexts: &[CallingContext], functions: &[ContextFunction], p
 
 /// Converts a tree of contexts from its message, in a profile with this number of modules.
 pub(crate) fn tree(message: ContextTree, modules: usize) -> Result<ContextProfile, FileError> {
-    let ContextTree { functions, rows, metrics, outside, full, look_squares, live } = message;
+    let ContextTree { functions, rows, metrics, outside, full, look_squares, live, timed, times } = message;
     let live = live.map(LiveFacts::from);
     if outside.len() != metrics.len() {
         return Err(contradiction("the values outside of all contexts are not those of the metrics"));
@@ -104,7 +134,39 @@ pub(crate) fn tree(message: ContextTree, modules: usize) -> Result<ContextProfil
         add_rows(&mut contexts, rows, &functions, metrics.len(), modules)?;
     }
     check_recursion(&contexts)?;
-    Ok(ContextProfile { functions, contexts, metrics, outside, full, look_squares, live })
+    let timed = timed.into_iter().map(|message| timed_calls(message, functions.len())).collect::<Result<_, _>>()?;
+    let times = times.into_iter().map(|message| call_times(message, functions.len(), contexts.len()));
+    let times = times.collect::<Result<_, _>>()?;
+    Ok(ContextProfile { functions, contexts, metrics, outside, full, look_squares, live, timed, times })
+}
+
+/// Converts a function whose calls have times from its message, in a tree with this number of functions.
+fn timed_calls(message: TimedFunction, functions: usize) -> Result<UntimedCalls, FileError> {
+    let TimedFunction { function, left_by_tail_jump, earlier } = message;
+    Ok(UntimedCalls { function: index(function, functions, NO_FUNCTION)?, left_by_tail_jump, earlier })
+}
+
+/// Converts times from their message, in a tree with these numbers of functions and contexts.
+fn call_times(message: ContextTimes, functions: usize, contexts: usize) -> Result<CallTimes, FileError> {
+    let ContextTimes { context, function, sum, min, max, own, bucket_first, bucket_end, bucket_count } = message;
+    let context = context.checked_sub(1);
+    let context = context.map(|context| index(context, contexts, "times are in no context")).transpose()?;
+    let length = bucket_first.len();
+    if bucket_end.len() != length || bucket_count.len() != length {
+        return Err(contradiction("the lists of buckets have different lengths"));
+    }
+    let bounds = bucket_first.into_iter().zip(bucket_end);
+    let buckets = bounds.zip(bucket_count).map(|((first, end), count)| Bucket { first, end, count });
+    let buckets: Vec<Bucket> = buckets.collect();
+    if buckets.iter().any(|bucket| bucket.first >= bucket.end || bucket.count == 0) {
+        return Err(contradiction("a bucket of times is empty"));
+    }
+    if !buckets.is_sorted_by(|a, b| (a.first, a.end) < (b.first, b.end)) {
+        return Err(contradiction("the buckets of times are not in order"));
+    }
+    let count = buckets.iter().fold(0, |sum: u64, bucket| sum.saturating_add(bucket.count));
+    let times = Distribution { count, sum, min, max, own, squares: None, buckets };
+    Ok(CallTimes { context, function: index(function, functions, NO_FUNCTION)?, times })
 }
 
 fn function(message: TrackedFunction, modules: usize) -> Result<ContextFunction, FileError> {

@@ -76,9 +76,7 @@ fn profile(stepped: &Stepped) -> SavedProfile {
         contexts: tree.contexts,
         metrics: vec!["wall_ns".to_owned()],
         outside: vec![0],
-        full: 0,
-        look_squares: 0,
-        live: None,
+        ..ContextProfile::default()
     };
     let (kind, contexts) = (ProfileKind::Contexts, Some(contexts));
     SavedProfile { kind, contexts, functions: Vec::new(), ended_ns: 1_000_000, ..stepped.profile.clone() }

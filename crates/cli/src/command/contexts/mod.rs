@@ -32,11 +32,12 @@ pub(crate) use files::uses;
 pub(crate) use shown::{ContextLayout, ShownContexts, by_function, leave_addresses};
 
 /// Pattern of all functions of the program, without those of its libraries.
-const PROGRAM: &str = ":*";
+pub(crate) const PROGRAM: &str = ":*";
 
 /// Runs `ingraft profile contexts`.
 pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
-    let options = ContextsOptions { metrics: args.context_metrics()?, full: args.contexts.full() };
+    let (metrics, full) = (args.context_metrics()?, args.contexts.full());
+    let options = ContextsOptions { metrics, full, ..ContextsOptions::default() };
     let layout = ContextLayout::of(&args.contexts);
     measured(args.functions, options, (layout, &args.measure, &args.target), context, out).await
 }
@@ -48,7 +49,8 @@ pub(crate) async fn view(
     context: CommandContext<'_>,
     out: &mut Output,
 ) -> Result<(), Stop> {
-    let options = ContextsOptions { metrics: metrics.to_vec(), full: args.contexts.full() };
+    let (metrics, full) = (metrics.to_vec(), args.contexts.full());
+    let options = ContextsOptions { metrics, full, ..ContextsOptions::default() };
     let layout = ContextLayout { is_view: true, ..ContextLayout::of(&args.contexts) };
     measured(args.functions, options, (layout, &args.measure, &args.target), context, out).await
 }

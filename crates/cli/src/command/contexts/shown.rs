@@ -181,5 +181,6 @@ fn leading(contexts: &ContextProfile, metrics: &[usize]) -> ContextProfile {
     }
     let (functions, metrics, outside) =
         (contexts.functions.clone(), contexts.metrics.clone(), contexts.outside.clone());
-    ContextProfile { functions, contexts: kept, metrics, outside, ..*contexts }
+    let (timed, times) = (Vec::new(), Vec::new());
+    ContextProfile { functions, contexts: kept, metrics, outside, timed, times, ..*contexts }
 }

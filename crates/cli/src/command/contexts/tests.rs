@@ -56,8 +56,7 @@ fn profile() -> SavedProfile {
         metrics: vec!["wall_ns".to_owned(), "allocated_bytes".to_owned()],
         outside: vec![0, 4096],
         full: 12,
-        look_squares: 0,
-        live: None,
+        ..ContextProfile::default()
     };
     SavedProfile {
         kind: ingraft_report::ProfileKind::Contexts,

@@ -15,7 +15,7 @@ use ingraft_model::EVENT_NAMES;
 
 use super::report::modules;
 use super::report::records::offset;
-use super::report::tables::shown;
+use super::report::tables::{callers, shown};
 use crate::objects::paths::{PathObject, PathsObject, begin_word, end_word};
 use crate::objects::{Object, RecordedFunction};
 use crate::output::DIM;
@@ -27,8 +27,6 @@ use crate::output::table::{Cell, TextTable};
 const HOT: f64 = 0.01;
 /// Largest number of blocks of a path in a table. Longer paths have their first and last blocks there.
 const WAY: usize = 12;
-/// Largest number of callers of a path in a table.
-const CALLERS: usize = 4;
 /// Largest number of paths of a function that are compared, so that lines tell them apart.
 const COMPARED: usize = 200;
 
@@ -84,7 +82,7 @@ pub(crate) fn text(program: &ProfiledProgram<'_>, rows: usize, width: Option<usi
             share(ran.instructions, whole).into(),
             way(&ran.routine, ran.path).into(),
         ];
-        row.extend(has_contexts.then(|| Cell::styled(callers(program, ran.context.flatten()), DIM)));
+        row.extend(has_contexts.then(|| Cell::styled(called_by(program, ran.context.flatten()), DIM)));
         table.row(row);
     }
     if all.is_empty() {
@@ -149,18 +147,9 @@ fn paths_of<'a>(routine: ProfiledRoutine<'a>) -> impl Iterator<Item = RanPath<'a
     of_context.chain(all)
 }
 
-/// The callers of a context, the next one first.
-fn callers(program: &ProfiledProgram<'_>, context: Option<usize>) -> String {
-    let Some((contexts, context)) = program.all_contexts().zip(context) else { return "(not known)".to_owned() };
-    let parent = |index: &usize| contexts.contexts.get(*index).and_then(|of| of.parent);
-    let mut above = std::iter::successors(parent(&context), parent);
-    let name = |index: usize| {
-        let function = contexts.contexts.get(index).and_then(|of| contexts.functions.get(of.function));
-        function.map(|of| shown(&of.name, of.start)).unwrap_or_default()
-    };
-    let mut names: Vec<String> = above.by_ref().take(CALLERS).map(name).collect();
-    names.extend(above.next().map(|_| "…".to_owned()));
-    names.join(" ← ")
+/// The callers of a context.
+fn called_by(program: &ProfiledProgram<'_>, context: Option<usize>) -> String {
+    program.all_contexts().map_or_else(String::new, |contexts| callers(contexts, context))
 }
 
 /// The way of a path in words: lines of source, or offsets of blocks if these are not known or do not tell the paths of the function apart.

@@ -1,7 +1,7 @@
 //! Saved profiles as tables for people.
 
 use ingraft_model::Svma;
-use ingraft_report::{CountChange, FunctionChange, ProfiledProgram, ProfiledRoutine};
+use ingraft_report::{ContextProfile, CountChange, FunctionChange, ProfiledProgram, ProfiledRoutine};
 
 use super::records::offset;
 use crate::output::number::{grouped_u64, percent, plural};
@@ -12,6 +12,8 @@ use crate::output::{DIM, HEADING};
 const UNKNOWN: &str = "?";
 /// Number of blocks of each function in a table of differences.
 const BLOCKS: usize = 5;
+/// Largest number of callers of a context in a table.
+const CALLERS: usize = 4;
 
 /// A name as people read it.
 pub(crate) fn shown(name: &str, start: Svma) -> String {
@@ -19,6 +21,20 @@ pub(crate) fn shown(name: &str, start: Svma) -> String {
         return format!("{:#x}", start.0);
     }
     ingraft_report::demangle(name).map_or_else(|| name.to_owned(), String::from)
+}
+
+/// The callers of a context, the next one first.
+pub(crate) fn callers(contexts: &ContextProfile, context: Option<usize>) -> String {
+    let Some(context) = context else { return "(not known)".to_owned() };
+    let parent = |index: &usize| contexts.contexts.get(*index).and_then(|of| of.parent);
+    let mut above = std::iter::successors(parent(&context), parent);
+    let name = |index: usize| {
+        let function = contexts.contexts.get(index).and_then(|of| contexts.functions.get(of.function));
+        function.map(|of| shown(&of.name, of.start)).unwrap_or_default()
+    };
+    let mut names: Vec<String> = above.by_ref().take(CALLERS).map(name).collect();
+    names.extend(above.next().map(|_| "…".to_owned()));
+    names.join(" ← ")
 }
 
 /// The functions and blocks with the most executed instructions.

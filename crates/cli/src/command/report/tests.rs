@@ -179,9 +179,7 @@ fn contexts(calls: u64, bytes: i64) -> SavedProfile {
         ],
         metrics: vec!["allocated_bytes".to_owned()],
         outside: vec![0],
-        full: 0,
-        look_squares: 0,
-        live: None,
+        ..ContextProfile::default()
     };
     let SavedProfile { modules, program, .. } = profile(1);
     SavedProfile {

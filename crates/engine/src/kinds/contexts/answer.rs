@@ -1,7 +1,7 @@
 //! A profile of contexts, from the trees of threads.
 
 use ingraft_analysis::Function;
-use ingraft_model::{Activations, Avma, ContextTree, ModuleId, Shape, Svma, TreeContext};
+use ingraft_model::{Activations, Avma, ContextTree, ModuleId, Shape, Svma, TreeContext, VariableId};
 use ingraft_process::TickClock;
 use ingraft_report::{
     CallingContext, ContextFunction, ContextKind, ContextProfile, ProfileKind, ReturnSite, SavedProfile,
@@ -16,6 +16,7 @@ use crate::readings::values::{Columns, Ruler, Slots};
 use crate::session::{Locked, now_ns};
 
 use super::code::{ACTIVATIONS, MemoryRole};
+use super::latencies::{self, EARLIER};
 use super::{ContextSite, ContextsKind};
 
 /// Reason for a function without code.
@@ -38,6 +39,8 @@ pub struct FunctionStates {
     memory_left_out: u64,
     /// First counter of the activations of each function's calls; `None` without code.
     activations: Vec<Option<u32>>,
+    /// Counter of the calls of each function that have ended without a time; `None` without code.
+    earlier: Vec<Option<u32>>,
     /// The functions without code.
     without: Vec<(ModuleId, UnprofiledFunction)>,
 }
@@ -69,7 +72,8 @@ impl ContextsKind {
         let memory = self.sites.iter().filter(|site| site.role.memory.is_some());
         FunctionStates {
             memory_left_out: memory.filter(|site| !has_code(site)).count() as u64,
-            activations: self.sites.iter().map(|site| first_counter(at, site)).collect(),
+            activations: self.sites.iter().map(|site| counter(at, site, ACTIVATIONS)).collect(),
+            earlier: self.sites.iter().map(|site| counter(at, site, EARLIER)).collect(),
             without,
         }
     }
@@ -78,15 +82,19 @@ impl ContextsKind {
     pub fn read(&self, at: &Locked<'_>, states: &FunctionStates) -> SavedProfile {
         self.follow(at);
         let live = self.live_tree(at);
-        let (mut tree, mut outcomes) = (ContextTree::default(), Vec::new());
+        let (mut tree, mut outcomes, mut timed) = (ContextTree::default(), Vec::new(), Vec::new());
         let _ = at.columns(|columns| {
             tree = self.tree.map_or_else(ContextTree::default, |first| columns.tree(first, self.shape));
             outcomes = states.outcomes(columns);
+            timed = self.timed_calls(columns, &states.earlier, &outcomes);
         });
+        let times = if self.has_times() { self.take_times(at, &mut tree) } else { Vec::new() };
         if let Some(live) = &live {
             tree.merge(live);
         }
-        self.saved(at, states, &tree, &outcomes)
+        let mut saved = self.saved(at, states, &tree, &outcomes);
+        latencies::with_times(&mut saved.contexts, timed, times);
+        saved
     }
 
     /// A profile of the contexts of a tree, with the calls of each function by outcome.
@@ -218,7 +226,7 @@ impl ContextsKind {
             outside: values(&tree.outside, false),
             full: tree.full,
             look_squares: self.looked.as_ref().map_or(0, |looks| looks.squares()),
-            live: None,
+            ..ContextProfile::default()
         }
     }
 
@@ -252,9 +260,9 @@ fn is_restorer(at: &Locked<'_>, site: Option<(ModuleId, Svma)>) -> bool {
     found.is_some_and(|bytes| bytes == RESTORER)
 }
 
-/// First counter of the activations of a function's calls; `None` without code.
-fn first_counter(at: &Locked<'_>, site: &ContextSite) -> Option<u32> {
-    at.pair(&site.key)?.counters().get(ACTIVATIONS.0 as usize).copied()
+/// First counter of a variable of a function; `None` without code.
+fn counter(at: &Locked<'_>, site: &ContextSite, variable: VariableId) -> Option<u32> {
+    at.pair(&site.key)?.counters().get(variable.0 as usize).copied()
 }
 
 /// Numbers of calls by outcome.

@@ -13,6 +13,8 @@ use ingraft_model::{
 use crate::api::{ContextMetric, ContextsOptions};
 use crate::kinds::code;
 
+use super::latencies;
+
 /// Name of the metric of the pairs of functions.
 pub const METRIC: &str = "contexts";
 /// Name of the metric of the pair that holds the tree.
@@ -20,11 +22,11 @@ pub const TREE: &str = "context_tree";
 /// Name of the metric of the pair that holds the buffer of records of memory.
 pub const RECORDS: &str = "context_records";
 
-/// The variables of a function: one that is always 0, the activations, the tree, the context of the thread, and the buffer of records of memory
+/// The variables of a function: one that is 0 without times ([`super::latencies::EARLIER`]), the activations, the tree, the context of the thread, and the buffer of records of memory
 /// if there is one.
 pub const ACTIVATIONS: VariableId = VariableId(1);
-const TREE_OF: VariableId = VariableId(2);
-const CURRENT_OF: VariableId = VariableId(3);
+pub(super) const TREE_OF: VariableId = VariableId(2);
+pub(super) const CURRENT_OF: VariableId = VariableId(3);
 const RECORDS_OF: VariableId = VariableId(4);
 
 /// Numbers of the statements that make records of memory, without [`KINDS`] times the index of their function among those that allocate or free. The
@@ -123,7 +125,13 @@ pub struct ContextCode<'a> {
 
 impl ContextCode<'_> {
     /// The code in a function with a number. `index` is its index among the functions that allocate or free, if it is one.
-    pub fn of(&self, function: FunctionId, (number, index): (u32, u16), role: LibraryRole) -> Instrumentation {
+    pub fn of(
+        &self,
+        function: FunctionId,
+        (number, index): (u32, u16),
+        role: LibraryRole,
+        timed: Option<Clock>,
+    ) -> Instrumentation {
         let mut kept = Vec::new();
         let (mut entry, mut exit) = (vec![Stmt::Enter(TREE_OF, self.shape, number)], Vec::new());
         for (n, metric) in (0..).zip(ContextsOptions::values(self.metrics)) {
@@ -143,6 +151,9 @@ impl ContextCode<'_> {
         let memory = role.memory.filter(|_| self.metrics.iter().any(|metric| metric.is_live()));
         if let Some(memory) = memory {
             memory.add(KINDS.saturating_mul(index), &mut kept, &mut entry, &mut exit);
+        }
+        if let Some(clock) = timed {
+            latencies::add(clock, (self.shape, number), &mut kept, &mut exit);
         }
         // Code that reads a clock cannot stand right at a point.
         let placing = if kept.is_empty() && memory.is_none() { Placing::InCopyIfBusy } else { Placing::Anywhere };
@@ -241,7 +252,7 @@ mod tests {
         let shape = ContextShape::of_bits(4, !metrics.is_empty(), false).expect("a size");
         let (variables, metric) = (variables(7, Some(9)), metric(METRIC));
         let code = ContextCode { shape, metrics, variables: &variables, metric: &metric };
-        code.of(F, (9, 2), role).insertions.iter().map(|i| format!("{:?} {}", i.point, i.snippet)).collect()
+        code.of(F, (9, 2), role, None).insertions.iter().map(|i| format!("{:?} {}", i.point, i.snippet)).collect()
     }
 
     #[test]
@@ -252,13 +263,34 @@ mod tests {
         );
     }
 
+    #[test]
+    fn the_end_of_a_timed_call_counts_the_bucket_of_its_time() {
+        let shape = ContextShape::of_bits(4, true, false).expect("a size");
+        let (variables, metric) = (variables(7, None), metric(METRIC));
+        let code = ContextCode { shape, metrics: &[], variables: &variables, metric: &metric };
+        let code = code.of(F, (9, 2), LibraryRole::default(), Some(Clock::Cpu));
+        let texts: Vec<String> = code.insertions.iter().map(|i| format!("{:?} {}", i.point, i.snippet)).collect();
+        assert_eq!(
+            texts,
+            [
+                "Entry open r1 cpu_time cpu_spent inside restore v3 { enter v2 9; }",
+                "Exit close r1 cpu_time cpu_spent inside restore v3 { if ((saved inside != 0)) { v3 = saved inside; \
+                 enter bucket v2 65545 cpu_elapsed_ticks; v2 metric 0 += cpu_elapsed_ticks; v2 metric 1 += saved cpu_spent; } \
+                 if ((saved inside == 0)) { v0++; } v3 = restored; }",
+            ]
+        );
+        assert_eq!(code.placing, Placing::Anywhere);
+    }
+
     /// Without a prediction, a request would not know which functions are called too often.
     #[test]
     fn the_cost_of_the_largest_tree_is_predicted() {
         let shape = ContextShape::of_bits(*ContextShape::BITS.end(), true, false).expect("a size");
         let (variables, metric) = (variables(0, Some(9)), metric(METRIC));
         let code = ContextCode { shape, metrics: &ContextMetric::ALL[..4], variables: &variables, metric: &metric };
-        for insertion in code.of(F, (1, 0), LibraryRole::default()).insertions {
+        let timed = ContextCode { metrics: &[], ..code };
+        let of = |code: &ContextCode<'_>, clock| code.of(F, (1, 0), LibraryRole::default(), clock).insertions;
+        for insertion in [of(&code, None), of(&timed, Some(Clock::Wall))].concat() {
             let cost = worst_case(&insertion, &variables, WallClock::Tsc);
             assert!(cost.is_some(), "{}", insertion.snippet);
         }

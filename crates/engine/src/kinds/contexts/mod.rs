@@ -1,10 +1,11 @@
 //! Calls by calling context, and what they take in each.
 //!
 //! `code.rs` is the code of functions, `libc.rs` knows functions of the C library, `looks.rs` looks at the contexts of threads, `answer.rs` makes
-//! a profile of the trees of threads. `live.rs` follows blocks of memory until they are freed, by records that `memory.rs` takes.
+//! a profile of the trees of threads. `latencies.rs` tells the times of calls in each context. `live.rs` follows blocks of memory until they are freed, by records that `memory.rs` takes.
 
 mod answer;
 mod code;
+mod latencies;
 mod libc;
 mod live;
 mod looks;
@@ -13,6 +14,7 @@ mod memory;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use ingraft_model::contexts::VALUES;
 use ingraft_model::{ContextShape, Focus, FunctionId, Placing, Variable};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -81,13 +83,22 @@ struct ContextSite {
     key: PairKey,
     /// Whether its code can stand right in a copy.
     fits_copy: bool,
+    /// Whether its calls have times in each context.
+    is_timed: bool,
+}
+
+/// Size of the tree. Times need more room: each context has places for the buckets of its times.
+fn shape(options: &ContextsOptions) -> ContextShape {
+    let usual = ContextShape::usual(!options.metrics.is_empty(), options.full);
+    let largest = ContextShape::of_bits(*ContextShape::BITS.end(), true, options.full);
+    largest.filter(|_| !options.timed.is_empty()).unwrap_or(usual)
 }
 
 impl ContextsKind {
     /// A measurement that has not begun.
     pub fn new(options: &ContextsOptions) -> Self {
         ContextsKind {
-            shape: ContextShape::usual(!options.metrics.is_empty(), options.full),
+            shape: shape(options),
             patterns: libc::patterns(&options.metrics),
             options: options.clone(),
             sites: Vec::new(),
@@ -218,7 +229,10 @@ impl Running for ContextsKind {
     /// A pair for each function, and one that only counts its calls, unless the program has hardly begun.
     fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<WantedPair>, Error> {
         let functions = self.functions(asked)?;
-        if functions.len() > FUNCTIONS_MAX {
+        let timed = request::resolve_patterns(asked.modules, &self.options.timed, Missing::MayCome)?;
+        let timed: FxHashSet<FunctionId> = timed.into_iter().collect();
+        let most = if self.has_times() { VALUES as usize - 1 } else { FUNCTIONS_MAX };
+        if functions.len() > most {
             let what = format!("contexts of {} functions cannot be told apart at once", functions.len());
             return Err(Error::new(Reason::TooManyFunctions, what, "name fewer functions"));
         }
@@ -239,12 +253,14 @@ impl Running for ContextsKind {
                 self.memory.push(number);
             }
             let index = u16::try_from(index).unwrap_or(u16::MAX);
-            let instrumentation = code.of(function, (number, index), role);
+            let is_timed = timed.contains(&function);
+            let clock = is_timed.then(|| self.clock());
+            let instrumentation = code.of(function, (number, index), role, clock);
             let fits_copy = instrumentation.placing == Placing::InCopyIfBusy;
             let pair = Arc::new(MetricFocus { metric: METRIC.to_owned(), focus: focus.clone() });
             let wanted = WantedPair { function: Some(function), ..WantedPair::owned(owner, pair, instrumentation) };
             if number == next {
-                self.sites.push(ContextSite { function, role, key: PairKey::of(&wanted), fits_copy });
+                self.sites.push(ContextSite { function, role, key: PairKey::of(&wanted), fits_copy, is_timed });
             }
             all.extend(looks.then(|| look(function, focus, asked.id)));
             all.push(wanted);

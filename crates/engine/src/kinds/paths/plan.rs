@@ -364,7 +364,7 @@ mod tests {
                 "Edge count below v4 65543 (v2 + -1); v2 = 1073741827;",
             ]
         );
-        let counted = |value| CountedValue { context: None, function: 7, value, count: 3 };
+        let counted = |value| CountedValue { context: None, function: 7, value, count: 3, metrics: [0; 4] };
         assert_eq!(plan.number(&counted(SHORT.base + 2)), Some((2, 3)));
         for value in [SHORT.late + 1, SHORT.base - 1, SHORT.base + 4, 0] {
             assert_eq!(plan.number(&counted(value)), None);

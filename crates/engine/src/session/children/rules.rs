@@ -80,7 +80,7 @@ fn kept_times(record: &CallRecord, restores_time: bool) -> u64 {
         // Both are 0 at the birth.
         KeptValue::Spent(_) => 1 << (birth::KEPT_CPU + n),
         // Calls that tell when they began are not those of fork children.
-        KeptValue::Began(_) | KeptValue::Argument(_) | KeptValue::Float(_) => 0,
+        KeptValue::Began(_) | KeptValue::Inside | KeptValue::Argument(_) | KeptValue::Float(_) => 0,
     };
     let kept = (0..birth::KEPT_TIMES).zip(&record.kept).map(bit).fold(0, |all, one: u64| all | one);
     kept | (u64::from(restores_time) << birth::SAVED_TIME)

@@ -39,11 +39,12 @@ impl StateChanges {
     }
 }
 
-/// Whether the record is that of a call whose context is told, and keeps nothing but times. For a call in progress, these count from the beginning
-/// of the measurement.
+/// Whether the record is that of a call whose context is told, and keeps nothing but times and that context. For a call in progress, the times count
+/// from the beginning of the measurement, and the context that it keeps is 0.
 fn tells_contexts(record: &CallRecord, body: &[Stmt]) -> bool {
-    let is_time = |kept: &KeptValue| matches!(kept, KeptValue::Time(_) | KeptValue::Spent(_));
-    record.kept.iter().all(is_time) && body.iter().any(|stmt| matches!(stmt, Stmt::Enter(..)))
+    let is_of_contexts =
+        |kept: &KeptValue| matches!(kept, KeptValue::Time(_) | KeptValue::Spent(_) | KeptValue::Inside);
+    record.kept.iter().all(is_of_contexts) && body.iter().any(|stmt| matches!(stmt, Stmt::Enter(..)))
 }
 
 fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>) -> Result<Vec<Stmt>, Uncaught> {
@@ -95,6 +96,7 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
             | Stmt::KeepGroup(_)
             | Stmt::AddContext(..)
             | Stmt::CountBelow(..)
+            | Stmt::EnterBucket(..)
             | Stmt::Call(_)
             | Stmt::Store(..)
             | Stmt::Write(..) => {}
@@ -232,6 +234,7 @@ impl<'a> Shard<'a> {
                 | Stmt::KeepGroup(_)
                 | Stmt::AddContext(..)
                 | Stmt::CountBelow(..)
+                | Stmt::EnterBucket(..)
                 | Stmt::Call(_)
                 | Stmt::Store(..)
                 | Stmt::Write(..) => {}
