@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use ingraft_testing::server::Redis;
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Outcome, Reply, open_directory, scaled, skip};
+use ingraft_testing::{Mutatee, Outcome, Reply, open_directory, scaled, skip, wait_until};
 use serde_json::Value;
 
 use crate::tool;
@@ -98,6 +98,30 @@ fn contexts_equal_the_programs_account() {
         let (outcome, truth) = profiled(&[], &format!("run {seed} 3000 3"));
         assert_equal(&outcome, &truth);
     }
+}
+
+/// Nothing is called when the profile begins, so its code stands in the text. Functions that are called often then move into copies, while threads are in
+/// them.
+#[test]
+fn functions_that_become_busy_are_copied() {
+    let mut target = Mutatee::start("contexts", &[]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let mut session = tool().start(["profile", "contexts", "-p", &pid, "contexts:c_*", "--max-overhead", "10000"]);
+    session.wait_for("attached");
+    let woven = || {
+        let inspected = tool().run(["inspect", "-p", &pid, "contexts:c_fan", "--disassembly"]).assert_code(0);
+        inspected.all("woven").len()
+    };
+    let (in_text, mut all) = (woven(), Calls::new());
+    wait_until("the function is copied", || {
+        let truth = known(&target.ask("run 5 60000 2"));
+        truth.into_iter().for_each(|(path, calls)| *all.entry(path).or_default() += calls);
+        woven() > in_text
+    });
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    target::assert_clean(target.pid(), &before);
+    assert_eq!(told(&outcome), all);
 }
 
 /// Four calls have begun before the profile.

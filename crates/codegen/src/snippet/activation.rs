@@ -266,7 +266,7 @@ impl Generator<'_> {
         missed_it: impl FnOnce(&mut Self) -> Result<(), Assembly>,
     ) -> Result<(), Assembly> {
         if self.access == ShardAccess::Shared {
-            // Its entry has counted it as unrecorded.
+            // The call was counted as unrecorded at its entry.
             return Ok(());
         }
         self.used = [true; 3];

@@ -23,9 +23,9 @@ use crate::weaving::positions::ProgramCounters;
 
 use super::buffers::{Drained, LastRecords, NewBuffers, Records};
 use super::control::{Attached, Control};
+use super::costs::limits::BUSY;
 use super::driver::Session;
 use super::insertion_stop::InsertionStop;
-use super::staged::BUSY;
 
 /// A session with its lock held, for the kind of one measurement.
 pub(crate) struct Locked<'s> {

@@ -19,14 +19,12 @@ use crate::weaving::catch_up::CaughtUp;
 
 use super::clocks::now_ns;
 use super::control::Control;
-use super::costs::limits::{most_called, too_dear};
+use super::costs::limits::{BUSY, most_called, too_dear};
 use super::driver::Session;
 use super::insertion_stop::InsertionStop;
 
 /// Time for which calls are counted before the costly code comes.
 const LOOK: Duration = Duration::from_millis(100);
-/// Calls per second from which on a function is busy: a copy of it saves some nanoseconds a call.
-pub(super) const BUSY: f64 = 10_000.0;
 
 /// Result of an insertion.
 pub(super) struct InsertionResult {

@@ -150,6 +150,9 @@ pub fn refusal<'p>(predicted: &[PairRate], pairs: impl Iterator<Item = &'p Metri
     Some(Error::new(Reason::TooDear, what, hint))
 }
 
+/// Calls per second from which on a function is busy: a copy of it saves some nanoseconds a call.
+pub const BUSY: f64 = 10_000.0;
+
 /// Calls per second of functions, by the highest rate that is known of each. A rate of several functions, or of none, tells of no function.
 pub fn most_called(rates: impl Iterator<Item = (Option<FunctionId>, f64)>) -> FxHashMap<FunctionId, f64> {
     let mut called: FxHashMap<FunctionId, f64> = FxHashMap::default();
