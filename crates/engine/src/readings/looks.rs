@@ -219,7 +219,7 @@ mod tests {
     fn round(looks: &ContextLooks, at: u64, contexts: &[(u32, u64, i64)]) {
         let claims: Vec<_> = contexts.iter().map(|(shard, owner, _)| (*shard, *owner)).collect();
         // The odd ones have ended.
-        let lives = |owner: u64| owner % 2 == 0;
+        let lives = |owner: u64| owner.is_multiple_of(2);
         looks.round(ms(at), &claims, lives, |shard, counter| {
             assert_eq!(counter, FIRST + CURRENT);
             contexts.iter().find(|(of, ..)| *of == shard).expect("a claim").2
