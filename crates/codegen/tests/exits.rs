@@ -637,7 +637,7 @@ fn without_a_shard_of_its_own_a_call_is_only_noted() {
     let close = snippet(vec![Stmt::Close(timed, vec![Stmt::Stop(v(2), Clock::Wall)])]);
     let nothing = snippet(vec![]);
     let out = nest.run(ThreadIdentity::Locked, [&open, &close], [&nothing, &nothing], &[0, 0]);
-    assert_eq!((&out.shards[0][4..7], &out.shards[0][12..15]), (&[0, 0, 4][..], &[0, 0, 0][..]));
+    assert_eq!((&out.shards[0][4..7], &out.shards[0][12..15]), (&[0, 0, 2][..], &[0, 0, 0][..]));
 }
 
 #[test]
