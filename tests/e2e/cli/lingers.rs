@@ -16,7 +16,7 @@ const KINDS: [&[&str]; 5] = [
 
 #[test]
 fn code_and_what_it_needs_stay_until_every_handler_has_returned() {
-    code_stays_below_handlers(&["4"], scaled(6, 40));
+    code_stays_below_handlers(&["4"], scaled(3, 40));
 }
 
 #[test]
