@@ -594,9 +594,9 @@ a second first. Functions that would exceed --max-overhead are counted only, and
 SELF is the sum of the times without those of callees whose times are measured too. SHARE is of the sum
 of SELF over all functions that are timed to the end. TOTAL is the sum of the times with all callees: the
 time of a call is in the TOTAL of its function and of those that wait for it. Go functions have no SELF.
---by context tells the calls apart by their calling context: the chain of calls of functions of the program
-that has led to them. Recursive calls are in the context of the first call of their function. MAX is then
-within 4 % too.
+--by context tells the calls apart by their calling context: the chain of calls of the program's
+functions that has led to them. Recursive calls are in the context of the first call of their
+function. MAX is then within 4 % too.
 Ctrl-C ends the measurement, removes it, and prints the final values."
 )]
 pub(crate) struct LatencyArgs {

@@ -1,6 +1,5 @@
 //! `ingraft latency --by context`: the times of calls by calling context.
 
-use std::cmp::Reverse;
 use std::time::Duration;
 
 use ingraft_api::{ContextsOptions, EnableRequest, Kind, PairFacts};
@@ -8,6 +7,7 @@ use ingraft_model::{Activations, Distribution};
 use ingraft_report::{ContextLatency, ContextProfile, SavedProfile};
 
 use super::contexts::{ContextLayout, PROGRAM, ShownContexts, text};
+use super::latency::SortKey;
 use super::profile;
 use super::report::tables::{callers, shown};
 use crate::args::{LatencyArgs, LatencySort};
@@ -123,21 +123,8 @@ impl ContextLatencies {
     fn rows<'a>(&self, contexts: &'a ContextProfile) -> Vec<ContextLatency<'a>> {
         let mut rows = contexts.latencies();
         let key = |row: &ContextLatency<'_>| {
-            let times = row.times.filter(|times| times.count > 0);
-            let quantile = |q| times.and_then(|times| times.quantile(q));
-            let number = match self.sort {
-                LatencySort::Calls => Some(row.calls),
-                LatencySort::Own => times.and_then(|times| times.own),
-                LatencySort::Total => times.map(|times| times.sum),
-                LatencySort::Mean => times.and_then(|times| times.sum.checked_div(times.count)),
-                LatencySort::P50 => quantile(0.5),
-                LatencySort::P90 => quantile(0.9),
-                LatencySort::P99 => quantile(0.99),
-                LatencySort::P999 => quantile(0.999),
-                LatencySort::Max => quantile(1.0),
-                LatencySort::Name => None,
-            };
-            (Reverse(number), name(contexts, row.function), row.context)
+            let function = (name(contexts, row.function), String::new());
+            (SortKey::new(self.sort, (row.calls as f64, row.times), function), row.context)
         };
         rows.sort_by_cached_key(key);
         rows

@@ -286,7 +286,7 @@ fn threads<'a>(row: &FunctionRow<'a>) -> Vec<CallingThread<'a>> {
 }
 
 /// Sort key of a row: numbers from the largest to the smallest, then names; a row without a number is last.
-struct SortKey {
+pub(super) struct SortKey {
     number: Option<f64>,
     name: String,
     offset: String,
@@ -295,10 +295,19 @@ struct SortKey {
 impl SortKey {
     fn of(row: &FunctionRow<'_>, by: LatencySort) -> Self {
         let RecordedFunction { function, offset, .. } = row.id();
-        let called = distribution(row).filter(|d| d.count > 0);
+        SortKey::new(by, (row.calls() as f64, distribution(row)), (function, offset))
+    }
+
+    /// The key of a row with these calls and times, by the name and the offset of its function.
+    pub(super) fn new(
+        by: LatencySort,
+        (calls, times): (f64, Option<&Distribution>),
+        (name, offset): (String, String),
+    ) -> Self {
+        let called = times.filter(|d| d.count > 0);
         let quantile = |q| called.and_then(|d| d.quantile(q)).map(|ns| ns as f64);
         let number = match by {
-            LatencySort::Calls => Some(row.calls() as f64),
+            LatencySort::Calls => Some(calls),
             LatencySort::Own => called.and_then(|d| d.own).map(|ns| ns as f64),
             LatencySort::Total => called.map(|d| d.sum as f64),
             LatencySort::Mean => called.and_then(Distribution::mean),
@@ -309,7 +318,7 @@ impl SortKey {
             LatencySort::Max => quantile(1.0),
             LatencySort::Name => None,
         };
-        SortKey { number, name: function, offset }
+        SortKey { number, name, offset }
     }
 }
 

@@ -91,7 +91,7 @@ impl Session {
         warnings.extend(warnings::of_calls(&wanted));
         let [wall, cpu] = [Clock::Wall, Clock::Cpu].map(|clock| read(&wanted, clock));
         let observer = kind.prepare(&mut Locked::new(self, control, id), &mut wanted)?;
-        let mut stop = InsertionStop { observer, unrun: false };
+        let mut stop = InsertionStop { observer, ..InsertionStop::default() };
         let coming = if awaited.is_empty() { 0 } else { kind.reserved() };
         let bounded = self.target.bound_holds(Some(request.max_hold.unwrap_or(MAX_HOLD)));
         let inserted = match staged {

@@ -242,7 +242,7 @@ impl Session {
         self.look_for_fork_again(control);
         let observer = kind.prepare(&mut Locked::new(self, control, id), &mut wanted)?;
         wanted.retain(comes);
-        let mut stop = InsertionStop { observer, unrun: exact() };
+        let mut stop = InsertionStop { observer, unrun: exact(), ..InsertionStop::default() };
         let inserted = self.insert_wanted(control, wanted, false, 0, &mut stop);
         let inserted = inserted.inspect_err(|_| kind.failed(&mut Locked::new(self, control, id)));
         let InsertionResult { keys: mut found, caught_up, .. } = inserted?;

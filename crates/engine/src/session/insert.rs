@@ -1,6 +1,7 @@
 //! Insertion of the code of new pairs: counters, code, journal, stop. On an error the target and the session are as before.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ingraft_codegen::Readable;
 use ingraft_model::listed::ListedKeys;
@@ -40,6 +41,8 @@ use super::events;
 use super::insertion_stop::InsertionStop;
 use super::refusals::{is_unmeasured, refused_of};
 
+/// Time for which functions are tried to be copied while a thread stands where code comes.
+const COPY_PATIENCE: Duration = Duration::from_millis(200);
 /// Largest number of threads that are asked whether they may read the time stamp counter.
 const ASKED_MAX: usize = 64;
 /// Obstacle to system calls of generated code.
@@ -166,7 +169,9 @@ impl Session {
             WantedPoints { function: *function, kind: PointKind::Entry, minis: vec![mini] }
         };
         let wanted: Vec<WantedPoints<'_>> = functions.iter().map(wanted).collect();
-        self.change(control, &wanted, &|_| &[], &mut InsertionStop::default()).map(drop)
+        // Requests wait meanwhile, and nobody has asked for it.
+        let mut stop = InsertionStop { patience: Some(COPY_PATIENCE), ..InsertionStop::default() };
+        self.change(control, &wanted, &|_| &[], &mut stop).map(drop)
     }
 
     /// The part of an insertion that can fail: code, journal, stop.
@@ -408,8 +413,9 @@ impl Session {
             let goroutines = control.modules.goroutine_places();
             let check_quiet = woven.idle();
             let suspended = waiting::near(&self.target, Purpose::Insertion, &change.plan.text, &check_quiet, area);
-            let options =
-                ApplyOptions { check_quiet, calls: area, readings, goroutines, suspended, ..ApplyOptions::default() };
+            let usual = ApplyOptions::default();
+            let patience = stop.patience.unwrap_or(usual.patience);
+            let options = ApplyOptions { check_quiet, calls: area, readings, goroutines, suspended, patience, ..usual };
             let visitor = catch_up.as_mut().map(|c| c as &mut dyn Visitor);
             let applied = match stop.observer.concerns(wanted) {
                 false => self.target.apply_and_visit(&change.plan, &options, visitor),

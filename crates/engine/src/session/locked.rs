@@ -220,12 +220,11 @@ impl<'s> Locked<'s> {
         rates.into_iter().filter(|(f, rate)| *rate >= BUSY && in_text(f)).map(|(function, _)| function).collect()
     }
 
-    /// Moves all code of functions into copies of them, as far as they can be copied. If that fails, the code stays where it is.
-    pub fn copy(&mut self, functions: &[FunctionId]) {
-        if let Err(error) = self.session.copy(self.control, functions) {
-            tracing::warn!(%error, "code of busy functions stays in the text");
-        }
+    /// Moves all code of functions into copies of them, as far as they can be copied.
+    pub fn copy(&mut self, functions: &[FunctionId]) -> Result<(), Error> {
+        self.session.copy(self.control, functions)?;
         self.session.settle_accounts(self.control);
+        Ok(())
     }
 
     /// The points at which a thread leaves calls without a return, each with the token that tells it, as far as their libraries are mapped.

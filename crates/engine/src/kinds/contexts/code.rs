@@ -22,8 +22,8 @@ pub const TREE: &str = "context_tree";
 /// Name of the metric of the pair that holds the buffer of records of memory.
 pub const RECORDS: &str = "context_records";
 
-/// The variables of a function: one that is 0 without times ([`super::latencies::EARLIER`]), the activations, the tree, the context of the thread, and the buffer of records of memory
-/// if there is one.
+/// The variables of a function: one that is 0 without times ([`super::latencies::EARLIER`]), the activations, the tree, the context of the thread,
+/// and the buffer of records of memory if there is one.
 pub const ACTIVATIONS: VariableId = VariableId(1);
 pub(super) const TREE_OF: VariableId = VariableId(2);
 pub(super) const CURRENT_OF: VariableId = VariableId(3);

@@ -1,7 +1,8 @@
 //! Calls by calling context, and what they take in each.
 //!
 //! `code.rs` is the code of functions, `libc.rs` knows functions of the C library, `looks.rs` looks at the contexts of threads, `answer.rs` makes
-//! a profile of the trees of threads. `latencies.rs` tells the times of calls in each context. `live.rs` follows blocks of memory until they are freed, by records that `memory.rs` takes.
+//! a profile of the trees of threads. `latencies.rs` tells the times of calls in each context. `live.rs` follows blocks of memory until they are
+//! freed, by records that `memory.rs` takes.
 
 mod answer;
 mod code;
@@ -39,6 +40,8 @@ const FUNCTIONS_MAX: usize = ingraft_model::contexts::FUNCTIONS_MAX as usize;
 const LOOKS_AT_ONCE: usize = 500;
 /// Time between two searches for functions that have become busy.
 const SEARCH: Duration = Duration::from_secs(1);
+/// Time until the next search if the functions could not be copied.
+const REST: Duration = Duration::from_secs(60);
 /// Largest number of functions that are copied in one change because they have become busy.
 const COPIED_AT_ONCE: usize = 200;
 
@@ -185,8 +188,13 @@ impl ContextsKind {
         }
         busy.sort_unstable();
         busy.truncate(COPIED_AT_ONCE);
-        at.copy(&busy);
-        self.busy.extend(busy);
+        match at.copy(&busy) {
+            Ok(()) => self.busy.extend(busy),
+            Err(error) => {
+                tracing::warn!(%error, "code of busy functions stays in the text for now");
+                self.search = Instant::now() + REST;
+            }
+        }
     }
 
     /// A function whose calls are told apart.

@@ -42,7 +42,7 @@ struct SumValues {
     none: i64,
 }
 
-/// Largest number of paths of a function whose sums are in an instruction each, and far from those that mean no path.
+/// Largest number of paths of a function whose sums fit into an instruction, and stay far from the values that mean no path.
 const SHORT_MAX: i64 = 1 << 26;
 /// Values for functions with so many paths: instructions can hold them.
 const SHORT: SumValues = SumValues { base: 1 << 30, late: -(1 << 30), none: -(1 << 29) };
