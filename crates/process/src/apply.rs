@@ -705,16 +705,20 @@ impl Target {
 
     /// Effect of the plan on a program counter. With `restarts`, the kernel may move it back by two bytes, to a `syscall` instruction.
     fn fate(&self, plan: &PatchPlan, pc: Avma, restarts: bool) -> PcFate {
-        let inside = strictly_inside(&plan.text, pc);
-        if let Ok(i) = plan.moves.binary_search_by_key(&pc, |m| m.from) {
-            let to = plan.moves[i].to;
-            let after_syscall =
-                || self.byte(plan, to.offset(-2)) == Some(0x0f) && self.byte(plan, to.offset(-1)) == Some(0x05);
-            let first = touched(&plan.text, pc);
-            return if restarts && !after_syscall() { PcFate::Inside } else { PcFate::Moves { to, first } };
+        let moved = |from| plan.moves.binary_search_by_key(&from, |m| m.from).ok().map(|i| plan.moves[i].to);
+        let is_syscall =
+            |at| self.byte(plan, at) == Some(SYSCALL[0]) && self.byte(plan, at.offset(1)) == Some(SYSCALL[1]);
+        let call = pc.offset(-2);
+        let back = restarts && (touched(&plan.text, call) || touched(&plan.text, pc.offset(-1)));
+        let to = moved(pc).filter(|to| !restarts || is_syscall(to.offset(-2)));
+        // The system call may be the last instruction that a springboard displaces. Then the thread waits in its copy from now on.
+        let to = to.or_else(|| moved(call).filter(|to| back && is_syscall(*to)).map(|to| to.offset(2)));
+        match to {
+            Some(to) => PcFate::Moves { to, first: back || touched(&plan.text, pc) },
+            None if back || moved(pc).is_some() || strictly_inside(&plan.text, pc) => PcFate::Inside,
+            None if contains(&plan.step_out, pc) => PcFate::Inside,
+            None => PcFate::Stays,
         }
-        let back = restarts && (touched(&plan.text, pc.offset(-2)) || touched(&plan.text, pc.offset(-1)));
-        if inside || back || contains(&plan.step_out, pc) { PcFate::Inside } else { PcFate::Stays }
     }
 
     /// Byte at an address after the plan is applied; `None` if it cannot be read.

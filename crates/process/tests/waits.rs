@@ -4,8 +4,9 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Mutatee, hand_patch, until, within};
-use ingraft_process::{ApplyOptions, ProcessError, Target};
+use common::{HandPatch, Mutatee, hand_patch, hand_patch_of, until, within};
+use ingraft_model::{Avma, PcMove};
+use ingraft_process::{ApplyOptions, DataAreaRequest, ProcessError, Target};
 
 const FOR_EVER: [&str; 17] = [
     "read",
@@ -102,4 +103,37 @@ fn times_run_out_when_they_should() {
             assert!(matches!((words[3], words[4]), ("0", _) | ("-1", "110")), "{line}");
         });
     }
+}
+
+/// A springboard covers the system call in which the thread sleeps, which would be repeated in the middle of the springboard.
+#[test]
+fn a_thread_asleep_under_a_springboard_waits_on_in_the_copy() {
+    within(Duration::from_secs(60), || {
+        let mut mutatee = Mutatee::start("proc_pauses", &[]);
+        let target = mutatee.target();
+        let said = mutatee.listen();
+        let counted = mutatee.address("counted");
+        let arena = target.map_arena(&(counted..counted.offset(4096)), 4096).expect("arena");
+        let displaced = [0xb8, 34, 0, 0, 0, 0x90, 0x0f, 0x05];
+        let area = target.create_area(&DataAreaRequest::default()).expect("area");
+        let HandPatch { mut insert, mut remove, code } =
+            hand_patch_of(counted, displaced, arena.start, area.layout().counter(0));
+        let (text, copy) = (counted.offset(4), code.end.offset(-13));
+        let pairs: Vec<(Avma, Avma)> = [5, 6].map(|n| (text.offset(n), copy.offset(n))).to_vec();
+        insert.moves = pairs.iter().map(|&(from, to)| PcMove { from, to }).collect();
+        let back = pairs.iter().copied().chain([(text.offset(8), copy.offset(8))]);
+        let start = [arena.start, copy].map(|from| PcMove { from, to: text });
+        remove.moves = start.into_iter().chain(back.map(|(to, from)| PcMove { from, to })).collect();
+        let at_once = ApplyOptions { patience: Duration::ZERO, ..ApplyOptions::default() };
+        for _ in 0..20 {
+            for plan in [&insert, &remove] {
+                until("it waits", || all_asleep(&target, 1));
+                let applied = target.apply(plan, &at_once).expect("applied at once");
+                assert_eq!((applied.attempts, applied.moved), (1, 1));
+                mutatee.signal(libc::SIGUSR1);
+                assert_eq!(said.recv().expect("output"), "returned -4");
+            }
+        }
+        assert_eq!(said.try_recv().ok(), None);
+    });
 }
