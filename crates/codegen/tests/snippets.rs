@@ -87,6 +87,7 @@ fn stmts() -> impl Strategy<Value = Vec<Stmt>> {
     let simple = prop_oneof![
         (v(), expr()).prop_map(|(v, e)| Stmt::Add(v, e)),
         (v(), expr()).prop_map(|(v, e)| Stmt::Set(v, e)),
+        (v(), v(), expr()).prop_map(|(v, last, e)| Stmt::Add(v, Expr::Since(last, Box::new(e)))),
     ];
     let stmt = simple.prop_recursive(3, 8, 3, |inner| {
         (expr(), prop::collection::vec(inner, 0..3)).prop_map(|(c, body)| Stmt::If(c, body))
@@ -98,6 +99,8 @@ fn stmts() -> impl Strategy<Value = Vec<Stmt>> {
 struct Evaluator {
     variables: [i64; VARIABLES as usize],
     arguments: [i64; 9],
+    /// Whether the thread has a shard of its own.
+    has_shard: bool,
 }
 
 impl Evaluator {
@@ -112,6 +115,7 @@ impl Evaluator {
             | Expr::Lost(_)
             | Expr::Usage(_)
             | Expr::Event(_)
+            | Expr::Since(..)
             | Expr::Text(_)
             | Expr::Address(_)
             | Expr::ValueAt(..)
@@ -160,11 +164,24 @@ impl Evaluator {
         }
     }
 
+    /// The value of a whole expression, which alone may be a difference from its last value.
+    fn whole(&mut self, e: &Expr) -> i64 {
+        let Expr::Since(last, e) = e else { return self.expr(e) };
+        let now = self.expr(e);
+        if !self.has_shard {
+            return 0;
+        }
+        match std::mem::replace(&mut self.variables[last.0 as usize], now) {
+            0 => 0,
+            before => now.wrapping_sub(before),
+        }
+    }
+
     fn stmts(&mut self, stmts: &[Stmt]) {
         for s in stmts {
             match s {
                 Stmt::Add(v, e) => {
-                    let value = self.expr(e);
+                    let value = self.whole(e);
                     let slot = &mut self.variables[v.0 as usize];
                     *slot = slot.wrapping_add(value);
                 }
@@ -238,7 +255,8 @@ fn check(snippets: &[Vec<Stmt>], arguments: [i64; 6], identity: ThreadIdentity, 
     };
     for (i, snippet) in snippets.iter().enumerate() {
         let [a, b, c, d, e, f] = arguments;
-        let mut evaluator = Evaluator { variables: [0; 3], arguments: [a, b, c, d, e, f, word(0), word(1), word(2)] };
+        let arguments = [a, b, c, d, e, f, word(0), word(1), word(2)];
+        let mut evaluator = Evaluator { variables: [0; 3], arguments, has_shard: shard != 0 };
         evaluator.stmts(&snippet.stmts);
         evaluator.stmts(&snippet.stmts);
         let found = &woven.shards[shard][i * 3..i * 3 + 3];

@@ -156,6 +156,7 @@ fn check_expr(e: &Expr, bound: &BindingCheck<'_>, depth: u32) -> Result<(), Code
             bound(*v, Shape::Vector(ranges.count())).and_then(|()| check_expr(number, bound, depth))
         }
         Expr::Unary(_, e) | Expr::Read(e, _) => check_expr(e, bound, deeper(depth)?),
+        Expr::Since(v, e) => bound(*v, Shape::Counter).and_then(|()| check_expr(e, bound, deeper(depth)?)),
         Expr::Binary(_, a, b) => check_expr(a, bound, deeper(depth)?).and_then(|()| check_expr(b, bound, depth + 1)),
         Expr::Call(call) => check_call(call, bound, depth),
     }
@@ -461,6 +462,7 @@ impl Generator<'_> {
             | Expr::Float(_)
             | Expr::Usage(_)
             | Expr::Event(_)
+            | Expr::Since(..)
             | Expr::Text(_)
             | Expr::Address(_)
             | Expr::Call(_) => None,
@@ -605,6 +607,7 @@ impl Generator<'_> {
             }
             Expr::Usage(usage) => self.usage(*usage)?,
             Expr::Event(v) => self.event(*v)?,
+            Expr::Since(v, e) => self.since(*v, e)?,
             // These occur only as arguments, see `call_function`.
             Expr::Text(_) | Expr::Address(_) => {}
             Expr::Call(call) => self.call_function(call)?,
@@ -624,6 +627,24 @@ impl Generator<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Loads the difference of a value from that of the last time into rax, or 0 at the first time. The difference is added to the variable: if a
+    /// signal handler has moved it meanwhile, the next difference is so much smaller.
+    fn since(&mut self, v: VariableId, e: &Expr) -> Result<(), Assembly> {
+        if self.access == ShardAccess::Shared {
+            return Ok(self.a.xor(eax, eax)?);
+        }
+        self.value(e)?;
+        self.used = [true; 3];
+        let (last, mut known) = (self.variable(v)?, self.a.create_label());
+        self.a.mov(rcx, last)?;
+        self.a.sub(rax, rcx)?;
+        self.a.add(last, rax)?;
+        self.a.test(rcx, rcx)?;
+        self.a.jne(known)?;
+        self.a.xor(eax, eax)?;
+        self.place(&mut known)
     }
 
     fn binary(&mut self, whole: &Expr, op: BinaryOp, a: &Expr, b: &Expr) -> Result<(), Assembly> {
@@ -912,6 +933,7 @@ fn fold(e: &Expr) -> Expr {
         | Expr::Restored => e.clone(),
         Expr::Call(call) => Expr::Call(Box::new(fold_call(call))),
         Expr::Read(address, scalar) => Expr::Read(Box::new(fold(address)), *scalar),
+        Expr::Since(v, e) => Expr::Since(*v, Box::new(fold(e))),
         Expr::ValueAt(v, places, key) => Expr::ValueAt(*v, *places, Box::new(fold(key))),
         Expr::ValueIn(v, ranges, number) => Expr::ValueIn(*v, *ranges, Box::new(fold(number))),
         Expr::Unary(op, e) => match fold(e) {

@@ -61,7 +61,9 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
 
 fn parts(expr: &mut Expr, visit: &mut dyn FnMut(&mut Expr)) {
     match expr {
-        Expr::Unary(_, e) | Expr::Read(e, _) | Expr::ValueAt(_, _, e) | Expr::ValueIn(_, _, e) => parts(e, visit),
+        Expr::Unary(_, e) | Expr::Since(_, e) | Expr::Read(e, _) | Expr::ValueAt(_, _, e) | Expr::ValueIn(_, _, e) => {
+            parts(e, visit)
+        }
         Expr::Binary(_, a, b) => {
             parts(a, visit);
             parts(b, visit);

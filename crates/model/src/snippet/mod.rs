@@ -362,6 +362,9 @@ pub enum Expr {
     /// Number of occurrences of an event in this thread since its first reading, read by RDPMC without a system call. The variable has
     /// [`Shape::Event`]. If a reading fails, the result is that of the last one, and the failure is counted.
     Event(VariableId),
+    /// Difference of a value from the one where this thread has computed the expression last; 0 at the first time, and in threads without a shard. The
+    /// variable keeps the value, which must not be 0. If a signal handler computes it meanwhile, the sum of all results is still the whole difference.
+    Since(VariableId, Box<Expr>),
     /// Address of a text that ends with a zero byte and exists as long as the call does. Allowed only as an argument of a [`ProgramCall`].
     Text(Arc<str>),
     /// Address of this thread's slot of a variable. Allowed only as an argument of a [`ProgramCall`].
@@ -404,7 +407,11 @@ impl Expr {
     pub fn each(&self, visit: &mut dyn FnMut(&Expr)) {
         match self {
             Expr::Call(call) => call.args.iter().for_each(|e| e.each(visit)),
-            Expr::Unary(_, e) | Expr::Read(e, _) | Expr::ValueAt(_, _, e) | Expr::ValueIn(_, _, e) => e.each(visit),
+            Expr::Unary(_, e)
+            | Expr::Since(_, e)
+            | Expr::Read(e, _)
+            | Expr::ValueAt(_, _, e)
+            | Expr::ValueIn(_, _, e) => e.each(visit),
             Expr::Binary(_, a, b) => {
                 a.each(visit);
                 b.each(visit);
@@ -886,7 +893,11 @@ impl Expr {
                 a.calls_in(calls);
                 b.calls_in(calls);
             }
-            Expr::Unary(_, e) | Expr::Read(e, _) | Expr::ValueAt(_, _, e) | Expr::ValueIn(_, _, e) => e.calls_in(calls),
+            Expr::Unary(_, e)
+            | Expr::Since(_, e)
+            | Expr::Read(e, _)
+            | Expr::ValueAt(_, _, e)
+            | Expr::ValueIn(_, _, e) => e.calls_in(calls),
             Expr::Call(call) => {
                 calls.push(call);
                 call.args.iter().for_each(|e| e.calls_in(calls));
@@ -904,9 +915,11 @@ impl Expr {
 
     fn place_callees<E>(&mut self, place: &mut dyn FnMut(&Called) -> Result<Called, E>) -> Result<(), E> {
         match self {
-            Expr::Unary(_, e) | Expr::Read(e, _) | Expr::ValueAt(_, _, e) | Expr::ValueIn(_, _, e) => {
-                e.place_callees(place)
-            }
+            Expr::Unary(_, e)
+            | Expr::Since(_, e)
+            | Expr::Read(e, _)
+            | Expr::ValueAt(_, _, e)
+            | Expr::ValueIn(_, _, e) => e.place_callees(place),
             Expr::Binary(_, a, b) => a.place_callees(place).and_then(|()| b.place_callees(place)),
             Expr::Call(call) => place_call(call, place),
             _ => Ok(()),

@@ -84,6 +84,10 @@ fn expr(e: &mut Expr, by: u32) {
             expr(key, by);
         }
         Expr::Unary(_, of) | Expr::Read(of, _) => expr(of, by),
+        Expr::Since(v, of) => {
+            moved(v, by);
+            expr(of, by);
+        }
         Expr::Binary(_, a, b) => {
             expr(a, by);
             expr(b, by);

@@ -61,7 +61,7 @@ fn expr(e: &mut Expr, places: Places) {
             *old = places;
             expr(key, places);
         }
-        Expr::ValueIn(_, _, e) | Expr::Unary(_, e) | Expr::Read(e, _) => expr(e, places),
+        Expr::ValueIn(_, _, e) | Expr::Unary(_, e) | Expr::Since(_, e) | Expr::Read(e, _) => expr(e, places),
         Expr::Binary(_, a, b) => {
             expr(a, places);
             expr(b, places);

@@ -13,6 +13,7 @@ impl fmt::Display for Expr {
             Expr::Float(float) => float.fmt(f),
             Expr::Usage(usage) => usage.fmt(f),
             Expr::Event(v) => write!(f, "event v{}", v.0),
+            Expr::Since(v, e) => write!(f, "({e} since v{})", v.0),
             Expr::Text(text) => write!(f, "{text:?}"),
             Expr::Address(v) => write!(f, "&v{}", v.0),
             Expr::Saved(kept) => write!(f, "saved {kept}"),
