@@ -88,11 +88,31 @@ pub struct ContextsOptions {
     pub timed: Vec<String>,
     /// Whether these are times of the processor.
     pub cpu: bool,
+    /// Name of an event, as in `perf list`, that is added up in contexts too: how often it happened in the functions, without the measured functions
+    /// that they call. Threads read their own counts, which code at both ends of each call does. Not with `timed`.
+    pub event: Option<Arc<str>>,
 }
 
 impl ContextsOptions {
-    /// Largest number of metrics; looks count as two.
+    /// Largest number of metrics; looks count as two, and an event as one.
     pub const METRICS_MAX: usize = ingraft_model::contexts::METRICS_MAX;
+
+    /// Whether all values are numbers of what was executed, which the paths through functions tell.
+    pub fn is_executed(&self) -> bool {
+        !self.metrics.is_empty() && self.metrics.iter().all(|metric| metric.is_executed())
+    }
+
+    /// Whether numbers of what was executed are asked for together with something that goes without them.
+    pub fn mixes_executed(&self) -> bool {
+        let any = self.metrics.iter().any(|metric| metric.is_executed());
+        any && (!self.is_executed() || self.full || self.event.is_some())
+    }
+
+    /// Whether the metrics and the event have room.
+    pub fn fit(&self) -> bool {
+        ContextsOptions::values(&self.metrics).count() + usize::from(self.event.is_some())
+            <= ContextsOptions::METRICS_MAX
+    }
 
     /// The metrics of the values in each context, in their order: each metric once, and looks once for each of their values.
     pub fn values(metrics: &[ContextMetric]) -> impl Iterator<Item = ContextMetric> {
@@ -120,11 +140,18 @@ pub enum ContextMetric {
     /// Time in the functions, without that in the measured functions that they call, from looks at the context of each thread, and the number of
     /// looks. Not with [`ContextMetric::WallTime`], which has the same name in a profile.
     Looks,
+    /// Number of instructions that the functions have executed themselves, by the paths through them: not those of calls whose present path has not
+    /// ended. This and the two that follow go with each other alone, and with recursion that leads back.
+    Instructions,
+    /// Number of memory operands that these instructions have read.
+    Reads,
+    /// Number of memory operands that these instructions have written.
+    Writes,
 }
 
 impl ContextMetric {
     /// All metrics.
-    pub const ALL: [ContextMetric; 8] = [
+    pub const ALL: [ContextMetric; 11] = [
         ContextMetric::WallTime,
         ContextMetric::CpuTime,
         ContextMetric::AllocatedBytes,
@@ -133,6 +160,9 @@ impl ContextMetric {
         ContextMetric::WaitTime,
         ContextMetric::LockTime,
         ContextMetric::Looks,
+        ContextMetric::Instructions,
+        ContextMetric::Reads,
+        ContextMetric::Writes,
     ];
 
     /// Whether the values are about memory that is not freed yet.
@@ -151,6 +181,24 @@ impl ContextMetric {
             ContextMetric::WaitTime => &["wait_ns"],
             ContextMetric::LockTime => &["lock_wait_ns"],
             ContextMetric::Looks => &["wall_ns", "looks"],
+            ContextMetric::Instructions => &["instructions"],
+            ContextMetric::Reads => &["memory-reads"],
+            ContextMetric::Writes => &["memory-writes"],
+        }
+    }
+
+    /// Whether the values are numbers of what was executed.
+    pub fn is_executed(self) -> bool {
+        self.event().is_some()
+    }
+
+    /// Index in [`EVENT_NAMES`](ingraft_model::EVENT_NAMES) of what was executed; `None` for other metrics.
+    pub fn event(self) -> Option<usize> {
+        match self {
+            ContextMetric::Instructions => Some(0),
+            ContextMetric::Reads => Some(3),
+            ContextMetric::Writes => Some(4),
+            _ => None,
         }
     }
 

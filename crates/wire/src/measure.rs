@@ -170,9 +170,10 @@ fn kind_to_wire(kind: Kind) -> Option<Wire> {
             let (limit, buffer) = (limit.unwrap_or(0), capacity.bytes());
             Some(Wire::Slow(v1::SlowKind { over_ns, least_ns, callees, limit, buffer }))
         }
-        Kind::Contexts(ContextsOptions { metrics, full, timed, cpu }) => {
+        Kind::Contexts(ContextsOptions { metrics, full, timed, cpu, event }) => {
             let metrics = metrics.into_iter().map(|metric| metric.name().to_owned()).collect();
-            Some(Wire::Contexts(v1::ContextsKind { metrics, full, timed, cpu }))
+            let event = event.as_deref().unwrap_or_default().to_owned();
+            Some(Wire::Contexts(v1::ContextsKind { metrics, full, timed, cpu, event }))
         }
         Kind::Paths(PathsOptions { longest, contexts }) => {
             Some(Wire::Paths(v1::PathsKind { longest: longest.map_or(0, NonZeroU32::get), contexts }))
@@ -245,7 +246,11 @@ fn slow(options: v1::SlowKind) -> Result<SlowOptions, FieldError> {
 }
 
 fn contexts(options: v1::ContextsKind) -> Result<ContextsOptions, FieldError> {
-    let v1::ContextsKind { metrics: names, full, timed, cpu } = options;
+    let v1::ContextsKind { metrics: names, full, timed, cpu, event } = options;
+    let event = Some(event).filter(|event| !event.is_empty()).map(Arc::from);
+    if !timed.is_empty() && event.is_some() {
+        return Err(FieldError::new("timed", "is set with `event`"));
+    }
     if !timed.is_empty() && !names.is_empty() {
         return Err(FieldError::new("timed", "is set with `metrics`"));
     }
@@ -268,10 +273,14 @@ fn contexts(options: v1::ContextsKind) -> Result<ContextsOptions, FieldError> {
     if ContextMetric::exclude_each_other(&metrics) {
         return Err(FieldError::new("metrics", "has `wall_ns` and `looks`, which tell the same time"));
     }
-    if ContextsOptions::values(&metrics).count() > ContextsOptions::METRICS_MAX {
-        return Err(too_many());
+    let options = ContextsOptions { metrics, full, timed, cpu, event };
+    if options.mixes_executed() {
+        return Err(FieldError::new(
+            "metrics",
+            "has numbers of what was executed beside other metrics, `full` or `event`",
+        ));
     }
-    Ok(ContextsOptions { metrics, full, timed, cpu })
+    if options.fit() { Ok(options) } else { Err(too_many()) }
 }
 
 fn shares(options: v1::SharesKind) -> Result<SharesOptions, FieldError> {
@@ -333,11 +342,16 @@ mod tests {
                     capacity: Capacity::of_bytes(s.one_of(&[1, 4096, 1 << 20])).expect("a capacity"),
                 }),
                 6 => {
-                    let (from, metrics) = (s.one_of(&[0, 1, 3]), s.one_of(&[0, 1, 3]));
-                    let metrics = ContextMetric::ALL.into_iter().cycle().skip(from).take(metrics).collect();
-                    let mut options = ContextsOptions { metrics, full: s.next(), ..ContextsOptions::default() };
-                    if options.metrics.is_empty() && s.next() {
+                    let (from, metrics) = (s.one_of(&[0, 1, 3, 8]), s.one_of(&[0, 1, 3]));
+                    let metrics: Vec<_> = ContextMetric::ALL.into_iter().cycle().skip(from).take(metrics).collect();
+                    let full = from < 8 && s.next();
+                    let mut options = ContextsOptions { metrics, full, ..ContextsOptions::default() };
+                    if options.is_executed() {
+                        // They go alone.
+                    } else if options.metrics.is_empty() && s.next() {
                         (options.timed, options.cpu) = (vec![s.next()], s.next());
+                    } else if s.next() {
+                        options.event = Some(s.next::<String>().into()).filter(|event: &Arc<str>| !event.is_empty());
                     }
                     Kind::Contexts(options)
                 }
@@ -479,7 +493,7 @@ mod tests {
         assert_eq!(contexts(&four), "measure.contexts.metrics: has more than 4 entries");
         let timed = |timed: &[&str], metrics: &[&str], cpu| {
             let [timed, metrics] = [timed, metrics].map(|names| names.iter().map(ToString::to_string).collect());
-            of_kind(Wire::Contexts(v1::ContextsKind { metrics, full: false, timed, cpu }))
+            of_kind(Wire::Contexts(v1::ContextsKind { metrics, full: false, timed, cpu, event: String::new() }))
         };
         assert_eq!(timed(&["f"], &["cpu_ns"], false), "measure.contexts.timed: is set with `metrics`");
         assert_eq!(timed(&[], &[], true), "measure.contexts.cpu: is set without `timed`");

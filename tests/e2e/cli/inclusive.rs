@@ -245,3 +245,47 @@ fn other_profiles_have_no_inclusive_totals() {
     assert!(of("both", "inclusive") > of("both", "self"));
     assert!(target.end().success());
 }
+
+/// The numbers of a function and all below it, from the contexts of its outermost calls.
+fn below_all(contexts: &[&Value], function: &str) -> u64 {
+    let record = |id: &Value| contexts.iter().find(|record| record["id"] == *id);
+    let mut sum = 0;
+    for context in contexts {
+        let mut at = Some(context);
+        while let Some(above) = at {
+            if above["function"] == function {
+                sum += context["metrics"]["instructions"].as_u64().expect("a number");
+                break;
+            }
+            at = record(&above["parent"]);
+        }
+    }
+    sum
+}
+
+#[test]
+fn instructions_of_contexts_equal_callgrinds() {
+    if !have("valgrind") {
+        skip!("valgrind is not installed");
+    }
+    let path = program("nested").expect("gcc");
+    let arguments = [path.to_str().expect("a path"), "500"];
+    let truth = Truth::of(&arguments);
+    let command = [
+        &["profile", "contexts", "--metric", "instructions,reads"][..],
+        &["--max-overhead", "10000", "--until-exit", "--own-status"],
+        &FUNCTIONS,
+        &["--"],
+        &arguments,
+    ]
+    .concat();
+    let outcome = tool().run(command).assert_code(0);
+    assert_eq!(outcome.all("refused").len(), 0);
+    let contexts = outcome.all("context");
+    // All that `even` does when `odd` calls it again is in the context of `even`, which is above.
+    for function in FUNCTIONS.iter().filter(|name| !["endless", "odd"].contains(name)) {
+        assert_eq!(below_all(&contexts, function), truth.functions[*function], "{function}");
+    }
+    assert!(contexts.iter().any(|record| record["kind"] == "recursion"), "{contexts:?}");
+    assert!(contexts.iter().all(|record| record["how"]["memory-reads"] == "counted"), "{contexts:?}");
+}

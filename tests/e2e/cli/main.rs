@@ -18,6 +18,7 @@ mod catch_up;
 mod choosing;
 mod climbs;
 mod clocks;
+mod context_events;
 mod context_latency;
 mod context_looks;
 mod contexts;

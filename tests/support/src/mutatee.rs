@@ -60,6 +60,8 @@ fn recipe(name: &str) -> Recipe {
         "recorder" => ("gcc", C, &["recorder.c"], false),
         "stamps" => ("gcc", C, &["stamps.c"], false),
         "brief" => ("gcc", C, &["brief.c"], false),
+        "faulting" => ("gcc", C, &["faulting.c"], false),
+        "executed" => ("gcc", C, &["executed.c"], false),
         "threads-stripped" => ("gcc", C, &["threads.c"], true),
         "threads-static" => ("gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["threads.c"], false),
         "threads-static-pie" => ("gcc", &["-O2", "-g", "-pthread", "-static-pie"] as &[_], &["threads.c"], false),

@@ -32,6 +32,12 @@ pub(crate) enum MetricName {
     Locks,
     // Time, from looks at the contexts of threads.
     Looks,
+    // Instructions that are executed.
+    Instructions,
+    // Memory operands that these read.
+    Reads,
+    // Memory operands that these write.
+    Writes,
 }
 
 impl MetricName {
@@ -47,6 +53,9 @@ impl MetricName {
             MetricName::Wait => Some(ContextMetric::WaitTime),
             MetricName::Locks => Some(ContextMetric::LockTime),
             MetricName::Looks => Some(ContextMetric::Looks),
+            MetricName::Instructions => Some(ContextMetric::Instructions),
+            MetricName::Reads => Some(ContextMetric::Reads),
+            MetricName::Writes => Some(ContextMetric::Writes),
         }
     }
 
@@ -152,8 +161,8 @@ impl ContextArgs {
     }
 }
 
-/// The metrics of `--metric`, each once, without the calls; fails if there are too many.
-pub(super) fn metrics(names: &[MetricName]) -> Result<Vec<ContextMetric>, Failure> {
+/// Options with the metrics of `--metric`, each once, without the calls, and an event; fails if there are too many.
+pub(super) fn options(names: &[MetricName], event: Option<&str>, full: bool) -> Result<ContextsOptions, Failure> {
     let mut metrics: Vec<ContextMetric> = Vec::new();
     for metric in names.iter().filter_map(|name| name.metric()) {
         if !metrics.contains(&metric) {
@@ -164,12 +173,21 @@ pub(super) fn metrics(names: &[MetricName]) -> Result<Vec<ContextMetric>, Failur
         let what = "time is told by clocks or by looks, not by both";
         return Err(Failure::usage(what, "leave out time or looks of --metric"));
     }
-    if ContextsOptions::values(&metrics).count() > ContextsOptions::METRICS_MAX {
-        let what = format!("{} metrics are more than contexts have room for", metrics.len());
-        let hint = format!("name at most {} with --metric, where looks count as two", ContextsOptions::METRICS_MAX);
+    let number = metrics.len() + usize::from(event.is_some());
+    let options = ContextsOptions { metrics, full, event: event.map(Into::into), ..ContextsOptions::default() };
+    if options.mixes_executed() {
+        let what = "instructions, reads and writes come from paths, which go with nothing else";
+        let hint =
+            "leave out other metrics of --metric, --event and --recursion full, or measure them in a second command";
         return Err(Failure::usage(what, hint));
     }
-    Ok(metrics)
+    if !options.fit() {
+        let what = format!("{number} metrics are more than contexts have room for");
+        let most = ContextsOptions::METRICS_MAX;
+        let hint = format!("name at most {most} with --metric, where looks count as two and --event as one");
+        return Err(Failure::usage(what, hint));
+    }
+    Ok(options)
 }
 
 /// Reads a part of the whole in percent.
@@ -232,7 +250,7 @@ mod tests {
         let of = |names: &str| {
             let cli = parse(&format!("ingraft profile contexts -p 1 --metric {names}"))?;
             let Command::Profile(args) = cli.command else { return Err("another command".to_owned()) };
-            args.context_metrics().map_err(|failure| failure.what)
+            args.context_options().map(|options| options.metrics).map_err(|failure| failure.what)
         };
         assert_eq!(of("calls"), Ok(Vec::new()));
         assert_eq!(of("time,bytes,time"), Ok(vec![ContextMetric::WallTime, ContextMetric::AllocatedBytes]));
@@ -244,6 +262,13 @@ mod tests {
         assert_eq!(of("time,looks"), Err("time is told by clocks or by looks, not by both".to_owned()));
         assert_eq!(of("time,cpu,bytes,wait,locks"), Err("5 metrics are more than contexts have room for".to_owned()));
         assert_eq!(of("live,blocks"), Ok(vec![ContextMetric::LiveBytes, ContextMetric::LiveBlocks]));
+        let executed = [ContextMetric::Instructions, ContextMetric::Writes];
+        assert_eq!(of("instructions,writes"), Ok(executed.to_vec()));
+        for mixed in ["reads,time", "instructions --event faults", "writes --recursion full"] {
+            assert!(of(mixed).is_err_and(|error| error.contains("come from paths")), "{mixed}");
+        }
+        assert_eq!(of("time,cpu,bytes --event faults").map(|metrics| metrics.len()), Ok(3));
+        assert!(of("time,cpu,bytes,wait --event faults").is_err_and(|error| error.starts_with("5 metrics are more")));
         assert!(of("steps").is_err_and(|error| error.contains("steps")));
     }
 

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use ingraft_api::ContextMetric;
+use ingraft_api::ContextsOptions;
 use ingraft_model::EVENT_NAMES;
 
 use crate::exit::Failure;
@@ -84,7 +84,10 @@ A context is a function with the chain of calls that has led to it. Contexts are
 each function stand those that it has called, with the number of calls. --metric adds up more
 there: `time` and `cpu` in the functions, `bytes` that they ask of the allocation functions,
 those that are not freed yet (`live`) and their `blocks`, time in functions that `wait`, and in
-those that wait for `locks`. SELF is the value of a
+those that wait for `locks`. `instructions` and their `reads` and `writes` of memory are what the
+functions have executed themselves; paths tell that exactly, so they cost more, and go alone, and
+what a call has executed counts when its path ends. --event adds up how often an event of the kernel or of the processor
+has happened in the functions: each thread reads its own count when a call begins and ends. SELF is the value of a
 context alone, TOTAL that of all contexts below it too. `→` marks a function that its caller has
 jumped to as the last thing it did, `⟨signal⟩` a handler in what it has interrupted, and `↑` a
 recursive call: what it does is in the context above that has the same name, unless --recursion
@@ -166,6 +169,10 @@ pub(crate) struct ProfileArgs {
     #[arg(long, value_enum, value_name = "METRIC", value_delimiter = ',', help_heading = "Contexts")]
     pub(crate) metric: Vec<MetricName>,
 
+    /// Add up also this event, one of `ingraft metrics --events`, such as page-faults or cache-misses
+    #[arg(long, value_name = "EVENT", help_heading = "Contexts")]
+    pub(crate) event: Option<String>,
+
     #[command(flatten)]
     pub(crate) contexts: ContextArgs,
 
@@ -182,9 +189,9 @@ pub(crate) struct ProfileArgs {
 }
 
 impl ProfileArgs {
-    /// The metrics of contexts besides the calls.
-    pub(crate) fn context_metrics(&self) -> Result<Vec<ContextMetric>, Failure> {
-        contexts::metrics(&self.metric)
+    /// Options of contexts.
+    pub(crate) fn context_options(&self) -> Result<ContextsOptions, Failure> {
+        contexts::options(&self.metric, self.event.as_deref(), self.contexts.full())
     }
 
     /// Refuses to follow children where their counts would be lost.

@@ -46,6 +46,7 @@ pub fn new(kind: &Kind) -> Box<dyn Running> {
         Kind::Coverage(options) => Box::new(CoverageKind::new(*options)),
         Kind::Trace(options) => Box::new(TraceKind::new(options)),
         Kind::Print(options) => Box::new(PrintKind::new(*options)),
+        Kind::Contexts(options) if options.is_executed() => Box::new(PathsKind::executed(options)),
         Kind::Contexts(options) => Box::new(ContextsKind::new(options)),
         Kind::Paths(options) => Box::new(PathsKind::new(options)),
         Kind::Shares(options) => Box::new(SharesKind::new(options.clone())),

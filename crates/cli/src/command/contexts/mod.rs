@@ -36,8 +36,7 @@ pub(crate) const PROGRAM: &str = ":*";
 
 /// Runs `ingraft profile contexts`.
 pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
-    let (metrics, full) = (args.context_metrics()?, args.contexts.full());
-    let options = ContextsOptions { metrics, full, ..ContextsOptions::default() };
+    let options = args.context_options()?;
     let layout = ContextLayout::of(&args.contexts);
     measured(args.functions, options, (layout, &args.measure, &args.target), context, out).await
 }

@@ -115,7 +115,8 @@ fn check_flags(args: &ProfileArgs) -> Result<(), Failure> {
         .contexts
         .given()
         .filter(|flag| !paths || !["--top", "--stats"].contains(flag))
-        .or_else(|| (!args.metric.is_empty()).then_some("--metric"));
+        .or_else(|| (!args.metric.is_empty()).then_some("--metric"))
+        .or_else(|| args.event.as_ref().map(|_| "--event"));
     if let Some(flag) = of_contexts.filter(|_| !contexts) {
         return Err(Failure::usage(
             format!("{flag} belongs to contexts"),

@@ -1,7 +1,7 @@
 //! A profile of contexts, from the trees of threads.
 
 use ingraft_analysis::Function;
-use ingraft_model::{Activations, Avma, ContextTree, ModuleId, Shape, Svma, TreeContext, VariableId};
+use ingraft_model::{Activations, Avma, ContextTree, ModuleId, Scale, Shape, Svma, TreeContext, VariableId};
 use ingraft_process::TickClock;
 use ingraft_report::{
     CallingContext, ContextFunction, ContextKind, ContextProfile, ProfileKind, ReturnSite, SavedProfile,
@@ -153,20 +153,11 @@ impl ContextsKind {
         let metrics: Vec<ContextMetric> = ContextsOptions::values(&self.options.metrics).collect();
         let scale = at.wall_clock().map(TickClock::scale);
         let nested = self.below_allocations(tree);
-        let value = |metric: &ContextMetric, is_nested: bool, value: i64| match metric {
-            // An allocation inside of another one is a part of it.
-            ContextMetric::AllocatedBytes if is_nested => 0,
-            ContextMetric::AllocatedBytes
-            | ContextMetric::LiveBytes
-            | ContextMetric::LiveBlocks
-            | ContextMetric::Looks => value,
-            _ => {
-                let ticks = u64::try_from(value).unwrap_or(0);
-                i64::try_from(scale.map_or(0, |scale| scale.apply(ticks))).unwrap_or(i64::MAX)
-            }
-        };
         let values = |all: &[i64], is_nested: bool| -> Vec<i64> {
-            metrics.iter().zip(all).map(|(metric, of)| value(metric, is_nested, *of)).collect()
+            let of_metrics = metrics.iter().zip(all).map(|(metric, of)| in_units(*metric, is_nested, *of, scale));
+            // The event follows the metrics.
+            let of_event = self.options.event.as_ref().and_then(|_| all.get(metrics.len()).copied());
+            of_metrics.chain(of_event).collect()
         };
         let site = |address: u64| match sites.get(&address).copied().flatten() {
             Some((module, at)) => ReturnSite { module: Some(modules.index(module)), at },
@@ -219,10 +210,11 @@ impl ContextsKind {
                 metrics: values(&context.metrics, nested.contains(&n)),
             }
         };
+        let names = self.options.metrics.iter().flat_map(|m| m.names()).copied();
         ContextProfile {
             functions: self.sites.iter().zip(outcomes).map(|(site, outcome)| function(site, outcome)).collect(),
             contexts: tree.contexts.iter().enumerate().map(context).collect(),
-            metrics: self.options.metrics.iter().flat_map(|m| m.names()).map(|name| (*name).to_owned()).collect(),
+            metrics: names.chain(self.options.event.as_deref()).map(ToOwned::to_owned).collect(),
             outside: values(&tree.outside, false),
             full: tree.full,
             look_squares: self.looked.as_ref().map_or(0, |looks| looks.squares()),
@@ -258,6 +250,25 @@ fn is_restorer(at: &Locked<'_>, site: Option<(ModuleId, Svma)>) -> bool {
         module.image.bytes_at(place, RESTORER.len())
     });
     found.is_some_and(|bytes| bytes == RESTORER)
+}
+
+/// A value of a metric in its unit: ticks become nanoseconds.
+fn in_units(metric: ContextMetric, is_nested: bool, value: i64, scale: Option<Scale>) -> i64 {
+    match metric {
+        // An allocation inside of another one is a part of it.
+        ContextMetric::AllocatedBytes if is_nested => 0,
+        ContextMetric::AllocatedBytes
+        | ContextMetric::LiveBytes
+        | ContextMetric::LiveBlocks
+        | ContextMetric::Looks
+        | ContextMetric::Instructions
+        | ContextMetric::Reads
+        | ContextMetric::Writes => value,
+        ContextMetric::WallTime | ContextMetric::CpuTime | ContextMetric::WaitTime | ContextMetric::LockTime => {
+            let ticks = u64::try_from(value).unwrap_or(0);
+            i64::try_from(scale.map_or(0, |scale| scale.apply(ticks))).unwrap_or(i64::MAX)
+        }
+    }
 }
 
 /// First counter of a variable of a function; `None` without code.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use ingraft_model::contexts::CURRENT;
 use ingraft_model::{
     BinaryOp, CallRecord, Capacity, Clock, ContextShape, Expr, FunctionId, Insertion, Instrumentation, KeptValue,
-    MetricInfo, Order, Placing, PointKind, RecordField, Recorded, Restore, Scalar, Shape, Snippet, Stmt, Variable,
-    VariableId, VariableKind,
+    MetricInfo, Order, Placing, PointKind, RecordField, Recorded, Restore, Scalar, Shape, Snippet, Stmt, Usage,
+    Variable, VariableId, VariableKind,
 };
 
 use crate::api::{ContextMetric, ContextsOptions};
@@ -21,13 +21,17 @@ pub const METRIC: &str = "contexts";
 pub const TREE: &str = "context_tree";
 /// Name of the metric of the pair that holds the buffer of records of memory.
 pub const RECORDS: &str = "context_records";
+/// Name of the metric of the pair that holds the last count of the event.
+pub const LAST_COUNT: &str = "context_event";
 
 /// The variables of a function: one that is 0 without times ([`super::latencies::EARLIER`]), the activations, the tree, the context of the thread,
-/// and the buffer of records of memory if there is one.
+/// the buffer of records of memory, the last count of the event that a thread has read, and an event of the processor if there is one.
 pub const ACTIVATIONS: VariableId = VariableId(1);
 pub(super) const TREE_OF: VariableId = VariableId(2);
 pub(super) const CURRENT_OF: VariableId = VariableId(3);
 const RECORDS_OF: VariableId = VariableId(4);
+const LAST_COUNT_OF: VariableId = VariableId(5);
+const EVENT_OF: VariableId = VariableId(6);
 
 /// Numbers of the statements that make records of memory, without [`KINDS`] times the index of their function among those that allocate or free. The
 /// first value is the time, the second an address, the last the context of the thread. A call begins that frees the block at this address.
@@ -92,17 +96,34 @@ pub const CAPACITY: Capacity = match Capacity::of_bytes(4 << 20) {
     None => Capacity::SMALLEST,
 };
 
-/// The variables of all functions; `tree` is the first counter of the tree, and `records` that of the buffer of records of memory, if there is one.
-pub fn variables(tree: u32, records: Option<u32>) -> Arc<[Variable]> {
+/// First counters of what a pair of its own holds for all functions. 0 for what is not there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeldCounters {
+    /// The tree.
+    pub tree: u32,
+    /// The buffer of records of memory.
+    pub records: u32,
+    /// The last count of the event that a thread has read, plus 1.
+    pub last_count: u32,
+}
+
+/// The variables of all functions. Threads read the counter of an event if `counter` is set.
+pub fn variables(held: HeldCounters, counter: bool) -> Arc<[Variable]> {
     let alias = |name, counter| code::named(name, VariableKind::Scratch, Shape::Alias(counter));
-    let records = records.map(|first| alias("records", first));
     let own = [
         code::named("calls", VariableKind::Counter, Shape::Counter),
         code::named("activations", VariableKind::Activations, Shape::Activations),
-        alias("tree", tree),
-        alias("current", tree + CURRENT),
+        alias("tree", held.tree),
+        alias("current", held.tree + CURRENT),
+        alias("records", held.records),
+        alias("last count", held.last_count),
     ];
-    own.into_iter().chain(records).collect()
+    own.into_iter().chain(counter.then(|| code::named("event", VariableKind::Scratch, Shape::Event))).collect()
+}
+
+/// The variable for the last count of the event that a thread has read, which a pair of its own holds for all functions.
+pub fn held_count() -> Variable {
+    code::named(LAST_COUNT, VariableKind::Scratch, Shape::Counter)
 }
 
 /// The metric of a pair.
@@ -111,12 +132,32 @@ pub fn metric(name: &str) -> Arc<MetricInfo> {
     Arc::new(MetricInfo { unit: "calls".to_owned(), doc, ..(*code::metric_named(name)).clone() })
 }
 
+/// An event that is added up in contexts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContextEvent {
+    /// Name, as in `perf list`.
+    pub name: Arc<str>,
+    /// The kernel's count of it; `None` for an event of the processor.
+    pub usage: Option<Usage>,
+}
+
+impl ContextEvent {
+    /// Number of times that the event has happened in this thread since the last reading.
+    fn since(&self) -> Expr {
+        let count = self.usage.map_or(Expr::Event(EVENT_OF), Expr::Usage);
+        let count = Expr::Binary(BinaryOp::Add, Box::new(count), Box::new(Expr::Const(1)));
+        Expr::Since(LAST_COUNT_OF, Box::new(count))
+    }
+}
+
 /// The code of functions.
 pub struct ContextCode<'a> {
     /// Size of the tree.
     pub shape: ContextShape,
     /// The metrics. Their values are numbered in their order.
     pub metrics: &'a [ContextMetric],
+    /// The event that is added up after the metrics.
+    pub event: Option<&'a ContextEvent>,
     /// The variables of all functions.
     pub variables: &'a Arc<[Variable]>,
     /// The metric of their pairs.
@@ -133,7 +174,11 @@ impl ContextCode<'_> {
         timed: Option<Clock>,
     ) -> Instrumentation {
         let mut kept = Vec::new();
-        let (mut entry, mut exit) = (vec![Stmt::Enter(TREE_OF, self.shape, number)], Vec::new());
+        // All that has happened since the last reading belongs to the context that the thread is about to leave.
+        let number_of_event = ContextsOptions::values(self.metrics).count() as u8;
+        let event = self.event.map(|of| Stmt::AddContext(TREE_OF, self.shape, number_of_event, of.since()));
+        let mut entry: Vec<Stmt> = event.iter().cloned().chain([Stmt::Enter(TREE_OF, self.shape, number)]).collect();
+        let mut exit: Vec<Stmt> = event.into_iter().collect();
         for (n, metric) in (0..).zip(ContextsOptions::values(self.metrics)) {
             let add = |e| Stmt::AddContext(TREE_OF, self.shape, n, e);
             if let Some(clock) = clock(metric, role) {
@@ -155,8 +200,9 @@ impl ContextCode<'_> {
         if let Some(clock) = timed {
             latencies::add(clock, (self.shape, number), &mut kept, &mut exit);
         }
-        // Code that reads a clock cannot stand right at a point.
-        let placing = if kept.is_empty() && memory.is_none() { Placing::InCopyIfBusy } else { Placing::Anywhere };
+        // Code that reads a clock or a counter cannot stand right at a point.
+        let is_plain = kept.is_empty() && memory.is_none() && self.event.is_none();
+        let placing = if is_plain { Placing::InCopyIfBusy } else { Placing::Anywhere };
         // Times are the first words of a record.
         kept.sort_by_key(|kept| !matches!(kept, KeptValue::Time(_)));
         exit.push(Stmt::Set(CURRENT_OF, Expr::Restored));
@@ -170,7 +216,8 @@ impl ContextCode<'_> {
             at(PointKind::Exit, Order::Prepend, Stmt::Close(record, exit)),
         ];
         let variables = Arc::clone(self.variables);
-        Instrumentation { variables, placing, ..code::empty(insertions, Arc::clone(self.metric)) }
+        let counter = self.event.filter(|event| event.usage.is_none()).map(|event| Arc::clone(&event.name));
+        Instrumentation { variables, placing, event: counter, ..code::empty(insertions, Arc::clone(self.metric)) }
     }
 }
 
@@ -181,9 +228,13 @@ fn clock(metric: ContextMetric, role: LibraryRole) -> Option<Clock> {
         ContextMetric::CpuTime => Some(Clock::Cpu),
         ContextMetric::WaitTime => role.waits.then_some(Clock::Wall),
         ContextMetric::LockTime => role.locks.then_some(Clock::Wall),
-        ContextMetric::AllocatedBytes | ContextMetric::LiveBytes | ContextMetric::LiveBlocks | ContextMetric::Looks => {
-            None
-        }
+        ContextMetric::AllocatedBytes
+        | ContextMetric::LiveBytes
+        | ContextMetric::LiveBlocks
+        | ContextMetric::Looks
+        | ContextMetric::Instructions
+        | ContextMetric::Reads
+        | ContextMetric::Writes => None,
     }
 }
 
@@ -250,8 +301,9 @@ mod tests {
 
     fn texts(metrics: &[ContextMetric], role: LibraryRole) -> Vec<String> {
         let shape = ContextShape::of_bits(4, !metrics.is_empty(), false).expect("a size");
-        let (variables, metric) = (variables(7, Some(9)), metric(METRIC));
-        let code = ContextCode { shape, metrics, variables: &variables, metric: &metric };
+        let held = HeldCounters { tree: 7, records: 9, last_count: 0 };
+        let (variables, metric) = (variables(held, false), metric(METRIC));
+        let code = ContextCode { shape, metrics, event: None, variables: &variables, metric: &metric };
         code.of(F, (9, 2), role, None).insertions.iter().map(|i| format!("{:?} {}", i.point, i.snippet)).collect()
     }
 
@@ -266,8 +318,9 @@ mod tests {
     #[test]
     fn the_end_of_a_timed_call_counts_the_bucket_of_its_time() {
         let shape = ContextShape::of_bits(4, true, false).expect("a size");
-        let (variables, metric) = (variables(7, None), metric(METRIC));
-        let code = ContextCode { shape, metrics: &[], variables: &variables, metric: &metric };
+        let (variables, metric) =
+            (variables(HeldCounters { tree: 7, ..HeldCounters::default() }, false), metric(METRIC));
+        let code = ContextCode { shape, metrics: &[], event: None, variables: &variables, metric: &metric };
         let code = code.of(F, (9, 2), LibraryRole::default(), Some(Clock::Cpu));
         let texts: Vec<String> = code.insertions.iter().map(|i| format!("{:?} {}", i.point, i.snippet)).collect();
         assert_eq!(
@@ -282,15 +335,43 @@ mod tests {
         assert_eq!(code.placing, Placing::Anywhere);
     }
 
+    #[test]
+    fn an_event_is_added_where_the_context_changes() {
+        let shape = ContextShape::of_bits(4, true, false).expect("a size");
+        let (variables, metric) = (variables(HeldCounters::default(), true), metric(METRIC));
+        let texts = |usage| {
+            let event = ContextEvent { name: "cycles".into(), usage };
+            let metrics = &[ContextMetric::Looks];
+            let code = ContextCode { shape, metrics, event: Some(&event), variables: &variables, metric: &metric };
+            let code = code.of(F, (9, 2), LibraryRole::default(), None);
+            let texts = code.insertions.iter().map(|i| i.snippet.to_string()).collect::<Vec<_>>();
+            (code.event, texts.join(" "))
+        };
+        let (event, code) = texts(None);
+        assert_eq!(event.as_deref(), Some("cycles"));
+        assert_eq!(
+            code,
+            "open r1 restore v3 { v2 metric 2 += ((event v6 + 1) since v5); enter v2 9; } \
+             close r1 restore v3 { v2 metric 2 += ((event v6 + 1) since v5); v3 = restored; }"
+        );
+        let (event, code) = texts(Some(Usage::PageFaults));
+        assert!(event.is_none() && code.contains("page-faults"), "{code}");
+    }
+
     /// Without a prediction, a request would not know which functions are called too often.
     #[test]
     fn the_cost_of_the_largest_tree_is_predicted() {
         let shape = ContextShape::of_bits(*ContextShape::BITS.end(), true, false).expect("a size");
-        let (variables, metric) = (variables(0, Some(9)), metric(METRIC));
-        let code = ContextCode { shape, metrics: &ContextMetric::ALL[..4], variables: &variables, metric: &metric };
+        let held = HeldCounters { tree: 0, records: 9, last_count: 8 };
+        let (variables, metric) = (variables(held, true), metric(METRIC));
+        let [cycles, faults] = [None, Some(Usage::PageFaults)].map(|usage| ContextEvent { name: "e".into(), usage });
+        let metrics = &ContextMetric::ALL[..4];
+        let code = ContextCode { shape, metrics, event: None, variables: &variables, metric: &metric };
+        let [counted, asked] = [&cycles, &faults].map(|event| ContextCode { metrics: &[], event: Some(event), ..code });
         let timed = ContextCode { metrics: &[], ..code };
         let of = |code: &ContextCode<'_>, clock| code.of(F, (1, 0), LibraryRole::default(), clock).insertions;
-        for insertion in [of(&code, None), of(&timed, Some(Clock::Wall))].concat() {
+        let all = [of(&code, None), of(&timed, Some(Clock::Wall)), of(&counted, None), of(&asked, None)];
+        for insertion in all.concat() {
             let cost = worst_case(&insertion, &variables, WallClock::Tsc);
             assert!(cost.is_some(), "{}", insertion.snippet);
         }

@@ -85,7 +85,12 @@ pub fn patterns(metrics: &[ContextMetric]) -> Vec<String> {
         }
         ContextMetric::WaitTime => of(&["libc"], &mut WAITS.iter().copied()),
         ContextMetric::LockTime => of(&["libc"], &mut LOCK.iter().copied()),
-        ContextMetric::WallTime | ContextMetric::CpuTime | ContextMetric::Looks => Vec::new(),
+        ContextMetric::WallTime
+        | ContextMetric::CpuTime
+        | ContextMetric::Looks
+        | ContextMetric::Instructions
+        | ContextMetric::Reads
+        | ContextMetric::Writes => Vec::new(),
     };
     metrics.iter().flat_map(each).collect()
 }

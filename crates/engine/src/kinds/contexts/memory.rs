@@ -177,7 +177,10 @@ impl LiveSum {
             | ContextMetric::AllocatedBytes
             | ContextMetric::WaitTime
             | ContextMetric::LockTime
-            | ContextMetric::Looks => 0,
+            | ContextMetric::Looks
+            | ContextMetric::Instructions
+            | ContextMetric::Reads
+            | ContextMetric::Writes => 0,
         };
         i64::try_from(value).unwrap_or(i64::MAX)
     }

@@ -15,6 +15,7 @@ mod memory;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use ingraft_mdl::EventReadMethod;
 use ingraft_model::contexts::VALUES;
 use ingraft_model::{ContextShape, Focus, FunctionId, Placing, Variable};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -28,7 +29,7 @@ use crate::session::{InsertedPairs, KindRequest, Locked, Running, now_ns};
 use crate::weaving::positions::Observer;
 
 use self::answer::FunctionStates;
-use self::code::{ContextCode, LibraryRole, METRIC, RECORDS, TREE};
+use self::code::{ContextCode, ContextEvent, HeldCounters, LAST_COUNT, LibraryRole, METRIC, RECORDS, TREE};
 use self::looks::LookingThread;
 use self::memory::LiveMemory;
 use super::code::{focus, look, looks_among};
@@ -62,6 +63,8 @@ pub struct ContextsKind {
     tree: Option<u32>,
     /// First counter of the buffer of records of memory; `None` before it is taken, and without a metric that needs it.
     records: Option<u32>,
+    /// Counter for the last count of the event that a thread has read; `None` before it is taken, and without an event.
+    last_count: Option<u32>,
     /// Memory that is not freed yet; `None` without a metric that needs it.
     live: Option<Mutex<LiveMemory>>,
     began_ns: u64,
@@ -92,7 +95,8 @@ struct ContextSite {
 
 /// Size of the tree. Times need more room: each context has places for the buckets of its times.
 fn shape(options: &ContextsOptions) -> ContextShape {
-    let usual = ContextShape::usual(!options.metrics.is_empty(), options.full);
+    let has_values = !options.metrics.is_empty() || options.event.is_some();
+    let usual = ContextShape::usual(has_values, options.full);
     let largest = ContextShape::of_bits(*ContextShape::BITS.end(), true, options.full);
     largest.filter(|_| !options.timed.is_empty()).unwrap_or(usual)
 }
@@ -110,6 +114,7 @@ impl ContextsKind {
             looks: Vec::new(),
             tree: None,
             records: None,
+            last_count: None,
             live: options.metrics.iter().any(|metric| metric.is_live()).then(Mutex::default),
             began_ns: 0,
             program: String::new(),
@@ -159,6 +164,27 @@ impl ContextsKind {
         Ok(all.iter().map(|function| (*function, role(function))).collect())
     }
 
+    /// The variables of the code of functions, as far as their counters are taken.
+    fn variables(&self) -> Arc<[Variable]> {
+        let [tree, records, last_count] = [self.tree, self.records, self.last_count].map(Option::unwrap_or_default);
+        let reads = |name: &Arc<str>| EventReadMethod::named(name) == EventReadMethod::Counter;
+        code::variables(HeldCounters { tree, records, last_count }, self.options.event.as_ref().is_some_and(reads))
+    }
+
+    /// The event that is added up; `None` if there is none. Fails if it is a time.
+    fn event(&self) -> Result<Option<ContextEvent>, Error> {
+        let Some(name) = self.options.event.clone() else { return Ok(None) };
+        let usage = match EventReadMethod::named(&name) {
+            EventReadMethod::Usage(usage) => Some(usage),
+            EventReadMethod::Counter => None,
+            EventReadMethod::ProcessorTime => {
+                let what = format!("`{name}` is a time, which a clock tells");
+                return Err(Error::new(Reason::EventNotAtPoints, what, "ask for processor time: `--metric cpu`"));
+            }
+        };
+        Ok(Some(ContextEvent { name, usage }))
+    }
+
     /// Begins to look at the contexts of threads if a metric needs that. `tree` is the first counter of the tree.
     fn begin_looks(&mut self, at: &mut Locked<'_>, tree: u32) {
         let numbered = (0..).zip(ContextsOptions::values(&self.options.metrics));
@@ -203,29 +229,34 @@ impl ContextsKind {
         self.sites.get(number as usize)
     }
 
-    /// The pairs that hold counters for all functions: the tree, and the buffer of records of memory if there is one.
+    /// The pairs that hold counters for all functions: the tree, and the buffer of records of memory and the last count of the event if they are
+    /// there.
     fn held(&self, id: MeasurementId) -> Vec<(PairKey, &'static str, Variable)> {
         let held = |name: &'static str, variable| {
             let pair = Arc::new(MetricFocus { metric: name.to_owned(), focus: Focus::default() });
             (PairKey::owned(Owner { measurement: id, hidden: true }, pair), name, variable)
         };
         let records = self.live.as_ref().map(|_| held(RECORDS, code::held_records()));
-        std::iter::once(held(TREE, code::held(self.shape))).chain(records).collect()
+        let last_count = self.options.event.as_ref().map(|_| held(LAST_COUNT, code::held_count()));
+        std::iter::once(held(TREE, code::held(self.shape))).chain(records).chain(last_count).collect()
     }
 
     /// Takes the counters that all functions share.
     fn hold(&mut self, at: &mut Locked<'_>) -> Result<(), Error> {
-        let mut first = Vec::new();
         for (key, name, variable) in self.held(at.id()) {
-            first.push(at.hold_counter(key, code::metric(name), variable)?);
+            let first = Some(at.hold_counter(key, code::metric(name), variable)?);
+            match name {
+                TREE => self.tree = first,
+                RECORDS => self.records = first,
+                _ => self.last_count = first,
+            }
         }
-        (self.tree, self.records) = (first.first().copied(), first.get(1).copied());
         Ok(())
     }
 
     fn release(&mut self, at: &mut Locked<'_>) {
         self.held(at.id()).iter().for_each(|(key, ..)| at.release_counter(key));
-        (self.tree, self.records) = (None, None);
+        (self.tree, self.records, self.last_count) = (None, None, None);
     }
 }
 
@@ -244,10 +275,16 @@ impl Running for ContextsKind {
             let what = format!("contexts of {} functions cannot be told apart at once", functions.len());
             return Err(Error::new(Reason::TooManyFunctions, what, "name fewer functions"));
         }
-        let variables = code::variables(0, self.live.as_ref().map(|_| 0));
+        let event = self.event()?;
+        let variables = self.variables();
         let metric = code::metric(METRIC);
-        let code =
-            ContextCode { shape: self.shape, metrics: &self.options.metrics, variables: &variables, metric: &metric };
+        let code = ContextCode {
+            shape: self.shape,
+            metrics: &self.options.metrics,
+            event: event.as_ref(),
+            variables: &variables,
+            metric: &metric,
+        };
         let owner = Owner { measurement: asked.id, hidden: false };
         let looks = asked.missing != Missing::MayCome;
         let mut all = Vec::new();
@@ -286,7 +323,7 @@ impl Running for ContextsKind {
         if self.tree.is_none() {
             self.hold(at).inspect_err(|_| self.release(at))?;
         }
-        let variables = code::variables(self.tree.unwrap_or_default(), self.records);
+        let variables = self.variables();
         for w in wanted.iter_mut().filter(|w| w.pair.metric == METRIC) {
             w.instrumentation.variables = Arc::clone(&variables);
         }

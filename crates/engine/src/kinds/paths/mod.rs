@@ -11,11 +11,13 @@ mod plan;
 
 use ingraft_model::contexts::VALUES;
 use ingraft_model::layout::COUNTERS;
-use ingraft_model::{Activations, BlockId, ContextTree, CountedValue, FunctionId, KeyTable, Offset, Refusal, Shape};
-use ingraft_report::SavedProfile;
-use rustc_hash::FxHashMap;
+use ingraft_model::{
+    Activations, BlockId, ContextTree, CountedValue, FunctionId, KeyTable, Offset, Refusal, Shape, Svma,
+};
+use ingraft_report::{ContextProfile, ProfileKind, SavedProfile};
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::{EnableRequest, InspectedPath, PathChoice, PathsOptions, Removed};
+use crate::api::{ContextMetric, ContextsOptions, EnableRequest, InspectedPath, PathChoice, PathsOptions, Removed};
 use crate::error::{Error, Reason};
 use crate::measure::request::{WantedPair, refuse_large};
 use crate::measure::sizes;
@@ -30,7 +32,7 @@ use super::profile::functions::{Functions, Plan as _, Profiled, tell_last};
 use super::whole;
 
 use self::answer::{CountedPaths, PathOfContext};
-use self::plan::{BelowContexts, PathsPlan};
+use self::plan::{BelowContexts, ExecutedNumbers, PathsPlan};
 
 /// Name of the metric that the pairs have.
 const METRIC: &str = "path_profile";
@@ -41,6 +43,8 @@ pub struct PathsKind {
     functions: Functions<PathsPlan>,
     /// The contexts by which paths are told apart.
     contexts: Option<ContextsKind>,
+    /// The numbers of what was executed in each context, if these are asked for instead of the paths.
+    executed: Vec<ContextMetric>,
     /// The last counts, read before the code was taken out.
     last: Option<Result<SavedProfile, Error>>,
 }
@@ -49,7 +53,13 @@ impl PathsKind {
     /// Counts that have not begun.
     pub fn new(options: &PathsOptions) -> Self {
         let contexts = options.contexts.then(ContextsKind::with_values);
-        PathsKind { options: *options, functions: Functions::default(), contexts, last: None }
+        PathsKind { options: *options, functions: Functions::default(), contexts, executed: Vec::new(), last: None }
+    }
+
+    /// Paths that tell what is executed in each context, and that have not begun.
+    pub fn executed(options: &ContextsOptions) -> Self {
+        let kind = PathsKind::new(&PathsOptions { contexts: true, ..PathsOptions::default() });
+        PathsKind { executed: options.metrics.clone(), ..kind }
     }
 
     /// Counts of all paths, and of the blocks and edges on them, at one moment at which all threads are held. Paths by context are read right after
@@ -88,13 +98,43 @@ impl PathsKind {
             .functions
             .saved(at, |n, f, module| all.get(n).unwrap_or(&none).profile(at.modules(), &f.plan, module, family));
         let mut saved = SavedProfile { held_ns: moment.held_ns(), ..saved };
+        // A function without room for code lacks both its contexts and its paths.
+        let mut known: FxHashSet<(usize, Svma)> = FxHashSet::default();
+        saved.refused.retain(|function| known.insert((function.module, function.start)));
         if let Some((contexts, states)) = &contexts {
-            let of_contexts = contexts.saved(at, states, &tree, &outcomes_in_contexts);
+            let mut of_contexts = contexts.saved(at, states, &tree, &outcomes_in_contexts);
+            self.count_executed(of_contexts.contexts.as_mut(), &all);
             saved
                 .join_contexts(&of_contexts)
                 .map_err(|why| Error::new(Reason::Bug, why.to_string(), "measure paths without --contexts"))?;
         }
+        if !self.executed.is_empty() {
+            (saved.kind, saved.functions) = (ProfileKind::Contexts, Vec::new());
+        }
         Ok(saved)
+    }
+
+    /// Adds up what was executed in each context, if that is asked for.
+    fn count_executed(&self, contexts: Option<&mut ContextProfile>, all: &[CountedPaths]) {
+        let Some(contexts) = contexts.filter(|_| !self.executed.is_empty()) else { return };
+        let none = vec![0_i64; self.executed.len()];
+        contexts.metrics = self.executed.iter().map(|metric| metric.name().to_owned()).collect();
+        contexts.outside.clone_from(&none);
+        contexts.contexts.iter_mut().for_each(|context| context.metrics.clone_from(&none));
+        for (f, counted) in self.functions.all.iter().zip(all) {
+            let mut known: FxHashMap<i64, Option<ExecutedNumbers>> = FxHashMap::default();
+            for of in &counted.by_context {
+                let numbers = known.entry(of.number).or_insert_with(|| f.plan.executed(of.number));
+                let Some(numbers) = numbers else { continue };
+                let context = of.context.and_then(|index| contexts.contexts.get_mut(index));
+                let sums = context.map_or(&mut contexts.outside, |context| &mut context.metrics);
+                for (sum, event) in sums.iter_mut().zip(self.executed.iter().filter_map(|metric| metric.event())) {
+                    let each = numbers.get(event).copied().unwrap_or_default();
+                    let runs = i64::try_from(of.count).unwrap_or(i64::MAX);
+                    *sum = sum.saturating_add(runs.saturating_mul(each));
+                }
+            }
+        }
     }
 
     /// Takes the counts of paths out of a tree, and gives them to the functions.

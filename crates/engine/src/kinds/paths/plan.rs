@@ -9,7 +9,7 @@ use std::sync::Arc;
 use ingraft_codegen::TextSpace;
 use ingraft_model::contexts::{CURRENT, VALUES};
 use ingraft_model::{
-    BinaryOp, BlockId, CallRecord, ContextShape, CountedValue, Expr, FunctionBody, FunctionId, Insertion,
+    BinaryOp, BlockId, CallRecord, ContextShape, CountedValue, EVENT_NAMES, Expr, FunctionBody, FunctionId, Insertion,
     Instrumentation, KeyField, KeyTable, MetricInfo, Parts, Placing, PointKind, Ranges, Refusal, Restore, Shape,
     Snippet, Stmt, TableKey, TableShape, Variable, VariableId, VariableKind,
 };
@@ -69,6 +69,9 @@ pub struct PathsPlan {
     /// The tree below whose contexts the paths are counted.
     below: Option<BelowContexts>,
 }
+
+/// Numbers of events of each kind on a path, in the order of [`EVENT_NAMES`].
+pub type ExecutedNumbers = [i64; EVENT_NAMES.len()];
 
 /// The tree below whose contexts paths are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,6 +203,16 @@ impl PathsPlan {
     pub fn number(&self, of: &CountedValue) -> Option<(i64, u64)> {
         let number = of.value.wrapping_sub(self.values().base);
         (0..self.paths.paths()).contains(&number).then_some((number, of.count))
+    }
+
+    /// Numbers of events in one run of a path; `None` if there is no such path.
+    pub fn executed(&self, number: i64) -> Option<ExecutedNumbers> {
+        let path = self.paths.path(number)?;
+        let mut sums = ExecutedNumbers::default();
+        for of in path.blocks.iter().filter_map(|block| self.graph.events.get(*block)) {
+            sums.iter_mut().zip(of.numbers()).for_each(|(sum, number)| *sum += i64::from(number));
+        }
+        Some(sums)
     }
 
     /// The variables of the function. `tree` is the first counter of the tree of contexts, if there is one.
