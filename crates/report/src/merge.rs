@@ -239,10 +239,13 @@ impl FunctionProfile {
 }
 
 impl SavedProfile {
-    /// Adds the calling contexts of another profile of the same process. The paths of this one have the indexes of contexts there
+    /// Adds the calling contexts of another profile of the same process, and the functions that it lacks. The paths of this one have the indexes of contexts there
     /// ([`PathProfile::by_context`]), and get those here.
     pub fn join_contexts(&mut self, other: &SavedProfile) -> Result<(), MergeError> {
         let modules = self.join_modules(other)?;
+        let place = |function: &UnprofiledFunction| modules.get(function.module).copied();
+        let refused = other.refused.iter().filter_map(|f| Some(UnprofiledFunction { module: place(f)?, ..f.clone() }));
+        self.refused.extend(refused);
         let Some(contexts) = &other.contexts else { return Ok(()) };
         let empty = || ContextProfile {
             metrics: contexts.metrics.clone(),

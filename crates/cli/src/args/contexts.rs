@@ -173,6 +173,9 @@ pub(super) fn options(names: &[MetricName], event: Option<&str>, full: bool) -> 
         let what = "time is told by clocks or by looks, not by both";
         return Err(Failure::usage(what, "leave out time or looks of --metric"));
     }
+    if event.is_some_and(|event| event.trim().is_empty()) {
+        return Err(Failure::usage("an event without a name", "`ingraft metrics --events` lists events"));
+    }
     let number = metrics.len() + usize::from(event.is_some());
     let options = ContextsOptions { metrics, full, event: event.map(Into::into), ..ContextsOptions::default() };
     if options.mixes_executed() {

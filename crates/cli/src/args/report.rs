@@ -6,7 +6,7 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use ingraft_report::{EXPORTERS, Exporter};
 
-use super::{MetricName, TreeArgs};
+use super::TreeArgs;
 use crate::exit::Failure;
 
 /// `ingraft report`.
@@ -50,9 +50,9 @@ pub(crate) struct ReportArgs {
     #[arg(long, value_name = "NUMBER")]
     pub(crate) top: Option<usize>,
 
-    /// The metric that counts, in the tree and in formats of other tools [default: the first one of the profile]
-    #[arg(long, value_enum, value_name = "METRIC", help_heading = "Contexts")]
-    pub(crate) metric: Option<MetricName>,
+    /// The metric or event that counts, in the tree and in formats of other tools [default: the first one of the profile]
+    #[arg(long, value_name = "METRIC", help_heading = "Contexts")]
+    pub(crate) metric: Option<String>,
 
     #[command(flatten)]
     pub(crate) tree: TreeArgs,

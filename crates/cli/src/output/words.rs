@@ -314,8 +314,8 @@ pub(crate) fn taken_out(t: &TakenOutObject) -> String {
         return format!("{pair} was taken out of {}: {why}; its value stays as it was, and is not exact", t.pid);
     }
     format!(
-        "{pair} was taken out of {}: it cost {} of one processor ({} times a second), more than --max-overhead {max_overhead}; \
-         its value stays as it was",
+        "{pair} was taken out of {}: the measurement would cost more than {max_overhead} % of one processor (--max-overhead), of which \
+         this pair would take {} ({} times a second); its value stays as it was",
         t.pid,
         percent(t.percent),
         grouped_u64(t.hits_per_s),

@@ -1,6 +1,7 @@
 //! Values of metrics for people.
 
-use ingraft_report::{ContextProfile, ContextUnit, LiveFacts, LookedTime};
+use ingraft_api::ContextMetric;
+use ingraft_report::{ContextProfile, ContextUnit, LookedTime};
 
 use crate::output::number::{bytes, grouped, percent, time};
 
@@ -18,6 +19,8 @@ pub(crate) fn title(metric: &str) -> String {
         LIVE_BLOCKS => "BLOCKS".to_owned(),
         "wait_ns" => "WAIT".to_owned(),
         "lock_wait_ns" => "LOCK WAIT".to_owned(),
+        "memory-reads" => "READS".to_owned(),
+        "memory-writes" => "WRITES".to_owned(),
         other => other.to_uppercase(),
     }
 }
@@ -53,6 +56,18 @@ pub(super) fn is_live(metric: &str) -> bool {
     [LIVE_BYTES, LIVE_BLOCKS].contains(&metric)
 }
 
+/// Whether a metric is a number of what was executed.
+pub(super) fn is_executed(metric: &str) -> bool {
+    ContextMetric::ALL.iter().any(|known| known.is_executed() && known.name() == metric)
+}
+
+/// Whether the values of a metric lack nothing. Those of memory tell that themselves. A call that ends without a return leaves a path in the middle, whose
+/// instructions do not count.
+pub(super) fn is_whole(contexts: &ContextProfile, metric: &str) -> bool {
+    let live = !is_live(metric) || contexts.live.is_some_and(|live| live.is_exact());
+    live && (!is_executed(metric) || contexts.functions.iter().all(|function| function.left == 0))
+}
+
 /// The standard error of a share of the time that looks have told, in percent; empty if there is none.
 pub(super) fn share_error(looked: &LookedTime, ns: i64) -> String {
     if ns <= 0 || looked.whole_ns <= 0 {
@@ -65,9 +80,8 @@ pub(super) fn share_error(looked: &LookedTime, ns: i64) -> String {
 /// The way in which the values of each metric come about, for scripts.
 pub(super) fn how(contexts: &ContextProfile) -> Vec<&'static str> {
     let looked = contexts.looked_time();
-    let is_whole = contexts.live.is_some_and(|live| LiveFacts::is_exact(&live));
     let of = |(index, name): (usize, &String)| match ContextUnit::of(name) {
-        _ if is_live(name) && !is_whole => "incomplete",
+        _ if !is_whole(contexts, name) => "incomplete",
         _ if looked.is_some_and(|looked| index == looked.time || index == looked.looks) => "looks",
         ContextUnit::Nanoseconds => "clocked",
         ContextUnit::Bytes | ContextUnit::Count => "counted",

@@ -2,6 +2,7 @@
 
 use ingraft_report::{ContextFunction, ContextStatistics, LiveFacts, LookedTime};
 
+use super::amounts::is_executed;
 use super::names::ContextNames;
 use super::shown::ShownContexts;
 use crate::command::report::tables::shown as shown_name;
@@ -107,8 +108,12 @@ fn facts(shown: &ShownContexts<'_>, names: &ContextNames<'_>) -> Vec<String> {
     let mut lines: Vec<String> = shown.looked.iter().filter(|looked| looked.count > 0).flat_map(looks).collect();
     if let Some((sum, functions)) = sum(shown, names, |function| function.left) {
         let what = plural(sum, "call has", "calls have");
+        let lacks = match shown.contexts.metrics.iter().any(|metric| is_executed(metric)) {
+            true => "; what these have executed since their last paths began is missing",
+            false => "",
+        };
         lines.push(format!(
-            "{what} ended without a return, by an exception, by longjmp, or with the thread: {functions}"
+            "{what} ended without a return, by an exception, by longjmp, or with the thread: {functions}{lacks}"
         ));
     }
     if let Some((sum, functions)) = sum(shown, names, |function| function.unseen) {

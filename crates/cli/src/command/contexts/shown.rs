@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use ingraft_report::{CallingContext, ContextKind, ContextProfile, ContextValue, LookedTime, ReturnSite, SavedProfile};
 
-use super::amounts::{is_live, title};
+use super::amounts::{is_whole, title};
 use crate::args::TreeArgs;
 
 /// Largest number of contexts of a tree without `--top`.
@@ -107,8 +107,7 @@ impl<'a> ShownContexts<'a> {
 
     /// The title of a value by its name: whether it is exact, and the metric.
     pub(super) fn title(&self, name: &str) -> String {
-        let is_exact = !is_live(name) || self.contexts.live.is_some_and(|live| live.is_exact());
-        if is_exact { title(name) } else { format!("≈ {}", title(name)) }
+        if is_whole(&self.contexts, name) { title(name) } else { format!("≈ {}", title(name)) }
     }
 
     /// The sum of a value over all contexts, and what is outside of them.

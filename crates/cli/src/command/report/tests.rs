@@ -233,6 +233,8 @@ fn contexts_have_flags_of_their_own() {
     };
     let time = wrong(&["a.contexts", "--metric", "time"]);
     assert_eq!(time, "the profile does not have the metric time; it has calls, bytes");
+    let event = wrong(&["a.contexts", "--metric", "page-faults"]);
+    assert_eq!(event, "the profile does not have the metric page-faults; it has calls, bytes");
     assert_eq!(wrong(&["a.profile", "--stats"]), "--stats belongs to contexts; leave out --stats");
     assert_eq!(wrong(&["a.profile", "--metric", "calls"]), "--metric belongs to contexts; leave out --metric");
     let module = wrong(&["a.contexts", "--module", "shop"]);

@@ -98,9 +98,6 @@ impl PathsKind {
             .functions
             .saved(at, |n, f, module| all.get(n).unwrap_or(&none).profile(at.modules(), &f.plan, module, family));
         let mut saved = SavedProfile { held_ns: moment.held_ns(), ..saved };
-        // A function without room for code lacks both its contexts and its paths.
-        let mut known: FxHashSet<(usize, Svma)> = FxHashSet::default();
-        saved.refused.retain(|function| known.insert((function.module, function.start)));
         if let Some((contexts, states)) = &contexts {
             let mut of_contexts = contexts.saved(at, states, &tree, &outcomes_in_contexts);
             self.count_executed(of_contexts.contexts.as_mut(), &all);
@@ -111,6 +108,10 @@ impl PathsKind {
         if !self.executed.is_empty() {
             (saved.kind, saved.functions) = (ProfileKind::Contexts, Vec::new());
         }
+        // A function without room for code lacks both its contexts and its paths. One whose contexts alone are left out has its paths.
+        let of_paths = saved.functions.iter().map(|function| (function.module, function.start));
+        let mut known: FxHashSet<(usize, Svma)> = of_paths.collect();
+        saved.refused.retain(|function| known.insert((function.module, function.start)));
         Ok(saved)
     }
 

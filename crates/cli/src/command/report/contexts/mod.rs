@@ -4,6 +4,7 @@ mod changes;
 
 use std::rc::Rc;
 
+use clap::ValueEnum as _;
 use ingraft_report::{ContextProfile, ContextValue, SavedProfile};
 
 use super::modules;
@@ -22,7 +23,7 @@ pub(super) fn report(
     format: Format,
     out: &mut Output,
 ) -> Result<(), Stop> {
-    let value = args.metric.map(|_| value(contexts, args)).transpose()?;
+    let value = args.metric.as_ref().map(|_| value(contexts, args)).transpose()?;
     let layout = ContextLayout { value, ..ContextLayout::of_tree(&args.tree, args.top) };
     if let Some(Export::Tool(exporter)) = args.export {
         return super::write(profile, exporter, value, args, format, out);
@@ -38,8 +39,9 @@ pub(super) fn report(
 
 /// The value of `--metric`, or the main value of the contexts; fails if they do not have it.
 pub(super) fn value(contexts: &ContextProfile, args: &ReportArgs) -> Result<ContextValue, Failure> {
-    let Some(metric) = args.metric else { return Ok(contexts.main_value()) };
-    let name = metric.in_profile();
+    let Some(word) = &args.metric else { return Ok(contexts.main_value()) };
+    // Events have the names of `perf list`.
+    let name = MetricName::from_str(word, false).map_or(word.as_str(), |name| name.in_profile());
     contexts.value_named(name).ok_or_else(|| {
         let known = std::iter::once("calls").chain(contexts.metrics.iter().map(String::as_str));
         let known: Vec<String> = known.map(MetricName::word_of).collect();
@@ -51,7 +53,7 @@ pub(super) fn value(contexts: &ContextProfile, args: &ReportArgs) -> Result<Cont
 /// Refuses flags that belong to contexts only, or that contexts do not have.
 pub(super) fn check(profile: &SavedProfile, args: &ReportArgs) -> Result<(), Failure> {
     if profile.contexts.is_none() {
-        let given = args.metric.map(|_| "--metric").or_else(|| args.tree.given());
+        let given = args.metric.as_ref().map(|_| "--metric").or_else(|| args.tree.given());
         let refused = |flag| Failure::usage(format!("{flag} belongs to contexts"), format!("leave out {flag}"));
         return given.map_or(Ok(()), |flag| Err(refused(flag)));
     }
