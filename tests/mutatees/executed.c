@@ -1,6 +1,8 @@
 /* Functions whose numbers of instructions and of accesses to memory are known.
  *
  * run LAPS THREADS   so many threads make so many laps each, and end
+ * begin              begins a thread that makes laps until `end`
+ * end                ends that thread; the answer has the number of its laps
  */
 #include "mutatee.h"
 
@@ -50,7 +52,19 @@ static void *laps(void *number) {
     return NULL;
 }
 
+static atomic_long made;
+static atomic_int is_over;
+
+static void *without_end(void *none) {
+    while (!is_over) {
+        i_laps(10);
+        made += 10;
+    }
+    return none;
+}
+
 int main(void) {
+    pthread_t maker;
     say_ready();
     for (char *command; (command = next_command());) {
         long number;
@@ -61,6 +75,15 @@ int main(void) {
             for (int n = 0; n < count; n++)
                 if (pthread_create(&ids[n], NULL, laps, &number)) abort();
             for (int n = 0; n < count; n++) pthread_join(ids[n], NULL);
+        } else if (!strcmp(command, "begin")) {
+            if (pthread_create(&maker, NULL, without_end, NULL)) abort();
+            while (made < 1000) sched_yield();
+        } else if (!strcmp(command, "end")) {
+            long before = made;
+            while (made < before + 2000) sched_yield();
+            is_over = 1;
+            pthread_join(maker, NULL);
+            say("made %ld", (long)made);
         }
         say("done");
     }
