@@ -1,7 +1,8 @@
 //! Tests of events in calling contexts: the program asks the kernel for the same counts by itself.
 
+use ingraft_testing::server::Nginx;
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Outcome, Reply, Session, scaled};
+use ingraft_testing::{Mutatee, Outcome, Reply, Session, scaled, skip};
 use serde_json::Value;
 
 use crate::tool;
@@ -191,4 +192,32 @@ fn lost_paths_are_told() {
     let outcome = session.interrupt().assert_code(0).assert_removed();
     let contexts = outcome.all("context");
     assert!(!contexts.is_empty() && contexts.iter().all(|record| record["how"]["instructions"] == "incomplete"));
+}
+
+/// Some functions of nginx have no paths that can be told.
+#[test]
+fn what_a_server_executes_is_told_beside_functions_without_paths() {
+    let nginx = match Nginx::start() {
+        Ok(nginx) => nginx,
+        Err(why) => skip!("{why}"),
+    };
+    let workers = nginx.workers();
+    let before = Text::of(workers[0]);
+    let pids: Vec<String> = workers.iter().map(ToString::to_string).collect();
+    let targets = pids.iter().flat_map(|pid| ["-p", pid.as_str()]);
+    let rest = ["nginx:*", "--metric", "instructions", "--max-overhead", "10000"];
+    let mut session = tool().start(["profile", "contexts"].into_iter().chain(targets).chain(rest));
+    workers.iter().for_each(|_| drop(session.wait_for("attached")));
+    nginx.request(1000);
+    let outcome = session.interrupt().assert_code(0);
+    workers.iter().for_each(|&pid| target::assert_clean(pid, &before));
+    let is_it = |record: &&&Value| record["function"] == "ngx_http_process_request";
+    let records = outcome.all("context");
+    let (mut calls, mut instructions) = (0, 0);
+    for record in records.iter().filter(is_it) {
+        calls += record["calls"].as_u64().expect("a number");
+        instructions += record["metrics"]["instructions"].as_u64().expect("a number");
+    }
+    assert_eq!(calls, 1000);
+    assert!(instructions > 10 * calls, "{instructions} instructions");
 }

@@ -23,7 +23,7 @@ pub use self::admitted::{AdmittedPairs, BoundPair};
 pub use self::groups::{COUNTERS_A_PAIR, Forming, Fresh, Group, WovenGroup, WriteWord, write_keys, write_word};
 pub use self::info::{function_ref, pair_info};
 pub use self::key::PairKey;
-pub use self::pair::{Pair, counts_paths, is_costly};
+pub use self::pair::{Pair, is_costly};
 pub use self::pieces::{Minis, RefusedPieces, apart, joined, pieces_of};
 pub use self::points::{CommonSnippets, PointDraft, SnippetIds};
 pub use self::released::Released;

@@ -264,15 +264,9 @@ impl Pair {
 /// Whether code with these variables does more than count, and may be left out if it costs too much. Traces and paths of functions are asked for
 /// as a whole.
 pub fn is_costly(variables: &[Variable]) -> bool {
-    let is_asked_for = |v: &Variable| matches!(v.shape, Shape::Buffer(_));
+    let is_asked_for = |v: &Variable| matches!(v.shape, Shape::Buffer(_)) || v.kind == VariableKind::PathSum;
     !variables.iter().any(is_asked_for)
-        && !counts_paths(variables)
         && variables.iter().any(|v| !matches!(v.shape, Shape::Counter | Shape::Alias(_) | Shape::Records(_, true)))
-}
-
-/// Whether code with these variables counts paths.
-pub fn counts_paths(variables: &[Variable]) -> bool {
-    variables.iter().any(|v| v.kind == VariableKind::PathSum)
 }
 
 /// Whether the end of a call restores a state.

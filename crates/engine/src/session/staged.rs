@@ -12,7 +12,7 @@ use crate::api::TakenOut;
 use crate::background::each_in_background;
 use crate::error::Error;
 use crate::measure::request::WantedPair;
-use crate::pairs::{PairKey, counts_paths, is_costly};
+use crate::pairs::{PairKey, is_costly};
 use crate::program::modules::Modules;
 use crate::undertaking::interruptible;
 use crate::weaving::catch_up::CaughtUp;
@@ -54,11 +54,8 @@ impl Session {
     ) -> Result<InsertionResult, Error> {
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
         Self::fit_sizes(control, &mut wanted, &keys, 0);
-        let (mut costly, others): (Vec<WantedPair>, Vec<WantedPair>) =
+        let (mut costly, counting): (Vec<WantedPair>, Vec<WantedPair>) =
             wanted.into_iter().partition(|w| is_costly(&w.instrumentation.variables));
-        // Paths below contexts begin together with the contexts.
-        let (paths, counting): (Vec<WantedPair>, Vec<WantedPair>) =
-            others.into_iter().partition(|w| counts_paths(&w.instrumentation.variables));
         self.refuse_hopeless_pairs(control, &costly)?;
         // If it is known already that nothing would be timed, the target is not touched.
         let helps: Vec<bool> = costly.iter().map(|w| PairKey::of(w).is_hidden()).collect();
@@ -84,7 +81,6 @@ impl Session {
             w.instrumentation.insertions.clear();
             out.push((PairKey::of(w), cost.too_much(limit, now_ns())));
         }
-        costly.extend(paths);
         match self.insert_fitted(control, costly, whole, &mut InsertionStop::default()) {
             Ok(more) => caught_up.add(more.caught_up),
             Err(error) => {

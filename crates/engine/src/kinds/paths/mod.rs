@@ -45,6 +45,8 @@ pub struct PathsKind {
     contexts: Option<ContextsKind>,
     /// The numbers of what was executed in each context, if these are asked for instead of the paths.
     executed: Vec<ContextMetric>,
+    /// Counts of paths that have ended before the code of contexts came, by the number of the function in contexts and that of the path.
+    early: FxHashMap<(u32, i64), u64>,
     /// The last counts, read before the code was taken out.
     last: Option<Result<SavedProfile, Error>>,
 }
@@ -53,7 +55,14 @@ impl PathsKind {
     /// Counts that have not begun.
     pub fn new(options: &PathsOptions) -> Self {
         let contexts = options.contexts.then(ContextsKind::with_values);
-        PathsKind { options: *options, functions: Functions::default(), contexts, executed: Vec::new(), last: None }
+        PathsKind {
+            options: *options,
+            functions: Functions::default(),
+            contexts,
+            executed: Vec::new(),
+            early: FxHashMap::default(),
+            last: None,
+        }
     }
 
     /// Paths that tell what is executed in each context, and that have not begun.
@@ -138,6 +147,26 @@ impl PathsKind {
         }
     }
 
+    /// Notes the paths that have ended by now outside of contexts: their code comes before that of the contexts.
+    fn note_early(&mut self, at: &Locked<'_>) {
+        let Some((first, shape)) =
+            self.contexts.as_ref().and_then(|contexts| Some((contexts.tree()?, contexts.shape())))
+        else {
+            return;
+        };
+        let mut tree = ContextTree::default();
+        let _ = at.columns(|columns| tree = columns.tree(first, shape));
+        let outside = tree.take_values().into_iter().filter(|of| of.context.is_none());
+        self.early = outside.map(|of| ((of.function, of.value), of.count)).collect();
+    }
+
+    /// A count of paths without those that had ended before the contexts came; `None` if it has no others.
+    fn without_early(&self, of: &CountedValue) -> Option<CountedValue> {
+        let early = self.early.get(&(of.function, of.value)).filter(|_| of.context.is_none());
+        let count = of.count.saturating_sub(early.copied().unwrap_or(0));
+        (count > 0).then_some(CountedValue { count, ..*of })
+    }
+
     /// Takes the counts of paths out of a tree, and gives them to the functions.
     fn count_below(&self, contexts: &ContextsKind, tree: &mut ContextTree, all: &mut [CountedPaths]) {
         let numbers: FxHashMap<u32, usize> = (0..)
@@ -149,12 +178,12 @@ impl PathsKind {
         let is_own = |context: &usize, of: &CountedValue| {
             tree.contexts.get(*context).is_some_and(|context| context.function == of.function)
         };
-        for of in &values {
+        for of in values.iter().filter_map(|of| self.without_early(of)) {
             let found = numbers.get(&of.function).and_then(|n| self.functions.all.get(*n).zip(all.get_mut(*n)));
             let Some((f, counted)) = found else { continue };
-            match f.plan.number(of) {
+            match f.plan.number(&of) {
                 Some((number, count)) => {
-                    let context = of.context.filter(|context| is_own(context, of));
+                    let context = of.context.filter(|context| is_own(context, &of));
                     counted.by_context.push(PathOfContext { context, number, count });
                 }
                 None => counted.counts.late = counted.counts.late.saturating_add(of.count),
@@ -209,6 +238,9 @@ impl Running for PathsKind {
     }
 
     fn inserted(&mut self, at: &mut Locked<'_>, begun: &mut InsertedPairs<'_>) {
+        if self.contexts.as_ref().is_some_and(|contexts| !contexts.has_begun()) {
+            self.note_early(at);
+        }
         if let Some(contexts) = &mut self.contexts {
             contexts.inserted(at, begun);
         }
