@@ -162,7 +162,7 @@ fn what_is_executed_is_told_by_context() {
     assert_eq!(outcome.one("contexts")["outside"]["instructions"], 0);
 }
 
-/// The code of paths and that of contexts come at the same moment.
+/// Paths that end before the code of contexts comes do not count.
 #[test]
 fn nothing_is_executed_outside_of_contexts_before_they_begin() {
     let mut target = Mutatee::start("executed", &[]);
