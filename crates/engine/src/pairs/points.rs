@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ingraft_model::{FunctionId, Insertion, Instrumentation, Order, PointKind, Refusal, Shape, Snippet, Stmt};
 use rustc_hash::FxHashMap;
 
+use crate::weaving::cost::Meter;
 use crate::weaving::exits::Exits;
 use crate::weaving::plan::PRUNE;
 use crate::weaving::wanted::{NewMini, WantedPoints};
@@ -93,6 +94,7 @@ impl<'w> PointDraft<'w> {
                 let mini = NewMini {
                     role: Some(insertion.role),
                     counters,
+                    meter: Meter::of(&insertion.snippet, counters, &instrumentation.variables),
                     except: &insertion.except,
                     parts: insertion.parts.clone(),
                     placing: instrumentation.placing,

@@ -232,8 +232,27 @@ fn is_flag(condition: &Expr) -> bool {
     flag
 }
 
-/// The variable that counts the runs of a snippet, as [`counted`] has them counted; `None` if there is none.
-pub fn meter(snippet: &Snippet) -> Option<VariableId> {
+/// Counter of the runs of a snippet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Meter {
+    /// The counter.
+    pub counter: u32,
+    /// Whether the snippet does nothing else.
+    pub plain: bool,
+}
+
+impl Meter {
+    /// The counter of a snippet's runs; `None` if they are not counted. `counters` are the first counters of the variables.
+    pub fn of(snippet: &Snippet, counters: &[u32], variables: &[Variable]) -> Option<Meter> {
+        let variable = meter(snippet)?.0 as usize;
+        // A path adds to its sum, which counts nothing.
+        let counts = variables.get(variable)?.kind != VariableKind::PathSum;
+        counts.then_some(Meter { counter: *counters.get(variable)?, plain: snippet.as_increment().is_some() })
+    }
+}
+
+/// The variable that counts the runs of a snippet, as [`counted`] has them counted; `None` if the snippet does not begin by adding 1.
+fn meter(snippet: &Snippet) -> Option<VariableId> {
     let counted = match snippet.stmts.as_slice() {
         [Stmt::If(condition, body)] if is_flag(condition) => body,
         all => all,
@@ -262,6 +281,22 @@ mod tests {
         // The condition itself may be what costs.
         let read = Stmt::If(Expr::Read(Box::new(Expr::Arg(0)), ingraft_model::Scalar::INT), vec![add(0)]);
         assert_eq!(of(vec![read]), ("v9++; if (read($arg[0], i32)) { v0++; }".to_owned(), meter));
+    }
+
+    #[test]
+    fn the_sum_of_a_path_counts_no_runs() {
+        let variable = |kind| Variable {
+            name: String::new(),
+            kind,
+            shape: Shape::Counter,
+            unit: ValueUnit::Plain,
+            sampled: false,
+        };
+        let variables = [VariableKind::PathSum, VariableKind::Counter].map(variable);
+        let adds = |n| Snippet { stmts: vec![Stmt::Add(VariableId(n), Expr::Const(1))] };
+        assert_eq!(Meter::of(&adds(0), &[4, 5], &variables), None);
+        assert_eq!(Meter::of(&adds(1), &[4, 5], &variables), Some(Meter { counter: 5, plain: true }));
+        assert_eq!(Meter::of(&adds(1), &[4], &variables), None);
     }
 
     #[test]

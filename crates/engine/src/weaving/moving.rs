@@ -116,6 +116,7 @@ impl Point {
             role: mini.role,
             snippet: &mini.snippet,
             counters: &mini.counters,
+            meter: mini.meter,
             except: &[],
             parts: Parts::All,
             exits: Exits::All,

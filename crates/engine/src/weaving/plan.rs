@@ -24,7 +24,7 @@ use crate::undertaking::{begin_step, interruptible};
 use crate::weaving::arenas::{NewArenas, SIGNATURE_ROOM};
 use crate::weaving::attempt::{Attempt, RefusedPairs, dependents, partial};
 use crate::weaving::bodies::{Bodies, Body, Copies};
-use crate::weaving::cost;
+use crate::weaving::cost::Meter;
 use crate::weaving::exits::hosts;
 use crate::weaving::moving;
 use crate::weaving::sites::{FoundPoint, Text, are_known, blocks_in_copy, sites, whole};
@@ -100,7 +100,7 @@ pub(super) struct Mini {
     pub snippet: Arc<Snippet>,
     pub counters: Box<[u32]>,
     /// Counter of the snippet's runs; `None` if they are not counted.
-    meter: Option<Meter>,
+    pub meter: Option<Meter>,
     /// Owner of the snippet in the journal.
     owner: u32,
 }
@@ -800,14 +800,6 @@ fn staying(
     stay.into_iter().map(|(place, _)| *place).collect()
 }
 
-/// Counter of the runs of a snippet.
-#[derive(Clone, Copy, Debug)]
-struct Meter {
-    counter: u32,
-    /// Whether the snippet does nothing else.
-    plain: bool,
-}
-
 /// Costs of snippets without a counter at the points of one function, by their owners: those at its dearest exit, and one of the others.
 fn costs_told_by_entries(points: &[(&FunctionPoint, &Arc<Point>)]) -> FxHashMap<u32, Cost> {
     let (mut exits, mut others): (FxHashMap<u32, Cost>, FxHashMap<u32, Cost>) = Default::default();
@@ -828,15 +820,9 @@ fn costs_told_by_entries(points: &[(&FunctionPoint, &Arc<Point>)]) -> FxHashMap<
 }
 
 impl NewMini<'_> {
-    fn meter(&self) -> Option<Meter> {
-        let variable = cost::meter(self.snippet)?;
-        let counter = *self.counters.get(variable.0 as usize)?;
-        Some(Meter { counter, plain: self.snippet.as_increment().is_some() })
-    }
-
     pub(super) fn known(&self) -> Mini {
         let (snippet, counters) = (Arc::clone(self.snippet), Box::from(self.counters));
-        Mini { role: self.role, snippet, counters, meter: self.meter(), owner: self.owner() }
+        Mini { role: self.role, snippet, counters, meter: self.meter, owner: self.owner() }
     }
 
     /// The owner of the snippet in the journal: the first counter of its pair, which is that of the pair's value.

@@ -6,6 +6,7 @@ use ingraft_model::{FunctionId, FunctionPoint, Parts, Placing, PointId, PointKin
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::weaving::bodies::Copies;
+use crate::weaving::cost::Meter;
 use crate::weaving::exits::Exits;
 use crate::weaving::plan::PRUNE;
 use crate::weaving::sites::FoundPoint;
@@ -32,6 +33,8 @@ pub struct NewMini<'a> {
     pub snippet: &'a Arc<Snippet>,
     /// First counter of each of the snippet's variables.
     pub counters: &'a [u32],
+    /// Counter of the snippet's runs; `None` if they are not counted.
+    pub meter: Option<Meter>,
     /// Functions whose calls do not get the snippet.
     pub except: &'a [FunctionId],
     /// The points of the kind that the snippet is for.
@@ -46,7 +49,8 @@ impl<'a> NewMini<'a> {
     /// A snippet without variables for all points of its kind.
     pub fn plain(id: u64, pair: usize, snippet: &'a Arc<Snippet>) -> Self {
         let (parts, exits) = (Parts::All, Exits::All);
-        NewMini { id, pair, role: None, snippet, counters: &[], except: &[], parts, exits, placing: Placing::Anywhere }
+        let placing = Placing::Anywhere;
+        NewMini { id, pair, role: None, snippet, counters: &[], meter: None, except: &[], parts, exits, placing }
     }
 }
 
