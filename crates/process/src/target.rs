@@ -92,6 +92,17 @@ impl ExitStatus {
     }
 }
 
+/// What a process has for memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum MemoryNow {
+    /// That of the program that it ran when it was opened.
+    Same,
+    /// That of a program which it has executed since.
+    OfAnotherProgram,
+    /// None: it ends. The kernel takes the memory of a process away before it tells anybody about the end, and that takes long if there is much.
+    Gone,
+}
+
 /// A process that the engine may read and change. No thread of it is held between two calls.
 #[derive(Debug)]
 pub struct Target {
@@ -193,19 +204,31 @@ impl Target {
         !self.ends_within(Duration::ZERO)
     }
 
-    /// Whether the process still runs the program that it ran when it was opened (no exec since).
+    /// Whether the process still runs the program that it ran when it was opened (no exec since), or ends with it.
     pub fn is_same_program(&self) -> bool {
+        !matches!(self.memory_now(), MemoryNow::OfAnotherProgram)
+    }
+
+    /// What the process has for memory at present.
+    fn memory_now(&self) -> MemoryNow {
         // The open file keeps the old address space, whose memory is gone once no process uses it any more.
         let is_there = |at: u64| self.mem.read_at(&mut [0], at).is_ok_and(|n| n == 1);
         // Another process may use that address space too. So in some checks, look for memory in the process's own list of mappings.
         let whole = self.looks.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOKS);
         if !whole && is_there(self.mapped.load(Ordering::Relaxed)) {
-            return true;
+            return MemoryNow::Same;
         }
-        // If the mappings cannot be read at present, they prove nothing.
-        let Ok(maps) = self.maps() else { return is_there(self.mapped.load(Ordering::Relaxed)) };
-        let found = maps.iter().find(|m| m.read && is_there(m.range.start.0));
-        found.inspect(|m| self.mapped.store(m.range.start.0, Ordering::Relaxed)).is_some()
+        // If the mappings cannot be read at present, they do not prove that the memory is another one.
+        let Ok(maps) = self.maps() else {
+            return if is_there(self.mapped.load(Ordering::Relaxed)) { MemoryNow::Same } else { MemoryNow::Gone };
+        };
+        match maps.iter().find(|m| m.read && is_there(m.range.start.0)) {
+            Some(found) => {
+                self.mapped.store(found.range.start.0, Ordering::Relaxed);
+                MemoryNow::Same
+            }
+            None => MemoryNow::OfAnotherProgram,
+        }
     }
 
     /// Waits until the process ends, but at most for this time. Returns whether it has ended. Its status can still be read afterwards.
@@ -390,10 +413,11 @@ impl Target {
         if !self.is_alive() {
             return ProcessError::Gone(self.pid());
         }
-        if !self.is_same_program() {
-            return ProcessError::Replaced(self.pid());
+        match self.memory_now() {
+            MemoryNow::Same => ProcessError::Memory { what, at, len, source },
+            MemoryNow::OfAnotherProgram => ProcessError::Replaced(self.pid()),
+            MemoryNow::Gone => ProcessError::Gone(self.pid()),
         }
-        ProcessError::Memory { what, at, len, source }
     }
 }
 

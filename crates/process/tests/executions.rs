@@ -60,3 +60,18 @@ fn a_program_that_executes_another_and_its_tracer_do_not_wait_for_each_other() {
         child.wait().expect("its own child");
     });
 }
+
+/// The kernel takes the memory of a process away some time before it tells that the process has ended.
+#[test]
+fn a_program_that_ends_with_much_memory_has_not_executed_another() {
+    let mut child = Command::new("dd")
+        .args(["if=/dev/zero", "of=/dev/null", "bs=300M", "count=1"])
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("start dd");
+    let target = Target::open(Pid(child.id().cast_signed())).expect("may be traced");
+    while target.is_alive() {
+        assert!(target.is_same_program() || !target.is_alive(), "it executes nothing");
+    }
+    child.wait().expect("it has ended");
+}
