@@ -312,8 +312,8 @@ impl ContextTree {
         keys.into_iter().rev().fold(None, |parent, key| Some(self.child(parent, key, None)))
     }
 
-    /// Adds the calls of another thread.
-    pub fn merge(&mut self, other: &ContextTree) {
+    /// Adds the calls of another thread. Returns the index in this tree of each context of the other one.
+    pub fn merge(&mut self, other: &ContextTree) -> Vec<usize> {
         let mut indexes: Vec<usize> = Vec::with_capacity(other.contexts.len());
         for context in &other.contexts {
             let here = |index: Option<usize>| index.and_then(|index| indexes.get(index)).copied();
@@ -326,6 +326,7 @@ impl ContextTree {
         for (sum, value) in self.outside.iter_mut().zip(other.outside) {
             *sum = sum.wrapping_add(value);
         }
+        indexes
     }
 }
 

@@ -701,6 +701,18 @@ impl SharedArea {
         at.map(|at| Ok((at, self.read_u32(at + u64::from(record::NAME))?))).collect()
     }
 
+    /// The first word that the last open record of a shard keeps; `None` without an open record. The thread runs meanwhile.
+    pub fn last_kept(&self, shard: u32) -> Option<u64> {
+        let start = self.shard_start(shard);
+        let top = self.read_u64(start + u64::from(layout::TOP)).ok()?;
+        let size = u64::from(record::SIZE);
+        if top < 2 * size || top > u64::from(record::ROOM) || top % size != 0 {
+            return None;
+        }
+        let at = start + u64::from(self.layout.records()) + top - size;
+        self.read_u64(at + u64::from(record::KEPT)).ok()
+    }
+
     /// The names of the activation records that are open in a shard.
     pub fn open_names(&self, shard: u32) -> Result<Vec<u32>, ProcessError> {
         Ok(self.open_records(shard)?.into_iter().map(|(_, name)| name).collect())

@@ -72,14 +72,14 @@ impl FromStr for ClockChoice {
 }
 
 /// A clock as this process reads it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct TickClock {
     source: TickSource,
     /// Total time for which the machine had been asleep when this clock was created.
     asleep: Duration,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum TickSource {
     /// The time stamp counter, with a first reading of it and of the kernel's monotonic clock.
     Counter { begin: TickReading, scale: OnceLock<Scale> },

@@ -20,7 +20,7 @@ pub use code::{CodeStep, ModuleCode, SourceFrame, Symbol};
 pub use contexts::{
     CallTimes, CallerNode, CallingContext, ChangedValue, ContextChange, ContextChildren, ContextFunction, ContextKind,
     ContextLatency, ContextProfile, ContextStatistics, ContextUnit, ContextValue, ContextValues, FunctionTotal,
-    LiveFacts, LookedTime, ReturnSite, UntimedCalls, context_diff,
+    LiveFacts, LockHolder, LockWait, LookedTime, ReturnSite, UntimedCalls, context_diff,
 };
 pub use diff::{BlockChange, CountChange, FunctionChange, diff};
 pub use export::{EXPORTERS, ExportOptions, Exporter, Sources, ran_lines};

@@ -18,8 +18,9 @@ pub fn parts(mut profile: SavedProfile) -> impl Iterator<Item = v1::Profile> + S
     let refused = MessageParts::new(refused).map(|refused| v1::Profile { refused, ..v1::Profile::default() });
     let mut first = v1::Profile::from(&profile);
     let contexts = first.contexts.as_mut();
-    let lists = contexts.map(|tree| (take(&mut tree.functions), take(&mut tree.rows), take(&mut tree.times)));
-    let (tracked, rows, times) = lists.unwrap_or_default();
+    let lists = contexts
+        .map(|tree| (take(&mut tree.functions), take(&mut tree.rows), take(&mut tree.times), take(&mut tree.waits)));
+    let (tracked, rows, times, waits) = lists.unwrap_or_default();
     let of_tree = |tree| v1::Profile { contexts: Some(tree), ..v1::Profile::default() };
     let tracked = MessageParts::new(tracked);
     let tracked = tracked.map(move |functions| of_tree(v1::ContextTree { functions, ..v1::ContextTree::default() }));
@@ -27,7 +28,10 @@ pub fn parts(mut profile: SavedProfile) -> impl Iterator<Item = v1::Profile> + S
     let rows = rows.map(move |rows| of_tree(v1::ContextTree { rows, ..v1::ContextTree::default() }));
     let times = MessageParts::new(times);
     let times = times.map(move |times| of_tree(v1::ContextTree { times, ..v1::ContextTree::default() }));
-    std::iter::once(first).chain(functions).chain(refused).chain(tracked).chain(rows).chain(times)
+    let waits = MessageParts::new(waits);
+    let waits = waits.map(move |waits| of_tree(v1::ContextTree { waits, ..v1::ContextTree::default() }));
+    let lists = functions.chain(refused).chain(tracked).chain(rows);
+    std::iter::once(first).chain(lists).chain(times).chain(waits)
 }
 
 /// The profile that has these parts. Fails if they contradict each other.
@@ -42,6 +46,7 @@ pub fn whole(parts: Vec<v1::Profile>) -> Result<SavedProfile, FieldError> {
             tree.functions.extend(part.functions);
             tree.rows.extend(part.rows);
             tree.times.extend(part.times);
+            tree.waits.extend(part.waits);
         }
     }
     SavedProfile::try_from(whole).map_err(|e| FieldError::new("profile", e))
@@ -85,8 +90,8 @@ mod tests {
     use ingraft_model::{BlockEvents, Bucket, Distribution, EdgeKind};
     use ingraft_report::{
         BlockCount, CallCount, CallTarget, CallTimes, CallingContext, ContextFunction, ContextKind, ContextProfile,
-        EdgeCount, EdgeEnd, FunctionProfile, InclusiveTotal, ModuleInfo, ProfileKind, ReturnSite, UnprofiledFunction,
-        UnsavedDetails, UntimedCalls,
+        EdgeCount, EdgeEnd, FunctionProfile, InclusiveTotal, LockHolder, LockWait, ModuleInfo, ProfileKind, ReturnSite,
+        UnprofiledFunction, UnsavedDetails, UntimedCalls,
     };
     use proptest::collection::vec;
     use proptest::option;
@@ -185,6 +190,12 @@ mod tests {
             let times = Distribution { count, sum: n as u64, min, max, own, squares: None, buckets };
             CallTimes { context: n.checked_sub(1), function: 3, times }
         };
+        let wait = |n: usize| {
+            let others = [LockHolder::Untold, LockHolder::Outside, LockHolder::Nobody];
+            let holder = others.get(n % 4).copied().unwrap_or(LockHolder::Context(n));
+            let (lock, name, ns, looks) = (16 * n as u64, "pool+0x8".repeat(n % 20), 7, 1);
+            LockWait { lock, name, waiter: n, holder, ns, looks }
+        };
         let tree = ContextProfile {
             functions: (0..20_000).map(function).collect(),
             contexts: (0..200_000).map(context).collect(),
@@ -195,6 +206,7 @@ mod tests {
             live: None,
             timed: vec![UntimedCalls { function: 3, left_by_tail_jump: 4, earlier: 5 }],
             times: (0..1000).map(times).collect(),
+            holders: (0..20_000).map(wait).collect(),
         };
         let saved = profile();
         let (functions, refused) = (Vec::new(), saved.refused.into_iter().take(2).collect());

@@ -174,6 +174,30 @@ fn copies_count_children_by_vfork_and_posix_spawn() {
     assert!(target.end().success());
 }
 
+/// A child has its own contexts from its birth on, which are added to those of its parent.
+#[test]
+fn calls_of_children_are_told_by_context() {
+    let mut target = Mutatee::start("family", &[]);
+    let before = Text::of(target.pid());
+    let all =
+        ["profile", "contexts", "-p", &target.pid_text(), "family:*", "--follow", "fork", "--max-overhead", "10000"];
+    let mut session = tool().start(all);
+    session.wait_for("attached");
+    let (children, calls) = (scaled(60, 500), 70);
+    let truth = target.ask(&format!("fork {children} {calls}"));
+    truth.assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let sum = |function: &str| {
+        let of = |record: &&serde_json::Value| record["function"] == function;
+        let calls = |record: &serde_json::Value| record["calls"].as_u64().expect("a number");
+        outcome.all("context").into_iter().filter(of).map(calls).sum::<u64>()
+    };
+    assert_eq!(sum("parent_work"), children * calls + truth.tally("parent_work"), "{outcome:#?}");
+    assert_eq!(sum("child_work"), children * calls);
+    target::assert_clean(target.pid(), &before);
+    target.ask("fork 3 3").assert_right();
+}
+
 #[test]
 fn children_that_come_and_go_lose_no_call() {
     follow_children_of(Mutatee::start("family", &[]), &tool());

@@ -54,6 +54,7 @@ mod inspect;
 mod interrupts;
 mod joining;
 mod jumps;
+mod keepers;
 mod kernel;
 mod keyed;
 mod kinds;

@@ -387,7 +387,7 @@ fn a_profile_of_a_part_or_one_that_would_stay_is_refused() {
     let run = |arguments: &[&str]| tool().run([&["profile", "edges", "-p", &target.pid_text()], arguments].concat());
     let _ = run(&["leaf#0x11"]).assert_error(2, &["a part of a function", "name the function"]);
     for follow in ["fork", "fork,exec"] {
-        let words = ["only a coverage has fork children", "profile coverage --follow fork"];
+        let words = ["cannot follow forks", "`profile coverage`"];
         let _ = run(&["leaf", "--follow", follow]).assert_error(2, &words);
     }
     let _ = run(&["no_such_function"]).assert_error(3, &["no function matches"]);

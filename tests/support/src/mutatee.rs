@@ -174,6 +174,7 @@ fn recipe(name: &str) -> Recipe {
         "determ" => ("gcc", C, &["determ.c"], false),
         "varied" => ("gcc", C, &["varied.c"], false),
         "culprits" => ("gcc", C, &["culprits.c"], false),
+        "keepers" => ("gcc", C, &["keepers.c"], false),
         "bench" => ("gcc", C, &["bench.c"], false),
         "data" => ("gcc", C, &["data.c"], false),
         "data-no-pie" => ("gcc", &["-O2", "-g", "-pthread", "-no-pie"] as &[_], &["data.c"], false),

@@ -205,7 +205,7 @@ pub(super) fn part(text: &str) -> Result<f64, String> {
 /// `ingraft heap`, `ingraft locks` and `ingraft offcpu`.
 #[derive(Debug, Args)]
 #[command(mut_arg("no_remove", |arg| arg.hide(true)))]
-#[command(mut_arg("follow", |arg| arg.help("Measure also programs that a process starts, from when that is noticed (exec)")))]
+#[command(mut_arg("follow", |arg| arg.help("Measure also children (fork; not for heap), and programs that a process starts, from when that is noticed (exec)")))]
 pub(crate) struct ContextViewArgs {
     #[command(flatten)]
     pub(crate) contexts: ContextArgs,
@@ -223,14 +223,14 @@ pub(crate) struct ContextViewArgs {
 }
 
 impl ContextViewArgs {
-    /// Refuses what contexts do not have.
-    pub(super) fn check(&self) -> Result<(), Failure> {
+    /// Refuses what contexts do not have. `has_children` tells whether fork children are measured.
+    pub(super) fn check(&self, has_children: bool) -> Result<(), Failure> {
         if self.measure.no_remove {
             return Err(Failure::usage("contexts are read when the measurement is removed", "leave out --no-remove"));
         }
-        if self.measure.follow.contains(&FollowMode::Fork) {
+        if !has_children && self.measure.follow.contains(&FollowMode::Fork) {
             let hint = "leave out --follow fork, or measure a child with -p PID";
-            return Err(Failure::usage("children have no contexts of their own", hint));
+            return Err(Failure::usage("the memory of children is not told apart from that of their parent", hint));
         }
         Ok(())
     }
@@ -291,7 +291,7 @@ mod tests {
             };
             assert!(args.contexts.full() && args.contexts.tree.bottom_up);
             assert_eq!((args.contexts.top.map(NonZeroUsize::get), args.functions.len()), (Some(7), 2));
-            assert!(parse(&format!("ingraft {command} -p 1 --follow fork")).is_err());
+            assert_eq!(parse(&format!("ingraft {command} -p 1 --follow fork")).is_err(), command == "heap");
             assert!(parse(&format!("ingraft {command} -p 1 --metric time")).is_err());
             assert_eq!(parse(&format!("ingraft {command}")).map(drop), Err("no target".to_owned()));
         }

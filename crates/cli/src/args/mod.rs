@@ -839,7 +839,7 @@ impl Cli {
             args.check()?;
         }
         if let Command::Heap(args) | Command::Locks(args) | Command::Offcpu(args) = &self.command {
-            args.check()?;
+            args.check(!matches!(self.command, Command::Heap(_)))?;
         }
         if let Command::Report(args) = &self.command {
             args.check(self.common.output.as_deref())?;

@@ -44,7 +44,7 @@ pub(crate) enum TimesUnit {
 #[derive(Debug, Args)]
 #[command(
     mut_arg("follow", |arg| arg.help(
-        "Profile also programs that a process starts, from when that is noticed (exec); for coverage also children (fork)"
+        "Profile also programs that a process starts, from when that is noticed (exec); for coverage and contexts also children (fork)"
     )),
     override_usage = "ingraft profile <KIND> [OPTIONS] <-p <PID>|-n <NAME> [--all]|--cgroup <PATH>> [FUNCTION]...\n       \
                       ingraft profile <KIND> [OPTIONS] [FUNCTION]... -- <COMMAND>...",
@@ -196,11 +196,21 @@ impl ProfileArgs {
 
     /// Refuses to follow children where their counts would be lost.
     pub(super) fn check(&self) -> Result<(), Failure> {
-        if self.kind == ProfileMode::Coverage || !self.measure.follow.contains(&FollowMode::Fork) {
+        let has_children = match self.kind {
+            ProfileMode::Coverage => true,
+            ProfileMode::Contexts => {
+                let options = self.context_options()?;
+                !options.is_executed() && !options.metrics.iter().any(|metric| metric.is_live())
+            }
+            _ => false,
+        };
+        if has_children || !self.measure.follow.contains(&FollowMode::Fork) {
             return Ok(());
         }
         let kind = self.kind.to_possible_value().map(|kind| kind.get_name().to_owned()).unwrap_or_default();
-        let what = format!("`profile {kind}` cannot follow forks: only a coverage has fork children");
-        Err(Failure::usage(what, "use `profile coverage --follow fork`, or profile a child with -p PID"))
+        let what = format!("`profile {kind}` with these options cannot follow forks");
+        let hint = "`profile coverage` and `profile contexts` can, the latter without live memory, instructions, reads and writes; or profile a \
+                    child with -p PID";
+        Err(Failure::usage(what, hint))
     }
 }

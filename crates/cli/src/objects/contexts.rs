@@ -46,6 +46,28 @@ pub(crate) struct ContextObject {
     pub(crate) error: Option<BTreeMap<String, u64>>,
 }
 
+/// Looks that have seen threads in one context wait for a lock, while its holder was in one context.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct HolderObject {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) pid: i32,
+    /// Address of the lock.
+    pub(crate) lock: String,
+    /// The variable that the lock is or is in, with the distance from its beginning; null if it is not known.
+    pub(crate) name: Option<String>,
+    /// Number of the context that waits: that of the function of the C library.
+    pub(crate) waiter: u64,
+    /// Number of the context of the thread that held the lock; null if it is in none, or not known.
+    pub(crate) holder: Option<u64>,
+    /// `context`, `outside`, `nobody` or `unknown`.
+    pub(crate) held: &'static str,
+    /// Number of looks.
+    pub(crate) looks: u64,
+    /// Time that these looks stand for.
+    pub(crate) wall_ns: u64,
+}
+
 /// The contexts of a process.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct ContextsObject {

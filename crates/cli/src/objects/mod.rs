@@ -32,7 +32,7 @@ use code::{
     BlockObject, GraphObject, InstructionObject, LocationObject, LoopObject, PointObject, SummaryObject, WayInObject,
     WayObject, WovenObject,
 };
-use contexts::{ContextObject, ContextsObject};
+use contexts::{ContextObject, ContextsObject, HolderObject};
 use findings::FindingObject;
 use hot::{HotObject, SamplesObject};
 use ingraft_api::{
@@ -86,6 +86,7 @@ pub(crate) enum Object {
     Calls(CallsObject),
     Slow(SlowObject),
     Context(ContextObject),
+    Holder(HolderObject),
     Contexts(ContextsObject),
     Path(PathObject),
     Paths(PathsObject),

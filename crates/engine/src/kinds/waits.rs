@@ -65,6 +65,8 @@ pub const WAITS: &[&str] = &[
     "stat",
     "sync_file_range",
     "syncfs",
+    // The standard library of Rust, and others, wait for locks by it.
+    "syscall",
     "unlink",
     "usleep",
     "wait4",

@@ -16,7 +16,7 @@ pub fn functions(asked: &KindRequest<'_>, family: bool) -> Result<Vec<FunctionId
     let request = asked.request;
     refuse_parts(&request.functions)?;
     if request.keep || request.family && !family {
-        let what = "a profile or trace ends with its command, and only a coverage has fork children";
+        let what = "a profile or trace ends with its command, and only coverage and contexts have fork children";
         return Err(Error::new(Reason::ProfileKept, what, "leave out --no-remove and --follow fork"));
     }
     let functions = resolve_patterns(asked.modules, &request.functions, asked.missing)?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ingraft_model::records::RecordCounts;
 use ingraft_model::token::Token;
 use ingraft_model::{ContextTree, FunctionId, Instrumentation, MetricInfo, PointKind, ThreadIdentity, Variable};
-use ingraft_process::{SharedArea, Target, TickClock};
+use ingraft_process::{ID_OFFSETS, SharedArea, Target, TickClock};
 use rustc_hash::FxHashSet;
 
 use crate::api::{MeasurementId, ModulePlace, RefusedFunction};
@@ -15,6 +15,7 @@ use crate::measure::sizes::stride_for;
 use crate::pairs::counters::too_many;
 use crate::pairs::{Pair, PairKey};
 use crate::program::modules::{ModuleFile, Modules};
+use crate::program::symbols::Symbols;
 use crate::program::unwind_targets::marks;
 use crate::readings::looks::ContextLooks;
 use crate::readings::values::{Columns, Shards};
@@ -103,12 +104,27 @@ impl<'s> Locked<'s> {
         self.session.shared().columns().map(|columns| read(&columns))
     }
 
-    /// Adds looks to the values of a tree of contexts whose counters the measurement holds. Returns what the looks read; `None` without a data area.
-    pub fn add_looks(&mut self, looks: &Arc<ContextLooks>) -> Option<(Arc<SharedArea>, Arc<Target>)> {
-        let mut shared = self.session.shared_mut();
-        let area = shared.area().cloned()?;
-        shared.add_looks(looks);
+    /// What looks at threads read; `None` without a data area.
+    pub fn looked_at(&self) -> Option<(Arc<SharedArea>, Arc<Target>)> {
+        let area = self.session.shared().area().cloned()?;
         Some((area, Arc::clone(&self.session.target)))
+    }
+
+    /// Adds looks to the values of a tree of contexts whose counters the measurement holds.
+    pub fn add_looks(&mut self, looks: &Arc<ContextLooks>) {
+        self.session.shared_mut().add_looks(looks);
+    }
+
+    /// Whether the owners of shards are the ids that glibc has of threads, as in its locks.
+    pub fn has_glibc_ids(&self) -> bool {
+        let [glibc, _] = ID_OFFSETS;
+        let of_glibc = |attached: &Attached| attached.env.identity == ThreadIdentity::FsOffset(glibc);
+        self.control.attached.as_ref().is_some_and(of_glibc)
+    }
+
+    /// The variables of the analysed modules, by address.
+    pub fn variables(&self) -> Symbols {
+        Symbols::of(&self.control.modules)
     }
 
     /// Whether the owners of shards are ids of threads of the target, as the engine sees them.

@@ -42,6 +42,7 @@ impl ContextProfile {
             (one, other) => one.or(other),
         };
         self.add_times(other, &functions, &contexts);
+        self.add_holders(other, &contexts);
         Ok(contexts)
     }
 

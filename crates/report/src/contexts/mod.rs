@@ -3,6 +3,7 @@
 
 mod callers;
 mod diff;
+mod holders;
 mod latencies;
 mod looks;
 mod merge;
@@ -16,6 +17,7 @@ use rustc_hash::FxHashMap;
 
 pub use callers::CallerNode;
 pub use diff::{ChangedValue, ContextChange, ContextValues, context_diff};
+pub use holders::{LockHolder, LockWait};
 pub use latencies::{CallTimes, ContextLatency, UntimedCalls};
 pub use looks::LookedTime;
 pub use statistics::ContextStatistics;
@@ -43,6 +45,8 @@ pub struct ContextProfile {
     pub timed: Vec<UntimedCalls>,
     /// Times of their calls, one element for each function and context.
     pub times: Vec<CallTimes>,
+    /// Waits for locks as looks have seen them, those with the most time first; empty without the metric `lock_wait_ns`.
+    pub holders: Vec<LockWait>,
 }
 
 /// Numbers that tell whether live memory is told in full.
@@ -297,7 +301,9 @@ impl ContextProfile {
             CallTimes { context, ..of.clone() }
         });
         let (timed, times) = (self.timed.clone(), latencies::together(times));
-        ContextProfile { functions, contexts, metrics, outside, timed, times, ..*self }
+        let waits = self.holders.iter().filter_map(|wait| wait.moved(|index| mapped.get(index).copied()));
+        let holders = holders::together(waits);
+        ContextProfile { functions, contexts, metrics, outside, timed, times, holders, ..*self }
     }
 
     /// The contexts that most of the value comes from, by their indexes: the root with the largest inclusive value, and below each context the

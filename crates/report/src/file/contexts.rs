@@ -5,9 +5,10 @@ use ingraft_model::{Bucket, Distribution, Svma};
 use super::FileError;
 use super::checked::{address, contradiction, distance, index};
 use crate::contexts::{
-    CallTimes, CallingContext, ContextFunction, ContextKind, ContextProfile, LiveFacts, ReturnSite, UntimedCalls,
+    CallTimes, CallingContext, ContextFunction, ContextKind, ContextProfile, LiveFacts, LockHolder, LockWait,
+    ReturnSite, UntimedCalls,
 };
-use crate::message::{ContextRows, ContextTimes, ContextTree, LiveMemory, TimedFunction, TrackedFunction};
+use crate::message::{ContextRows, ContextTimes, ContextTree, LiveMemory, TimedFunction, TrackedFunction, WaitForLock};
 
 /// Largest number of contexts in one message, so that messages are small beside the parts in which a daemon sends a profile.
 const ROWS: usize = 4096;
@@ -17,6 +18,10 @@ const CALL: u32 = 0;
 const TAIL: u32 = 1;
 const SIGNAL: u32 = 2;
 const RECURSION: u32 = 3;
+
+/// Numbers of holders of locks that are in no context.
+const OUTSIDE: u32 = 1;
+const NOBODY: u32 = 2;
 
 /// Message about times without a function.
 const NO_FUNCTION: &str = "times are of no function";
@@ -34,6 +39,25 @@ impl From<&ContextProfile> for ContextTree {
             live: tree.live.map(LiveMemory::from),
             timed: tree.timed.iter().map(TimedFunction::from).collect(),
             times: tree.times.iter().map(ContextTimes::from).collect(),
+            waits: tree.holders.iter().map(WaitForLock::from).collect(),
+        }
+    }
+}
+
+impl From<&LockWait> for WaitForLock {
+    fn from(LockWait { lock, name, waiter, holder, ns, looks }: &LockWait) -> Self {
+        WaitForLock {
+            lock: *lock,
+            name: name.clone(),
+            waiter: *waiter as u64,
+            holder: holder.context().map_or(0, |context| context as u64 + 1),
+            other: match holder {
+                LockHolder::Context(_) | LockHolder::Untold => 0,
+                LockHolder::Outside => OUTSIDE,
+                LockHolder::Nobody => NOBODY,
+            },
+            ns: *ns,
+            looks: *looks,
         }
     }
 }
@@ -122,7 +146,7 @@ fn start_of_parent(contexts: &[CallingContext], functions: &[ContextFunction], p
 
 /// Converts a tree of contexts from its message, in a profile with this number of modules.
 pub(crate) fn tree(message: ContextTree, modules: usize) -> Result<ContextProfile, FileError> {
-    let ContextTree { functions, rows, metrics, outside, full, look_squares, live, timed, times } = message;
+    let ContextTree { functions, rows, metrics, outside, full, look_squares, live, timed, times, waits } = message;
     let live = live.map(LiveFacts::from);
     if outside.len() != metrics.len() {
         return Err(contradiction("the values outside of all contexts are not those of the metrics"));
@@ -137,7 +161,23 @@ pub(crate) fn tree(message: ContextTree, modules: usize) -> Result<ContextProfil
     let timed = timed.into_iter().map(|message| timed_calls(message, functions.len())).collect::<Result<_, _>>()?;
     let times = times.into_iter().map(|message| call_times(message, functions.len(), contexts.len()));
     let times = times.collect::<Result<_, _>>()?;
-    Ok(ContextProfile { functions, contexts, metrics, outside, full, look_squares, live, timed, times })
+    let holders = waits.into_iter().map(|message| lock_wait(message, contexts.len())).collect::<Result<_, _>>()?;
+    Ok(ContextProfile { functions, contexts, metrics, outside, full, look_squares, live, timed, times, holders })
+}
+
+/// Converts a wait for a lock from its message, in a tree with this number of contexts.
+fn lock_wait(message: WaitForLock, contexts: usize) -> Result<LockWait, FileError> {
+    let WaitForLock { lock, name, waiter, holder, other, ns, looks } = message;
+    let here = |context: u64| index(context, contexts, "a wait for a lock is in no context");
+    let holder = match holder.checked_sub(1) {
+        Some(context) => LockHolder::Context(here(context)?),
+        None => match other {
+            OUTSIDE => LockHolder::Outside,
+            NOBODY => LockHolder::Nobody,
+            _ => LockHolder::Untold,
+        },
+    };
+    Ok(LockWait { lock, name, waiter: here(waiter)?, holder, ns, looks })
 }
 
 /// Converts a function whose calls have times from its message, in a tree with this number of functions.

@@ -3,6 +3,7 @@
 pub(crate) mod amounts;
 mod callers;
 mod files;
+mod holders;
 mod leaves;
 mod names;
 mod notes;

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_report::{CallingContext, ContextFunction, ContextKind, ContextProfile, ReturnSite};
+use ingraft_report::{CallingContext, ContextFunction, ContextKind, ContextProfile, LockHolder, LockWait, ReturnSite};
 
 use super::amounts::how;
 use super::shown::ShownContexts;
 use crate::command::report::tables::shown as shown_name;
 use crate::exit::Stop;
-use crate::objects::contexts::{ContextObject, ContextsObject, LiveObject};
+use crate::objects::contexts::{ContextObject, ContextsObject, HolderObject, LiveObject};
 use crate::objects::{Host, Object, hex};
 use crate::output::{Output, json_line};
 
@@ -19,6 +19,8 @@ impl ShownContexts<'_> {
         let contexts = (1..).zip(&self.contexts.contexts);
         let mut records = contexts.map(|(id, context)| Object::Context(self.context(&of, id, context)));
         let result = records.try_for_each(|record| out.object(&record));
+        let mut waits = self.contexts.holders.iter().map(|wait| Object::Holder(holder(&of, wait)));
+        let result = result.and_then(|()| waits.try_for_each(|record| out.object(&record)));
         let result = result.and_then(|()| out.object(&Object::Contexts(self.all(&of))));
         out.end_batch()?;
         result
@@ -29,6 +31,9 @@ impl ShownContexts<'_> {
         let of = (None, self.profile.pid.cast_signed());
         for (id, context) in (1..).zip(&self.contexts.contexts) {
             out.verbatim(json_line(&Object::Context(self.context(&of, id, context))).as_bytes())?;
+        }
+        for wait in &self.contexts.holders {
+            out.verbatim(json_line(&Object::Holder(holder(&of, wait))).as_bytes())?;
         }
         out.verbatim(json_line(&Object::Contexts(self.all(&of))).as_bytes())
     }
@@ -91,6 +96,26 @@ impl ShownContexts<'_> {
             effective_looks: self.looked.map(|looked| looked.effective.round() as u64),
             live: live.map(LiveObject::from),
         }
+    }
+}
+
+fn holder((host, pid): &(Host, i32), wait: &LockWait) -> HolderObject {
+    let number = |index: usize| index as u64 + 1;
+    HolderObject {
+        host: host.clone(),
+        pid: *pid,
+        lock: hex(wait.lock),
+        name: Some(wait.name.clone()).filter(|name| !name.is_empty()),
+        waiter: number(wait.waiter),
+        holder: wait.holder.context().map(number),
+        held: match wait.holder {
+            LockHolder::Context(_) => "context",
+            LockHolder::Outside => "outside",
+            LockHolder::Nobody => "nobody",
+            LockHolder::Untold => "unknown",
+        },
+        looks: wait.looks,
+        wall_ns: wait.ns,
     }
 }
 

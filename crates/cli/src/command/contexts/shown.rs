@@ -150,12 +150,17 @@ fn first_positive(contexts: &ContextProfile) -> ContextValue {
     metrics.find(has).unwrap_or(contexts.main_value())
 }
 
-/// The contexts that have a value of one of these metrics, and those above them.
+/// The contexts that have a value of one of these metrics, those that wait for locks or hold them, and those above them.
 fn leading(contexts: &ContextProfile, metrics: &[usize]) -> ContextProfile {
     let has = |context: &CallingContext| {
         metrics.iter().any(|metric| context.metrics.get(*metric).is_some_and(|value| *value != 0))
     };
     let mut leads: Vec<bool> = contexts.contexts.iter().map(has).collect();
+    for wait in &contexts.holders {
+        for context in std::iter::once(wait.waiter).chain(wait.holder.context()) {
+            leads.get_mut(context).into_iter().for_each(|leads| *leads = true);
+        }
+    }
     for (index, context) in contexts.contexts.iter().enumerate().rev() {
         let is_needed = leads.get(index).copied().unwrap_or(false);
         if let Some(parent) = context.parent.and_then(|parent| leads.get_mut(parent)) {
@@ -181,5 +186,7 @@ fn leading(contexts: &ContextProfile, metrics: &[usize]) -> ContextProfile {
     let (functions, metrics, outside) =
         (contexts.functions.clone(), contexts.metrics.clone(), contexts.outside.clone());
     let (timed, times) = (Vec::new(), Vec::new());
-    ContextProfile { functions, contexts: kept, metrics, outside, timed, times, ..*contexts }
+    let moved = contexts.holders.iter().filter_map(|wait| wait.moved(|index| places.get(index).copied().flatten()));
+    let holders = moved.collect();
+    ContextProfile { functions, contexts: kept, metrics, outside, timed, times, holders, ..*contexts }
 }

@@ -6,7 +6,7 @@ use ingraft_report::{ModuleCode, SavedProfile};
 
 use super::names::ContextNames;
 use super::shown::ShownContexts;
-use super::{callers, leaves, notes, tree};
+use super::{callers, holders, leaves, notes, tree};
 use crate::output::HEADING;
 
 /// A line that names the process of a profile.
@@ -22,6 +22,7 @@ pub(crate) fn text(shown: &ShownContexts<'_>, code: &[Rc<ModuleCode>], width: Op
     if shown.layout.is_view {
         text += &leaves::table(shown, &names, width);
     }
+    text += &holders::table(shown, &names, width);
     text += &match shown.layout.bottom_up {
         true => callers::table(shown, &names, width),
         false => tree::table(shown, &names, width),

@@ -4,18 +4,20 @@ use ingraft_analysis::Function;
 use ingraft_model::{Activations, Avma, ContextTree, ModuleId, Scale, Shape, Svma, TreeContext, VariableId};
 use ingraft_process::TickClock;
 use ingraft_report::{
-    CallingContext, ContextFunction, ContextKind, ContextProfile, ProfileKind, ReturnSite, SavedProfile,
-    UnprofiledFunction,
+    CallingContext, ContextFunction, ContextKind, ContextProfile, LockHolder, LockWait, ProfileKind, ReturnSite,
+    SavedProfile, UnprofiledFunction,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{ContextMetric, ContextsOptions, RefusedFunction};
 use crate::kinds::graph::{module_info, symbol};
 use crate::pairs::Pair;
+use crate::program::symbols::Symbols;
 use crate::readings::values::{Columns, Ruler, Slots};
 use crate::session::{Locked, now_ns};
 
 use super::code::{ACTIVATIONS, MemoryRole};
+use super::holders::{LockedWait, SeenHolder, WaitValue};
 use super::latencies::{self, EARLIER};
 use super::{ContextSite, ContextsKind};
 
@@ -92,7 +94,12 @@ impl ContextsKind {
         if let Some(live) = &live {
             tree.merge(live);
         }
+        let waits = self.looked.holders.as_ref().map(|looks| looks.waits(&mut tree)).unwrap_or_default();
         let mut saved = self.saved(at, states, &tree, &outcomes);
+        if let Some(contexts) = saved.contexts.as_mut().filter(|_| !waits.is_empty()) {
+            let variables = at.variables();
+            contexts.holders = waits.into_iter().map(|wait| wait_for_lock(wait, &variables)).collect();
+        }
         latencies::with_times(&mut saved.contexts, timed, times);
         saved
     }
@@ -217,7 +224,7 @@ impl ContextsKind {
             metrics: names.chain(self.options.event.as_deref()).map(ToOwned::to_owned).collect(),
             outside: values(&tree.outside, false),
             full: tree.full,
-            look_squares: self.looked.as_ref().map_or(0, |looks| looks.squares()),
+            look_squares: self.looked.contexts.as_ref().map_or(0, |looks| looks.squares()),
             ..ContextProfile::default()
         }
     }
@@ -237,6 +244,23 @@ impl ContextsKind {
             }
         }
         below
+    }
+}
+
+/// A wait for a lock as a profile has it.
+fn wait_for_lock((wait, value): (LockedWait, WaitValue), variables: &Symbols) -> LockWait {
+    LockWait {
+        lock: wait.lock,
+        name: variables.name(wait.lock).unwrap_or_default(),
+        waiter: wait.waiter,
+        holder: match wait.holder {
+            SeenHolder::Context(context) => LockHolder::Context(context),
+            SeenHolder::Outside => LockHolder::Outside,
+            SeenHolder::Nobody => LockHolder::Nobody,
+            SeenHolder::Untold => LockHolder::Untold,
+        },
+        ns: value.ns,
+        looks: value.looks,
     }
 }
 

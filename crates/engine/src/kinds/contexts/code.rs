@@ -23,15 +23,19 @@ pub const TREE: &str = "context_tree";
 pub const RECORDS: &str = "context_records";
 /// Name of the metric of the pair that holds the last count of the event.
 pub const LAST_COUNT: &str = "context_event";
+/// Name of the metric of the pair that holds the lock for which a thread waits.
+pub const LOCK: &str = "context_lock";
 
 /// The variables of a function: one that is 0 without times ([`super::latencies::EARLIER`]), the activations, the tree, the context of the thread,
-/// the buffer of records of memory, the last count of the event that a thread has read, and an event of the processor if there is one.
+/// the buffer of records of memory, the last count of the event that a thread has read, the lock for which a thread waits, and an event of the
+/// processor if there is one.
 pub const ACTIVATIONS: VariableId = VariableId(1);
 pub(super) const TREE_OF: VariableId = VariableId(2);
 pub(super) const CURRENT_OF: VariableId = VariableId(3);
 const RECORDS_OF: VariableId = VariableId(4);
 const LAST_COUNT_OF: VariableId = VariableId(5);
-const EVENT_OF: VariableId = VariableId(6);
+const LOCK_OF: VariableId = VariableId(6);
+const EVENT_OF: VariableId = VariableId(7);
 
 /// Numbers of the statements that make records of memory, without [`KINDS`] times the index of their function among those that allocate or free. The
 /// first value is the time, the second an address, the last the context of the thread. A call begins that frees the block at this address.
@@ -49,12 +53,23 @@ pub const KINDS: u16 = 3;
 pub struct LibraryRole {
     /// Whether threads wait in it.
     pub waits: bool,
-    /// Whether it waits for a lock.
-    pub locks: bool,
+    /// The lock that it waits for, which its first argument points to; `None` if it waits for none.
+    pub lock: Option<LockKind>,
     /// The number of bytes that it is asked for.
     pub allocates: Option<Size>,
     /// The block of memory that it allocates or frees.
     pub memory: Option<MemoryRole>,
+}
+
+/// Kind of a lock of the C library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockKind {
+    /// A mutex.
+    Mutex,
+    /// A lock that either several readers hold, or one writer.
+    ReadWrite,
+    /// Another one, which does not tell who holds it.
+    Other,
 }
 
 /// Effect of a function on blocks of memory.
@@ -105,6 +120,8 @@ pub struct HeldCounters {
     pub records: u32,
     /// The last count of the event that a thread has read, plus 1.
     pub last_count: u32,
+    /// The address of the lock for which a thread waits; 0 if it waits for none.
+    pub lock: u32,
 }
 
 /// The variables of all functions. Threads read the counter of an event if `counter` is set.
@@ -117,13 +134,14 @@ pub fn variables(held: HeldCounters, counter: bool) -> Arc<[Variable]> {
         alias("current", held.tree + CURRENT),
         alias("records", held.records),
         alias("last count", held.last_count),
+        alias("lock", held.lock),
     ];
     own.into_iter().chain(counter.then(|| code::named("event", VariableKind::Scratch, Shape::Event))).collect()
 }
 
-/// The variable for the last count of the event that a thread has read, which a pair of its own holds for all functions.
-pub fn held_count() -> Variable {
-    code::named(LAST_COUNT, VariableKind::Scratch, Shape::Counter)
+/// A variable for one number in each thread, which a pair with this name holds for all functions.
+pub fn held_number(name: &str) -> Variable {
+    code::named(name, VariableKind::Scratch, Shape::Counter)
 }
 
 /// The metric of a pair.
@@ -193,6 +211,10 @@ impl ContextCode<'_> {
                 entry.push(add(size.expr()));
             }
         }
+        if role.lock.is_some() && self.metrics.contains(&ContextMetric::LockTime) {
+            entry.push(Stmt::Set(LOCK_OF, Expr::Arg(0)));
+            exit.insert(0, Stmt::Set(LOCK_OF, Expr::Const(0)));
+        }
         let memory = role.memory.filter(|_| self.metrics.iter().any(|metric| metric.is_live()));
         if let Some(memory) = memory {
             memory.add(KINDS.saturating_mul(index), &mut kept, &mut entry, &mut exit);
@@ -227,7 +249,7 @@ fn clock(metric: ContextMetric, role: LibraryRole) -> Option<Clock> {
         ContextMetric::WallTime => Some(Clock::Wall),
         ContextMetric::CpuTime => Some(Clock::Cpu),
         ContextMetric::WaitTime => role.waits.then_some(Clock::Wall),
-        ContextMetric::LockTime => role.locks.then_some(Clock::Wall),
+        ContextMetric::LockTime => role.lock.map(|_| Clock::Wall),
         ContextMetric::AllocatedBytes
         | ContextMetric::LiveBytes
         | ContextMetric::LiveBlocks
@@ -301,7 +323,7 @@ mod tests {
 
     fn texts(metrics: &[ContextMetric], role: LibraryRole) -> Vec<String> {
         let shape = ContextShape::of_bits(4, !metrics.is_empty(), false).expect("a size");
-        let held = HeldCounters { tree: 7, records: 9, last_count: 0 };
+        let held = HeldCounters { tree: 7, records: 9, last_count: 0, lock: 0 };
         let (variables, metric) = (variables(held, false), metric(METRIC));
         let code = ContextCode { shape, metrics, event: None, variables: &variables, metric: &metric };
         code.of(F, (9, 2), role, None).insertions.iter().map(|i| format!("{:?} {}", i.point, i.snippet)).collect()
@@ -351,8 +373,8 @@ mod tests {
         assert_eq!(event.as_deref(), Some("cycles"));
         assert_eq!(
             code,
-            "open r1 restore v3 { v2 metric 2 += ((event v6 + 1) since v5); enter v2 9; } \
-             close r1 restore v3 { v2 metric 2 += ((event v6 + 1) since v5); v3 = restored; }"
+            "open r1 restore v3 { v2 metric 2 += ((event v7 + 1) since v5); enter v2 9; } \
+             close r1 restore v3 { v2 metric 2 += ((event v7 + 1) since v5); v3 = restored; }"
         );
         let (event, code) = texts(Some(Usage::PageFaults));
         assert!(event.is_none() && code.contains("page-faults"), "{code}");
@@ -362,7 +384,7 @@ mod tests {
     #[test]
     fn the_cost_of_the_largest_tree_is_predicted() {
         let shape = ContextShape::of_bits(*ContextShape::BITS.end(), true, false).expect("a size");
-        let held = HeldCounters { tree: 0, records: 9, last_count: 8 };
+        let held = HeldCounters { tree: 0, records: 9, last_count: 8, lock: 0 };
         let (variables, metric) = (variables(held, true), metric(METRIC));
         let [cycles, faults] = [None, Some(Usage::PageFaults)].map(|usage| ContextEvent { name: "e".into(), usage });
         let metrics = &ContextMetric::ALL[..4];
@@ -433,6 +455,15 @@ mod tests {
                 "Exit close r1 time spent restore v3 { v2 metric 0 += saved spent; v2 metric 1 += saved spent; v3 = restored; }",
             ]
         );
+        let lock = LibraryRole { waits: true, lock: Some(LockKind::Mutex), ..LibraryRole::default() };
+        assert_eq!(
+            texts(&[LockTime], lock),
+            [
+                "Entry open r1 time spent restore v3 { enter v2 9; v6 = $arg[0]; }",
+                "Exit close r1 time spent restore v3 { v6 = 0; v2 metric 0 += saved spent; v3 = restored; }",
+            ]
+        );
+        assert!(!texts(&[WaitTime], lock).concat().contains("v6"));
         let looks = texts(&[ContextMetric::Looks, AllocatedBytes], role);
         assert!(
             looks[0].ends_with("{ enter v2 9; v2 metric 2 += ($arg[0] * $arg[1]); }"),

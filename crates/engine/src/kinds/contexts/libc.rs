@@ -3,7 +3,7 @@
 use crate::api::ContextMetric;
 use crate::kinds::waits::WAITS;
 
-use super::code::{LibraryRole, MemoryRole, Size};
+use super::code::{LibraryRole, LockKind, MemoryRole, Size};
 
 /// Functions that allocate, with the number of bytes that they are asked for.
 const ALLOCATE: &[(&str, Size)] = &[
@@ -59,19 +59,43 @@ const FREE: &[&str] = &[
 /// Libraries that may have these functions.
 const ALLOCATORS: &[&str] = &["libc", "libjemalloc", "libtcmalloc", "libtcmalloc_minimal", "libmimalloc"];
 
-/// Functions that wait for a lock.
-const LOCK: &[&str] = &[
-    "pthread_mutex_clocklock",
-    "pthread_mutex_lock",
-    "pthread_mutex_timedlock",
-    "pthread_rwlock_clockrdlock",
-    "pthread_rwlock_clockwrlock",
-    "pthread_rwlock_rdlock",
-    "pthread_rwlock_timedrdlock",
-    "pthread_rwlock_timedwrlock",
-    "pthread_rwlock_wrlock",
-    "pthread_spin_lock",
+/// Functions that wait for the lock at their first argument.
+const LOCK: &[(&str, LockKind)] = &[
+    ("pthread_mutex_clocklock", LockKind::Mutex),
+    ("pthread_mutex_lock", LockKind::Mutex),
+    ("pthread_mutex_timedlock", LockKind::Mutex),
+    ("pthread_rwlock_clockrdlock", LockKind::ReadWrite),
+    ("pthread_rwlock_clockwrlock", LockKind::ReadWrite),
+    ("pthread_rwlock_rdlock", LockKind::ReadWrite),
+    ("pthread_rwlock_timedrdlock", LockKind::ReadWrite),
+    ("pthread_rwlock_timedwrlock", LockKind::ReadWrite),
+    ("pthread_rwlock_wrlock", LockKind::ReadWrite),
+    ("pthread_spin_lock", LockKind::Other),
 ];
+
+/// Functions of other libraries that wait for the lock at their first argument, each by its type and its name. They are only called if somebody holds
+/// the lock. Programs contain them: those of the standard library of Rust and of the crate `parking_lot`, and those of Abseil.
+const CONTENDED: &[(&str, &str)] = &[
+    ("futex::Mutex", "lock_contended"),
+    ("futex::RwLock", "read_contended"),
+    ("futex::RwLock", "write_contended"),
+    ("RawMutex", "lock_slow"),
+    ("RawRwLock", "lock_exclusive_slow"),
+    ("RawRwLock", "lock_shared_slow"),
+    ("RawRwLock", "lock_upgradable_slow"),
+    ("RawRwLock", "upgrade_slow"),
+    ("Mutex", "LockSlow"),
+];
+
+/// Whether a function that [`CONTENDED`] has is called so. The name may have parameters, and its type may be in angle brackets.
+fn is_contended(demangled: &str) -> bool {
+    let name = demangled.split('(').next().unwrap_or(demangled);
+    let is_it = |(of, method): &(&str, &str)| {
+        let of_type = name.strip_suffix(method).and_then(|name| name.strip_suffix("::"));
+        of_type.is_some_and(|name| name.trim_end_matches('>').ends_with(of))
+    };
+    CONTENDED.iter().any(is_it)
+}
 
 /// Patterns of the functions that a metric needs.
 pub fn patterns(metrics: &[ContextMetric]) -> Vec<String> {
@@ -84,7 +108,10 @@ pub fn patterns(metrics: &[ContextMetric]) -> Vec<String> {
             of(ALLOCATORS, &mut ALLOCATE.iter().map(|(name, _)| *name).chain(FREE.iter().copied()))
         }
         ContextMetric::WaitTime => of(&["libc"], &mut WAITS.iter().copied()),
-        ContextMetric::LockTime => of(&["libc"], &mut LOCK.iter().copied()),
+        ContextMetric::LockTime => {
+            let contended = CONTENDED.iter().map(|(of, method)| format!(":*{of}*::{method}*"));
+            of(&["libc"], &mut LOCK.iter().map(|(name, _)| *name)).into_iter().chain(contended).collect()
+        }
         ContextMetric::WallTime
         | ContextMetric::CpuTime
         | ContextMetric::Looks
@@ -95,14 +122,15 @@ pub fn patterns(metrics: &[ContextMetric]) -> Vec<String> {
     metrics.iter().flat_map(each).collect()
 }
 
-/// The role of a function with these names, one of which a pattern has matched.
-pub fn role<'a>(names: impl Iterator<Item = &'a str>) -> LibraryRole {
+/// The role of a function with these names, each with its demangled form, one of which a pattern has matched.
+pub fn role<'a>(names: impl Iterator<Item = (&'a str, &'a str)>) -> LibraryRole {
     let mut role = LibraryRole::default();
-    for name in names {
+    for (name, demangled) in names {
+        role.lock = role.lock.or_else(|| is_contended(demangled).then_some(LockKind::Other));
         // The name may have a version: pthread_cond_wait@@GLIBC_2.3.2.
         let name = name.split('@').next().unwrap_or(name);
         role.waits |= WAITS.contains(&name);
-        role.locks |= LOCK.contains(&name);
+        role.lock = role.lock.or_else(|| LOCK.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind));
         let size = ALLOCATE.iter().find(|(known, _)| *known == name).map(|(_, size)| *size);
         role.allocates = role.allocates.or(size);
         role.memory = role.memory.or_else(|| memory(name, size));
@@ -128,7 +156,7 @@ mod tests {
     fn each_metric_has_its_functions() {
         assert_eq!(patterns(&[ContextMetric::WallTime]), [""; 0]);
         assert!(patterns(&[ContextMetric::AllocatedBytes]).contains(&"libjemalloc:calloc".to_owned()));
-        let of = |names: &[&str]| role(names.iter().copied());
+        let of = |names: &[&str]| role(names.iter().map(|name| (*name, *name)));
         assert_eq!(of(&["__libc_calloc", "calloc"]).allocates, Some(Size::Product(0, 1)));
         let memory = |name: &str| of(&[name]).memory;
         assert_eq!(memory("realloc"), Some(MemoryRole::Resizes(Size::Argument(1))));
@@ -139,7 +167,23 @@ mod tests {
         assert!(!patterns(&[ContextMetric::AllocatedBytes]).contains(&"libc:free".to_owned()));
         assert!(of(&["pthread_cond_wait@@GLIBC_2.3.2"]).waits);
         let lock = of(&["__pthread_mutex_lock", "pthread_mutex_lock"]);
-        assert!(lock.locks && lock.waits);
+        assert!(lock.lock == Some(LockKind::Mutex) && lock.waits);
         assert_eq!(of(&["main"]), LibraryRole::default());
+    }
+
+    #[test]
+    fn locks_of_other_libraries_are_those_that_somebody_holds() {
+        for name in [
+            "<std::sys::sync::mutex::futex::Mutex>::lock_contended",
+            "std::sys::sync::rwlock::futex::RwLock::write_contended",
+            "parking_lot::raw_mutex::RawMutex::lock_slow",
+            "absl::lts_20230802::Mutex::LockSlow(absl::lts_20230802::MuHowS const*, absl::lts_20230802::Condition const*, int)",
+        ] {
+            let role = role([("_mangled", name)].into_iter());
+            assert_eq!((role.lock, role.waits), (Some(LockKind::Other), false), "{name}");
+        }
+        for name in ["lock_contended", "shop::Mutex::lock", "Mutex::LockSlowly()", "f(RawMutex::lock_slow)"] {
+            assert_eq!(role([("_mangled", name)].into_iter()), LibraryRole::default(), "{name}");
+        }
     }
 }

@@ -1,24 +1,84 @@
-//! The thread that looks at the contexts of threads ([`ContextLooks`]).
+//! The thread that looks at the contexts of threads ([`ContextLooks`]), and at the holders of locks ([`HolderLooks`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{JoinHandle, park_timeout};
 use std::time::{Duration, Instant};
 
-use ingraft_model::Tid;
-use ingraft_process::{SharedArea, Target, own_processor_time, run_promptly, thread_exists};
+use ingraft_model::contexts::CURRENT;
+use ingraft_model::{Avma, Tid};
+use ingraft_process::{SharedArea, Target, TickClock, own_processor_time, run_promptly, thread_exists};
 
 use crate::readings::looks::ContextLooks;
 use crate::readings::values::Shards;
+
+use super::holders::HolderLooks;
 
 /// Mean time between two rounds of looks, if they take little time.
 const PERIOD: Duration = Duration::from_millis(1);
 /// Number of times that the mean time between two rounds is longer than a round: they take at most this part of a processor.
 const SHARE: u32 = 50;
+/// Number of bytes of a lock that are read.
+const LOCK_LEN: usize = 32;
 /// Number of rounds whose time is taken together.
 const ROUNDS: u32 = 32;
 
-/// A thread that looks at the contexts of threads until this is dropped.
+/// Looks that a thread takes.
+#[derive(Clone, Default)]
+pub struct TakenLooks {
+    /// Looks at the contexts of threads.
+    pub contexts: Option<Arc<ContextLooks>>,
+    /// Looks at the holders of locks.
+    pub holders: Option<Arc<HolderLooks>>,
+    /// The clock of the times that records of calls which wait for locks keep; `None` if they keep none.
+    pub clock: Option<TickClock>,
+}
+
+impl TakenLooks {
+    /// The counters that a round should read at one moment in the shard of each thread.
+    fn counters(&self) -> Vec<u32> {
+        let current = self.contexts.as_ref().map(|looks| looks.first() + CURRENT);
+        let of_holders = self.holders.as_ref().map(|looks| [looks.lock(), looks.current()]);
+        current.into_iter().chain(of_holders.into_iter().flatten()).collect()
+    }
+}
+
+/// Counters of the shards of all threads, read at once: as long as a round lasts, it may keep a thread of the target from running, and what others do
+/// meanwhile is no matter of looks.
+struct Snapshot<'c> {
+    counters: &'c [u32],
+    /// The values by shard, in the order of the shards.
+    values: Vec<(u32, Vec<i64>)>,
+}
+
+impl<'c> Snapshot<'c> {
+    fn take(counters: &'c [u32], claims: &[(u32, u64)], load: impl Fn(u32, u32) -> i64) -> Self {
+        let of = |(shard, _): &(u32, u64)| (*shard, counters.iter().map(|counter| load(*shard, *counter)).collect());
+        Snapshot { counters, values: claims.iter().map(of).collect() }
+    }
+
+    /// The first bytes of the locks whose addresses are the values of a counter.
+    fn locks(&self, counter: u32, target: &Target) -> Vec<(u64, [u8; LOCK_LEN])> {
+        let values = self.values.iter().filter_map(|(shard, _)| self.value(*shard, counter));
+        let mut all: Vec<u64> = values.map(i64::cast_unsigned).filter(|lock| *lock != 0).collect();
+        all.sort_unstable();
+        all.dedup();
+        let read = |lock: u64| {
+            let mut bytes = [0; LOCK_LEN];
+            target.read(Avma(lock), &mut bytes).ok().map(|()| (lock, bytes))
+        };
+        all.into_iter().filter_map(read).collect()
+    }
+
+    /// The value of a counter; `None` if it was not read.
+    fn value(&self, shard: u32, counter: u32) -> Option<i64> {
+        let n = self.counters.iter().position(|of| *of == counter)?;
+        let at = self.values.binary_search_by_key(&shard, |(shard, _)| *shard).ok()?;
+        self.values.get(at)?.1.get(n).copied()
+    }
+}
+
+/// A thread that looks at the threads of a target until this is dropped.
 pub struct LookingThread {
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -28,7 +88,7 @@ impl LookingThread {
     /// Starts to look. `own_ids` says whether the owners of shards are ids of threads of the target, as the engine sees them. Fails if the engine can
     /// have no further thread.
     pub fn start(
-        looks: Arc<ContextLooks>,
+        looks: TakenLooks,
         (area, target): (Arc<SharedArea>, Arc<Target>),
         own_ids: bool,
     ) -> std::io::Result<Self> {
@@ -40,13 +100,37 @@ impl LookingThread {
             let (begin, mut spent) = (Instant::now(), own_processor_time());
             let mut period = PERIOD;
             let mut rounds = (1..=ROUNDS).cycle();
+            let counters = looks.counters();
+            let read = |shard, counter| Shards::load(&*area, shard, counter);
+            let (mut claims, mut due) = (Shards::claims(&*area), Duration::ZERO);
             // A process that has ended has no contexts, but its area still has the last ones.
             while !target.ends_within(Duration::ZERO) {
+                let snapshot = Snapshot::take(&counters, &claims, read);
+                let of_locks = |of: &Arc<HolderLooks>| snapshot.locks(of.lock(), &target);
+                let locks = looks.holders.as_ref().map(of_locks).unwrap_or_default();
+                let now = begin.elapsed();
+                let late = now.saturating_sub(due);
+                let ticks = looks.clock.as_ref().map(TickClock::ticks);
                 // The looks of the last round are taken after the thread was told to end.
                 let is_last = over.load(Ordering::Acquire);
-                let claims = Shards::claims(&*area);
+                claims = Shards::claims(&*area);
                 let lives = |owner: u64| !own_ids || thread_exists(target.pid(), Tid(owner as i32));
-                looks.round(begin.elapsed(), &claims, lives, |shard, counter| Shards::load(&*area, shard, counter));
+                let load = |shard, counter| snapshot.value(shard, counter).unwrap_or_else(|| read(shard, counter));
+                if let Some(looks) = &looks.contexts {
+                    looks.round(now, &claims, lives, load);
+                }
+                let was_due = |shard| {
+                    let Some((clock, ticks)) = looks.clock.as_ref().zip(ticks) else { return true };
+                    let age = area.last_kept(shard).map(|since| clock.scale().apply(ticks.saturating_sub(since)));
+                    age.is_none_or(|ns| Duration::from_nanos(ns) > late)
+                };
+                if let Some(looks) = &looks.holders {
+                    let id_at = |lock, offset| {
+                        let (_, bytes) = locks.get(locks.binary_search_by_key(&lock, |(of, _)| *of).ok()?)?;
+                        Some(u32::from_le_bytes(bytes.get(offset..)?.first_chunk().copied()?))
+                    };
+                    looks.round(now, &claims, load, id_at, was_due);
+                }
                 if is_last {
                     return;
                 }
@@ -56,7 +140,9 @@ impl LookingThread {
                     spent = now;
                 }
                 // A pause at random, so that no program runs in step with the looks.
-                park_timeout(period.mul_f64(0.5 + random.next()));
+                let pause = period.mul_f64(0.5 + random.next());
+                due = begin.elapsed() + pause;
+                park_timeout(pause);
             }
         };
         let thread = std::thread::Builder::new().name("looks".to_owned()).spawn(work)?;

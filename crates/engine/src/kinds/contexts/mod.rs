@@ -1,11 +1,12 @@
 //! Calls by calling context, and what they take in each.
 //!
-//! `code.rs` is the code of functions, `libc.rs` knows functions of the C library, `looks.rs` looks at the contexts of threads, `answer.rs` makes
-//! a profile of the trees of threads. `latencies.rs` tells the times of calls in each context. `live.rs` follows blocks of memory until they are
-//! freed, by records that `memory.rs` takes.
+//! `code.rs` is the code of functions, `libc.rs` knows functions of the C library, `looks.rs` looks at the contexts of threads and `holders.rs` at
+//! the holders of locks, `answer.rs` makes a profile of the trees of threads. `latencies.rs` tells the times of calls in each context. `live.rs`
+//! follows blocks of memory until they are freed, by records that `memory.rs` takes.
 
 mod answer;
 mod code;
+mod holders;
 mod latencies;
 mod libc;
 mod live;
@@ -29,8 +30,9 @@ use crate::session::{InsertedPairs, KindRequest, Locked, Running, now_ns};
 use crate::weaving::positions::Observer;
 
 use self::answer::FunctionStates;
-use self::code::{ContextCode, ContextEvent, HeldCounters, LAST_COUNT, LibraryRole, METRIC, RECORDS, TREE};
-use self::looks::LookingThread;
+use self::code::{ContextCode, ContextEvent, HeldCounters, LAST_COUNT, LOCK, LibraryRole, METRIC, RECORDS, TREE};
+use self::holders::HolderLooks;
+use self::looks::{LookingThread, TakenLooks};
 use self::memory::LiveMemory;
 use super::code::{focus, look, looks_among};
 use super::whole;
@@ -65,14 +67,16 @@ pub struct ContextsKind {
     records: Option<u32>,
     /// Counter for the last count of the event that a thread has read; `None` before it is taken, and without an event.
     last_count: Option<u32>,
+    /// Counter for the address of the lock for which a thread waits; `None` before it is taken, and without a metric of locks.
+    lock: Option<u32>,
     /// Memory that is not freed yet; `None` without a metric that needs it.
     live: Option<Mutex<LiveMemory>>,
     began_ns: u64,
     program: String,
     /// The functions as they were before the code was taken out.
     last: Option<FunctionStates>,
-    /// Looks at the contexts of threads; `None` without such a metric, and before the code is in.
-    looked: Option<Arc<ContextLooks>>,
+    /// Looks at the contexts of threads and at the holders of locks: none without such metrics, and before the code is in.
+    looked: TakenLooks,
     /// The thread that looks.
     looking: Option<LookingThread>,
     /// When functions that have become busy are searched next.
@@ -115,11 +119,12 @@ impl ContextsKind {
             tree: None,
             records: None,
             last_count: None,
+            lock: None,
             live: options.metrics.iter().any(|metric| metric.is_live()).then(Mutex::default),
             began_ns: 0,
             program: String::new(),
             last: None,
-            looked: None,
+            looked: TakenLooks::default(),
             looking: None,
             search: Instant::now(),
             busy: FxHashSet::default(),
@@ -155,14 +160,15 @@ impl ContextsKind {
 
     /// The functions of a request, and those that its metrics need, each with what it does.
     fn functions(&self, asked: &KindRequest<'_>) -> Result<Vec<(FunctionId, LibraryRole)>, Error> {
-        let mut all = whole::functions(asked, false)?;
+        // Blocks of memory are told apart by their addresses, which are the same in parents and children.
+        let mut all = whole::functions(asked, self.live.is_none())?;
         let mut known: FxHashSet<FunctionId> = all.iter().copied().collect();
         let of_metrics = request::resolve_patterns(asked.modules, &self.patterns, Missing::MayCome)?;
         let special: FxHashSet<FunctionId> = of_metrics.iter().copied().collect();
         all.extend(of_metrics.into_iter().filter(|function| known.insert(*function)));
         let role = |function: &FunctionId| match asked.modules.resolve(*function) {
             Some((_, _, named)) if special.contains(function) => {
-                libc::role(named.names().iter().map(|name| name.mangled()))
+                libc::role(named.names().iter().map(|name| (name.mangled(), name.display())))
             }
             _ => LibraryRole::default(),
         };
@@ -171,9 +177,13 @@ impl ContextsKind {
 
     /// The variables of the code of functions, as far as their counters are taken.
     fn variables(&self) -> Arc<[Variable]> {
-        let [tree, records, last_count] = [self.tree, self.records, self.last_count].map(Option::unwrap_or_default);
+        let held = [self.tree, self.records, self.last_count, self.lock];
+        let [tree, records, last_count, lock] = held.map(Option::unwrap_or_default);
         let reads = |name: &Arc<str>| EventReadMethod::named(name) == EventReadMethod::Counter;
-        code::variables(HeldCounters { tree, records, last_count }, self.options.event.as_ref().is_some_and(reads))
+        code::variables(
+            HeldCounters { tree, records, last_count, lock },
+            self.options.event.as_ref().is_some_and(reads),
+        )
     }
 
     /// The event that is added up; `None` if there is none. Fails if it is a time.
@@ -190,19 +200,32 @@ impl ContextsKind {
         Ok(Some(ContextEvent { name, usage }))
     }
 
-    /// Begins to look at the contexts of threads if a metric needs that. `tree` is the first counter of the tree.
+    /// Begins to look at the contexts of threads and at the holders of locks, if a metric needs that. `tree` is the first counter of the tree.
     fn begin_looks(&mut self, at: &mut Locked<'_>, tree: u32) {
-        let numbered = (0..).zip(ContextsOptions::values(&self.options.metrics));
-        let Some((number, _)) = numbered.into_iter().find(|(_, metric)| *metric == ContextMetric::Looks) else {
+        let mut numbered = (0..).zip(ContextsOptions::values(&self.options.metrics));
+        let number = numbered.find(|(_, metric)| *metric == ContextMetric::Looks).map(|(number, _)| number);
+        let contexts = number.map(|number| Arc::new(ContextLooks::new(tree, self.shape, number)));
+        // Locks are read from the memory of the target alone.
+        let holders = self.lock.filter(|_| !at.has_family()).map(|lock| {
+            let kind = |(number, site): (u32, &ContextSite)| Some((number, site.role.lock?));
+            let functions = (1..).zip(&self.sites).filter_map(kind).collect();
+            Arc::new(HolderLooks::new((tree, self.shape), lock, functions, at.has_glibc_ids()))
+        });
+        // Times are the first words of a record, and that of the processor might be the first one.
+        let keeps_time = holders.is_some() && !self.options.metrics.contains(&ContextMetric::CpuTime);
+        let looks = TakenLooks { contexts, holders, clock: at.wall_clock().filter(|_| keeps_time).cloned() };
+        if looks.contexts.is_none() && looks.holders.is_none() {
             return;
-        };
-        let looks = Arc::new(ContextLooks::new(tree, self.shape, number));
-        let Some((area, target)) = at.add_looks(&looks) else { return };
-        match LookingThread::start(Arc::clone(&looks), (area, target), at.has_own_ids()) {
-            Ok(thread) => self.looking = Some(thread),
-            Err(error) => tracing::warn!(%error, "no thread can look at contexts, so their times are missing"),
         }
-        self.looked = Some(looks);
+        let Some(read) = at.looked_at() else { return };
+        if let Some(contexts) = &looks.contexts {
+            at.add_looks(contexts);
+        }
+        match LookingThread::start(looks.clone(), read, at.has_own_ids()) {
+            Ok(thread) => self.looking = Some(thread),
+            Err(error) => tracing::warn!(%error, "no thread can look at the target, so times and holders are missing"),
+        }
+        self.looked = looks;
     }
 
     /// Copies functions that are busy and run in the text: at the insertion, nobody called them often.
@@ -234,16 +257,18 @@ impl ContextsKind {
         self.sites.get(number as usize)
     }
 
-    /// The pairs that hold counters for all functions: the tree, and the buffer of records of memory and the last count of the event if they are
-    /// there.
+    /// The pairs that hold counters for all functions: the tree, and what there is of the buffer of records of memory, the last count of the event and
+    /// the lock for which a thread waits.
     fn held(&self, id: MeasurementId) -> Vec<(PairKey, &'static str, Variable)> {
         let held = |name: &'static str, variable| {
             let pair = Arc::new(MetricFocus { metric: name.to_owned(), focus: Focus::default() });
             (PairKey::owned(Owner { measurement: id, hidden: true }, pair), name, variable)
         };
         let records = self.live.as_ref().map(|_| held(RECORDS, code::held_records()));
-        let last_count = self.options.event.as_ref().map(|_| held(LAST_COUNT, code::held_count()));
-        std::iter::once(held(TREE, code::held(self.shape))).chain(records).chain(last_count).collect()
+        let last_count = self.options.event.as_ref().map(|_| LAST_COUNT);
+        let lock = self.options.metrics.contains(&ContextMetric::LockTime).then_some(LOCK);
+        let numbers = last_count.into_iter().chain(lock).map(|name| held(name, code::held_number(name)));
+        std::iter::once(held(TREE, code::held(self.shape))).chain(records).chain(numbers).collect()
     }
 
     /// Takes the counters that all functions share.
@@ -253,6 +278,7 @@ impl ContextsKind {
             match name {
                 TREE => self.tree = first,
                 RECORDS => self.records = first,
+                LOCK => self.lock = first,
                 _ => self.last_count = first,
             }
         }
@@ -261,7 +287,7 @@ impl ContextsKind {
 
     fn release(&mut self, at: &mut Locked<'_>) {
         self.held(at.id()).iter().for_each(|(key, ..)| at.release_counter(key));
-        (self.tree, self.records, self.last_count) = (None, None, None);
+        (self.tree, self.records, self.last_count, self.lock) = (None, None, None, None);
     }
 }
 
