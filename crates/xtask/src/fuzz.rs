@@ -1,8 +1,8 @@
 //! `cargo xtask fuzz`: builds the fuzz targets with the compiler's own coverage instrumentation (no nightly, no cargo-fuzz) and
 //! runs each for a bounded time.
 
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
@@ -13,7 +13,7 @@ const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-saniti
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions -Coverflow-checks";
 
-/// Runs the named targets, or all of them, for this many seconds each.
+/// Runs the named targets, or all of them, for this many seconds each, one on each processor.
 pub fn run(arguments: &[&str]) -> Result<()> {
     packages::install(false)?;
     let seconds: u32 = arguments.first().map_or(Ok(10), |text| text.parse()).context("seconds")?;
@@ -34,8 +34,13 @@ pub fn run(arguments: &[&str]) -> Result<()> {
     if names.is_empty() {
         names = all(&directory)?;
     }
-    for name in &names {
-        run_one(&directory, &built, name, seconds)?;
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    for together in names.chunks(processors) {
+        let start = |name: &String| Ok((name.clone(), start(&directory, &built, name, seconds)?));
+        let running: Vec<(String, Child)> = together.iter().map(start).collect::<Result<_>>()?;
+        for (name, child) in running {
+            end(&directory, &name, child)?;
+        }
     }
     println!("{} fuzz targets ran {seconds} s each without a finding", names.len());
     Ok(())
@@ -52,10 +57,15 @@ fn all(directory: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-fn run_one(directory: &Path, built: &Path, name: &str, seconds: u32) -> Result<()> {
-    println!("fuzz target {name}: {seconds} s");
+/// Where a target leaves the inputs that it fails with.
+fn artifacts(directory: &Path, name: &str) -> PathBuf {
+    directory.join("artifacts").join(name)
+}
+
+/// Starts a target.
+fn start(directory: &Path, built: &Path, name: &str, seconds: u32) -> Result<Child> {
     let (corpus, seeds) = (directory.join("corpus").join(name), directory.join("seeds").join(name));
-    let artifacts = directory.join("artifacts").join(name);
+    let artifacts = artifacts(directory, name);
     std::fs::create_dir_all(&corpus)?;
     std::fs::create_dir_all(&artifacts)?;
     let mut command = Command::new(built.join(name));
@@ -67,7 +77,18 @@ fn run_one(directory: &Path, built: &Path, name: &str, seconds: u32) -> Result<(
         .arg(format!("-max_total_time={seconds}"))
         .args(["-timeout=10", "-rss_limit_mb=4096", "-print_final_stats=1", "-verbosity=0"])
         .arg(format!("-artifact_prefix={}/", artifacts.display()));
-    let status = command.status().with_context(|| format!("run {name}"))?;
-    ensure!(status.success(), "fuzz target {name} found something: see {}", artifacts.display());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().with_context(|| format!("run {name}"))
+}
+
+/// Waits for the end of a target, and prints what it has printed.
+fn end(directory: &Path, name: &str, child: Child) -> Result<()> {
+    let output = child.wait_with_output().with_context(|| format!("run {name}"))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    println!("fuzz target {name}:\n{}{}", text(&output.stdout), text(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "fuzz target {name} found something: see {}",
+        artifacts(directory, name).display()
+    );
     Ok(())
 }
