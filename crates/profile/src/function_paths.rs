@@ -13,7 +13,7 @@ use ingraft_model::{BlockId, Cfg, Edge, EdgeId, EdgeKind, EdgeTarget, IndexVec, 
 
 use crate::barred::{Barred, NoPlacement};
 use crate::events::Uncountable;
-use crate::graph::{ProfileEdgeKind, ProfileGraph};
+use crate::graph::{ProfileEdge, ProfileEdgeKind, ProfileGraph};
 use crate::map::{ArcId, Vertex};
 use crate::paths::PathNumbers;
 use crate::probes::{ProbeAt, Probes};
@@ -175,13 +175,6 @@ impl FunctionPaths {
             ArcOrigin::Leave(_) => None,
         };
         let is_entry = |arc| origin(arc) == Some(ArcOrigin::Root(entry));
-        let mut barred = Barred::none();
-        // Silent edges carry no code anyway.
-        for (arc, edge) in graph.live_edges().filter(|(arc, _)| !is_entry(*arc) && place(*arc).is_none()) {
-            if !edge.silent {
-                barred.edge(arc);
-            }
-        }
         let is_inner = |arc| matches!(origin(arc), Some(ArcOrigin::Edge(_)));
         let may_end = |arc| is_inner(arc) && place(arc).is_some();
         let refused = |arc: ArcId| {
@@ -192,6 +185,15 @@ impl FunctionPaths {
         let numbers = PathNumbers::cut(&graph, limit, &may_end).map_err(|_| NotCounted::Block(entry))?;
         let plain = PathNumbers::cut(&graph, i64::MAX, &|_| false);
         let is_cut = !plain.is_ok_and(|plain| plain.paths() == numbers.paths());
+        let ending = ending(&graph, &numbers);
+        let is_idle = |arc: ArcId, edge: &ProfileEdge| !is_entry(arc) && !edge.silent && !ending.contains(&edge.to);
+        let mut barred = Barred::none();
+        // Silent edges carry no code anyway, nor do those from which no path comes to an end.
+        for (arc, edge) in graph.live_edges().filter(|(arc, _)| !is_entry(*arc) && place(*arc).is_none()) {
+            if !edge.silent && !is_idle(arc, edge) {
+                barred.edge(arc);
+            }
+        }
         let increments =
             numbers.increments(&graph, &Weights::estimated(&graph), &barred).map_err(|error| match error {
                 Uncountable::Refused(NoPlacement::Edge(arc)) => refused(arc),
@@ -208,6 +210,7 @@ impl FunctionPaths {
         for (arc, edge) in graph.live_edges() {
             let value = added.get(&arc).copied().unwrap_or(0);
             match origin(arc) {
+                _ if is_idle(arc, edge) => {}
                 Some(ArcOrigin::Root(block)) if block == entry => first = value,
                 Some(ArcOrigin::Root(_) | ArcOrigin::Return(_)) => put(arc, PathStep::Begin(value))?,
                 Some(ArcOrigin::Call(_)) => put(arc, PathStep::End(value))?,
@@ -283,6 +286,28 @@ impl FunctionPaths {
         let first = self.origins.iter().find(|origin| matches!(origin, ArcOrigin::Root(_)));
         first == Some(&ArcOrigin::Root(block))
     }
+}
+
+/// The vertices from which a path may come to an end that code tells. From others control leads to a call that never returns, as at the end of a
+/// landing pad, or to a fault, so no code needs the sum of a path there.
+fn ending(graph: &ProfileGraph, numbers: &PathNumbers) -> BTreeSet<Vertex> {
+    let mut into: BTreeMap<Vertex, Vec<Vertex>> = BTreeMap::new();
+    let mut next: Vec<Vertex> = vec![graph.exit()];
+    let is_inside = |edge: &ProfileEdge| !matches!(edge.kind, ProfileEdgeKind::End | ProfileEdgeKind::Closing);
+    for (arc, edge) in graph.live_edges().filter(|(_, edge)| is_inside(edge)) {
+        if numbers.is_back_edge(arc) {
+            next.push(edge.from);
+        } else {
+            into.entry(edge.to).or_default().push(edge.from);
+        }
+    }
+    let mut ending = BTreeSet::new();
+    while let Some(vertex) = next.pop() {
+        if ending.insert(vertex) {
+            next.extend(into.get(&vertex).into_iter().flatten());
+        }
+    }
+    ending
 }
 
 /// The blocks at which control arrives from outside, the entry first. The address after a call is no way in if no edge of the call leads there:

@@ -80,3 +80,34 @@ fn holders_are_those_that_the_program_knows() {
     let row = shown.iter().find(|line| line.contains("stock_lock") && line.contains("k_restocks"));
     assert!(row.is_some_and(|row| row.contains("k_sells")), "{shown:?}");
 }
+
+/// Locks of the standard library of Rust are no functions of the C library, and do not tell who holds them.
+#[test]
+fn locks_of_rust_are_told() {
+    for (view, metric, inner) in [("locks", "lock_wait_ns", "_contended"), ("offcpu", "wait_ns", "syscall")] {
+        let mut target = Mutatee::start("contended", &[]);
+        let before = Text::of(target.pid());
+        let pid = target.pid_text();
+        let mut session = tool().start([view, "-p", &pid, "contended:l_*", "--max-overhead", "10000"]);
+        session.wait_for("attached");
+        let truth = target.ask("hold 5 40");
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        target::assert_clean(target.pid(), &before);
+        let records = outcome.all("context");
+        let of = |caller: &str| {
+            let is_below = |record: &&&Value| {
+                let above = records.iter().find(|above| above["id"] == record["parent"]);
+                above.is_some_and(|above| above["function"] == caller)
+            };
+            let waits =
+                records.iter().filter(is_below).filter(|r| r["function"].as_str().is_some_and(|f| f.ends_with(inner)));
+            waits.map(|record| number(&record["metrics"], metric)).sum::<u64>()
+        };
+        for line in truth.lines.iter().filter_map(|line| line.strip_prefix("waited ")) {
+            let (function, ns) = line.split_once(' ').expect("two words");
+            let ns: u64 = ns.parse().expect("a number");
+            assert!((ns * 9 / 10..=ns).contains(&of(function)), "{view} {function} {ns}: {records:?}");
+        }
+        assert_eq!(outcome.all("holder").iter().all(|record| record["held"] == "unknown"), true);
+    }
+}

@@ -212,7 +212,7 @@ has called too.
 prints the contexts."
     )]
     Heap(ContextViewArgs),
-    /// Show which chains of calls wait for locks, and how long
+    /// Show which chains of calls wait for locks, how long, and who holds the locks
     #[command(
         override_usage = "ingraft locks [OPTIONS] <-p <PID>|-n <NAME> [--all]|--cgroup <PATH>> [FUNCTION]...\n       \
                           ingraft locks [OPTIONS] [FUNCTION]... -- <COMMAND>...",
@@ -222,10 +222,12 @@ prints the contexts."
   ingraft locks -p 4711 --for 10s -o shop.locks          for `ingraft report shop.locks --as svg`
 
 Measured is the time in the functions of the C library that wait for locks, such as
-pthread_mutex_lock, with the time in which they get the lock at once.
+pthread_mutex_lock, with the time in which they get the lock at once; and in those of Rust's
+standard library, parking_lot and Abseil that wait if somebody has the lock.
 FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET: the functions that contexts consist
 of; without one, all functions of the program. The first table has the places with most time,
-each with the three calls above it. The tree has the contexts on the way to a lock: who called
+each with the three calls above it. The second one has the locks: what the thread did that held
+one while others waited, by looks. The tree has the contexts on the way to a lock: who called
 whom, with SELF for the time of the function alone and TOTAL for that of all that it has called
 too.
 `-o FILE` saves the profile for `ingraft report`. Ctrl-C ends the measurement, removes it, and

@@ -254,3 +254,29 @@ fn other_edges_take_the_place_of_a_back_edge() {
         ]
     );
 }
+
+/// Blocks 3 and 4 lead to a fault, and control comes to both of them from outside, too: after a call, and as a landing pad.
+#[test]
+fn no_code_stands_where_no_path_ends() {
+    let edges = vec![
+        edge(0, 1, EdgeKind::FallThrough),
+        edge(0, 2, EdgeKind::Taken),
+        edge(2, 3, EdgeKind::CallReturn),
+        edge(2, 1, EdgeKind::Taken),
+        edge(4, 3, EdgeKind::FallThrough),
+        edge(1, 4, EdgeKind::Taken),
+        ingraft_model::Edge { from: BlockId(1), to: EdgeTarget::Dynamic, kind: EdgeKind::Return },
+    ];
+    let cfg = cfg(5, edges, &[4]);
+    let mut probes = all(&cfg);
+    for block in [3, 4] {
+        probes.blocks.set(BlockId(block), false);
+    }
+    for (edge, _) in cfg.edges.entries().filter(|(_, edge)| matches!(edge.to, EdgeTarget::Block(BlockId(3 | 4)))) {
+        probes.edges.set(edge, false);
+    }
+    let paths = FunctionPaths::new(&cfg, &probes, &BTreeSet::new(), NO_LIMIT).expect("paths");
+    let ends: Vec<_> = (0..paths.paths()).filter_map(|number| paths.path(number)).map(|path| path.ends).collect();
+    assert_eq!(ends.iter().filter(|end| **end == PathEnd::Exit).count(), 2, "{ends:?}");
+    assert_eq!(paths.code().len(), 1, "one of the two ways adds a number: {:?}", paths.code());
+}
