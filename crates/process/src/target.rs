@@ -92,7 +92,7 @@ impl ExitStatus {
     }
 }
 
-/// What a process has for memory.
+/// Memory of a process at some moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MemoryNow {
     /// That of the program that it ran when it was opened.
@@ -209,7 +209,7 @@ impl Target {
         !matches!(self.memory_now(), MemoryNow::OfAnotherProgram)
     }
 
-    /// What the process has for memory at present.
+    /// Memory of the process at present.
     fn memory_now(&self) -> MemoryNow {
         // The open file keeps the old address space, whose memory is gone once no process uses it any more.
         let is_there = |at: u64| self.mem.read_at(&mut [0], at).is_ok_and(|n| n == 1);

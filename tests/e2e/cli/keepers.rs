@@ -108,6 +108,6 @@ fn locks_of_rust_are_told() {
             let ns: u64 = ns.parse().expect("a number");
             assert!((ns * 9 / 10..=ns).contains(&of(function)), "{view} {function} {ns}: {records:?}");
         }
-        assert_eq!(outcome.all("holder").iter().all(|record| record["held"] == "unknown"), true);
+        assert!(outcome.all("holder").iter().all(|record| record["held"] == "unknown"));
     }
 }

@@ -104,7 +104,7 @@ impl<'s> Locked<'s> {
         self.session.shared().columns().map(|columns| read(&columns))
     }
 
-    /// What looks at threads read; `None` without a data area.
+    /// The memory that looks at threads read; `None` without a data area.
     pub fn looked_at(&self) -> Option<(Arc<SharedArea>, Arc<Target>)> {
         let area = self.session.shared().area().cloned()?;
         Some((area, Arc::clone(&self.session.target)))

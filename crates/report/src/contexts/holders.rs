@@ -13,7 +13,7 @@ pub struct LockWait {
     pub name: String,
     /// Index of the context that waits: that of the function of the C library.
     pub waiter: usize,
-    /// Who holds the lock.
+    /// Holder of the lock.
     pub holder: LockHolder,
     /// Time that the looks stand for, in nanoseconds.
     pub ns: u64,

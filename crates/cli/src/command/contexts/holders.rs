@@ -18,7 +18,7 @@ const CALLERS: usize = 3;
 /// Name of a metric of times, which tells their unit.
 const TIME: &str = "wall_ns";
 
-/// What rows are told apart by: the lock, who waits, and who holds it.
+/// Words by which rows are told apart: the lock, who waits, and who holds it.
 type WaitRow = (String, String, String);
 
 /// The waits with the most time as a table; empty if there are none.

@@ -278,8 +278,10 @@ mod tests {
         looks.round(Duration::from_millis(ms), &claims, load, id_at, was_due);
     }
 
-    /// The waits: lock, function that waits and its caller, function that holds it (0 outside of all, 1000 if nobody does), milliseconds, looks.
-    fn told(looks: &HolderLooks) -> Vec<(u64, [u32; 2], Option<u32>, u64, u64)> {
+    /// A wait: lock, function that waits and its caller, function that holds it (0 outside of all, 1000 if nobody does), milliseconds, looks.
+    type ToldWait = (u64, [u32; 2], Option<u32>, u64, u64);
+
+    fn told(looks: &HolderLooks) -> Vec<ToldWait> {
         let mut tree = ContextTree::default();
         let all = looks.waits(&mut tree);
         let function = |index: usize| tree.contexts[index].function;

@@ -45,16 +45,16 @@ impl TakenLooks {
 
 /// Counters of the shards of all threads, read at once: as long as a round lasts, it may keep a thread of the target from running, and what others do
 /// meanwhile is no matter of looks.
-struct Snapshot<'c> {
+struct LookedShards<'c> {
     counters: &'c [u32],
     /// The values by shard, in the order of the shards.
     values: Vec<(u32, Vec<i64>)>,
 }
 
-impl<'c> Snapshot<'c> {
+impl<'c> LookedShards<'c> {
     fn take(counters: &'c [u32], claims: &[(u32, u64)], load: impl Fn(u32, u32) -> i64) -> Self {
         let of = |(shard, _): &(u32, u64)| (*shard, counters.iter().map(|counter| load(*shard, *counter)).collect());
-        Snapshot { counters, values: claims.iter().map(of).collect() }
+        LookedShards { counters, values: claims.iter().map(of).collect() }
     }
 
     /// The first bytes of the locks whose addresses are the values of a counter.
@@ -105,7 +105,7 @@ impl LookingThread {
             let (mut claims, mut due) = (Shards::claims(&*area), Duration::ZERO);
             // A process that has ended has no contexts, but its area still has the last ones.
             while !target.ends_within(Duration::ZERO) {
-                let snapshot = Snapshot::take(&counters, &claims, read);
+                let snapshot = LookedShards::take(&counters, &claims, read);
                 let of_locks = |of: &Arc<HolderLooks>| snapshot.locks(of.lock(), &target);
                 let locks = looks.holders.as_ref().map(of_locks).unwrap_or_default();
                 let now = begin.elapsed();
