@@ -38,9 +38,9 @@ pub fn run(arguments: &[&str]) -> Result<()> {
     for together in names.chunks(processors) {
         let start = |name: &String| Ok((name.clone(), start(&directory, &built, name, seconds)?));
         let running: Vec<(String, Child)> = together.iter().map(start).collect::<Result<_>>()?;
-        for (name, child) in running {
-            end(&directory, &name, child)?;
-        }
+        // All of them end before the first finding is told.
+        let ended: Vec<Result<()>> = running.into_iter().map(|(name, child)| end(&directory, &name, child)).collect();
+        ended.into_iter().collect::<Result<()>>()?;
     }
     println!("{} fuzz targets ran {seconds} s each without a finding", names.len());
     Ok(())

@@ -32,7 +32,7 @@ fn told(outcome: &Outcome) -> Waits {
             Some(id) => outermost(id),
             None => record["held"].as_str().expect("a word").to_owned(),
         };
-        assert!(number(record, "looks") > 0 || number(record, "wall_ns") == 0, "{record}");
+        assert!(number(record, "looks") > 0, "{record}");
         *waits.entry((lock, outermost(number(record, "waiter")), holder)).or_default() += number(record, "wall_ns");
     }
     waits

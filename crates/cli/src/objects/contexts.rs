@@ -56,7 +56,7 @@ pub(crate) struct HolderObject {
     pub(crate) lock: String,
     /// The variable that the lock is or is in, with the distance from its beginning; null if it is not known.
     pub(crate) name: Option<String>,
-    /// Number of the context that waits: that of the function of the C library.
+    /// Number of the context that waits: that of the function that waits for the lock.
     pub(crate) waiter: u64,
     /// Number of the context of the thread that held the lock; null if it is in none, or not known.
     pub(crate) holder: Option<u64>,

@@ -11,7 +11,7 @@ pub struct LockWait {
     pub lock: u64,
     /// Name of the variable that the lock is or is in, with the distance from its beginning; empty if it is not known.
     pub name: String,
-    /// Index of the context that waits: that of the function of the C library.
+    /// Index of the context that waits: that of the function that waits for the lock.
     pub waiter: usize,
     /// Holder of the lock.
     pub holder: LockHolder,
@@ -30,7 +30,7 @@ pub enum LockHolder {
     Outside,
     /// Nobody: the lock was given back, and the threads that wait for it have not run yet.
     Nobody,
-    /// The lock does not tell it.
+    /// The lock does not tell it: readers hold it, or it is a lock of another kind.
     #[default]
     Untold,
 }
@@ -43,17 +43,22 @@ impl LockHolder {
             LockHolder::Outside | LockHolder::Nobody | LockHolder::Untold => None,
         }
     }
+
+    /// The holder with a context that has this index in another tree; `None` if it is not there.
+    #[must_use]
+    pub fn moved(self, new: impl Fn(usize) -> Option<usize>) -> Option<LockHolder> {
+        match self {
+            LockHolder::Context(context) => new(context).map(LockHolder::Context),
+            holder @ (LockHolder::Outside | LockHolder::Nobody | LockHolder::Untold) => Some(holder),
+        }
+    }
 }
 
 impl LockWait {
     /// The wait with contexts that have these indexes in another tree; `None` if one of them is not there.
     #[must_use]
     pub fn moved(&self, new: impl Fn(usize) -> Option<usize>) -> Option<LockWait> {
-        let holder = match self.holder {
-            LockHolder::Context(context) => LockHolder::Context(new(context)?),
-            holder @ (LockHolder::Outside | LockHolder::Nobody | LockHolder::Untold) => holder,
-        };
-        Some(LockWait { waiter: new(self.waiter)?, holder, ..self.clone() })
+        Some(LockWait { waiter: new(self.waiter)?, holder: self.holder.moved(&new)?, ..self.clone() })
     }
 }
 

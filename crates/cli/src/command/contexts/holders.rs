@@ -66,7 +66,7 @@ fn lock(wait: &LockWait) -> String {
     if wait.name.is_empty() { format!("{:#x}", wait.lock) } else { wait.name.clone() }
 }
 
-/// The context in which a thread has called the function that waits: the caller of the function of the C library, if it is measured.
+/// The context in which a thread has called the function that waits, if its caller is measured.
 fn waiting(shown: &ShownContexts<'_>, wait: &LockWait) -> usize {
     let of = shown.contexts.contexts.get(wait.waiter);
     of.and_then(|context| context.parent).unwrap_or(wait.waiter)

@@ -4,8 +4,8 @@ use ingraft_analysis::Function;
 use ingraft_model::{Activations, Avma, ContextTree, ModuleId, Scale, Shape, Svma, TreeContext, VariableId};
 use ingraft_process::TickClock;
 use ingraft_report::{
-    CallingContext, ContextFunction, ContextKind, ContextProfile, LockHolder, LockWait, ProfileKind, ReturnSite,
-    SavedProfile, UnprofiledFunction,
+    CallingContext, ContextFunction, ContextKind, ContextProfile, LockWait, ProfileKind, ReturnSite, SavedProfile,
+    UnprofiledFunction,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -17,7 +17,7 @@ use crate::readings::values::{Columns, Ruler, Slots};
 use crate::session::{Locked, now_ns};
 
 use super::code::{ACTIVATIONS, MemoryRole};
-use super::holders::{LockedWait, SeenHolder, WaitValue};
+use super::holders::{LockedWait, WaitValue};
 use super::latencies::{self, EARLIER};
 use super::{ContextSite, ContextsKind};
 
@@ -253,12 +253,7 @@ fn wait_for_lock((wait, value): (LockedWait, WaitValue), variables: &Symbols) ->
         lock: wait.lock,
         name: variables.name(wait.lock).unwrap_or_default(),
         waiter: wait.waiter,
-        holder: match wait.holder {
-            SeenHolder::Context(context) => LockHolder::Context(context),
-            SeenHolder::Outside => LockHolder::Outside,
-            SeenHolder::Nobody => LockHolder::Nobody,
-            SeenHolder::Untold => LockHolder::Untold,
-        },
+        holder: wait.holder,
         ns: value.ns,
         looks: value.looks,
     }

@@ -61,12 +61,12 @@ pub struct LibraryRole {
     pub memory: Option<MemoryRole>,
 }
 
-/// Kind of a lock of the C library.
+/// Kind of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockKind {
-    /// A mutex.
+    /// A mutex of the C library.
     Mutex,
-    /// A lock that either several readers hold, or one writer.
+    /// A lock of the C library that either several readers hold, or one writer.
     ReadWrite,
     /// Another one, which does not tell who holds it.
     Other,

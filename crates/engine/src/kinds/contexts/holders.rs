@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use ingraft_model::contexts::{CURRENT, FIRST, KEY, function_of};
 use ingraft_model::{ContextShape, ContextTree};
+use ingraft_report::LockHolder;
 use rustc_hash::FxHashMap;
 
 use super::code::LockKind;
@@ -57,20 +58,7 @@ pub struct LockedWait {
     /// The context of the thread that waits.
     pub waiter: usize,
     /// The holder.
-    pub holder: SeenHolder,
-}
-
-/// The holder of a lock, as a look has found it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum SeenHolder {
-    /// A thread in this context.
-    Context(usize),
-    /// A thread outside of all contexts.
-    Outside,
-    /// Nobody: it was given back, and the threads that wait for it have not run yet.
-    Nobody,
-    /// The lock does not tell it: readers hold it, or it is a lock of another kind.
-    Untold,
+    pub holder: LockHolder,
 }
 
 /// Looks that have seen the same.
@@ -154,17 +142,17 @@ impl HolderLooks {
                 continue;
             }
             let holder = match claims.iter().find(|(_, owner)| *owner == id) {
-                _ if id == 0 && self.has_ids && *kind == LockKind::Mutex => SeenHolder::Nobody,
-                _ if id == 0 => SeenHolder::Untold,
+                _ if id == 0 && self.has_ids && *kind == LockKind::Mutex => LockHolder::Nobody,
+                _ if id == 0 => LockHolder::Untold,
                 Some(claim) => {
                     let found = self.context(state, *claim, &load).map(|(context, _)| context);
                     // A thread that has just got the lock is where it has asked for it.
                     let has_got = load(claim.0, self.lock).cast_unsigned() == lock;
                     let above = |context: usize| state.contexts.contexts.get(context)?.parent;
                     let found = if has_got { found.and_then(above) } else { found };
-                    found.map_or(SeenHolder::Outside, SeenHolder::Context)
+                    found.map_or(LockHolder::Outside, LockHolder::Context)
                 }
-                None => SeenHolder::Outside,
+                None => LockHolder::Outside,
             };
             let wait = LockedWait { lock, waiter, holder };
             state.add(wait, WaitValue { ns: half, looks: 1 });
@@ -201,10 +189,7 @@ impl HolderLooks {
         let indexes = tree.merge(&state.contexts);
         let here = |index: usize| indexes.get(index).copied();
         let moved = state.waits.iter().filter_map(|(wait, value)| {
-            let holder = match wait.holder {
-                SeenHolder::Context(context) => SeenHolder::Context(here(context)?),
-                holder @ (SeenHolder::Outside | SeenHolder::Nobody | SeenHolder::Untold) => holder,
-            };
+            let holder = wait.holder.moved(here)?;
             Some((LockedWait { waiter: here(wait.waiter)?, holder, ..*wait }, *value))
         });
         let mut waits: Vec<_> = moved.collect();
@@ -288,10 +273,10 @@ mod tests {
         let row = |(wait, value): (LockedWait, WaitValue)| {
             let caller = tree.contexts[wait.waiter].parent.map_or(0, function);
             let holder = match wait.holder {
-                SeenHolder::Context(index) => Some(function(index)),
-                SeenHolder::Outside => Some(0),
-                SeenHolder::Nobody => Some(1000),
-                SeenHolder::Untold => None,
+                LockHolder::Context(index) => Some(function(index)),
+                LockHolder::Outside => Some(0),
+                LockHolder::Nobody => Some(1000),
+                LockHolder::Untold => None,
             };
             (wait.lock, [function(wait.waiter), caller], holder, value.ns / 1_000_000, value.looks)
         };

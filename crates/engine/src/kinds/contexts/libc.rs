@@ -1,4 +1,4 @@
-//! Functions of the C library that allocate memory, free it, wait, or wait for locks.
+//! Functions of the C library that allocate memory, free it, wait, or wait for locks; and functions of other libraries that wait for locks.
 
 use crate::api::ContextMetric;
 use crate::kinds::waits::WAITS;

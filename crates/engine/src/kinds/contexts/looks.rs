@@ -37,9 +37,11 @@ pub struct TakenLooks {
 impl TakenLooks {
     /// The counters that a round should read at one moment in the shard of each thread.
     fn counters(&self) -> Vec<u32> {
+        // Both are about one tree.
         let current = self.contexts.as_ref().map(|looks| looks.first() + CURRENT);
-        let of_holders = self.holders.as_ref().map(|looks| [looks.lock(), looks.current()]);
-        current.into_iter().chain(of_holders.into_iter().flatten()).collect()
+        let current = current.or_else(|| self.holders.as_ref().map(|looks| looks.current()));
+        let lock = self.holders.as_ref().map(|looks| looks.lock());
+        lock.into_iter().chain(current).collect()
     }
 }
 
