@@ -1,5 +1,6 @@
 //! Basic blocks and edges from reachability.
 
+use iced_x86::{Code, Instruction};
 use ingraft_model::{Block, BlockId, Cfg, Edge, EdgeKind, EdgeTarget, IndexVec, Refusal, Svma, WayIn, WayInReason};
 
 use crate::flow::body::DecodedFunction;
@@ -144,9 +145,9 @@ impl CfgBuilder<'_> {
         }
     }
 
-    /// Removes the return edges of calls that never return. Compilers put no code after such a call that control could reach only by its
-    /// return. So the callee is examined only if another edge or way in leads to the address after the call, or if padding or a trap is
-    /// there.
+    /// Removes the return edges of calls that never return, and these ways in. Compilers put no code after such a call that control could reach
+    /// only by its return. So the callee is examined only if another edge or way in leads to the address after the call, or if padding or a
+    /// trap is there.
     fn without_returns(&mut self) {
         let mut others = IndexVec::filled(0u32, self.blocks.len());
         for edge in &self.edges {
@@ -158,6 +159,7 @@ impl CfgBuilder<'_> {
         }
         let ways_in = &self.graph.ways_in;
         let (body, last, blocks) = (self.body, &self.last, &self.blocks);
+        let mut removed = Vec::new();
         self.edges.retain(|edge| {
             let (EdgeTarget::Block(to), EdgeKind::CallReturn) = (edge.to, edge.kind) else { return true };
             let call = last.get(edge.from).and_then(|call| body.code.get(*call));
@@ -168,7 +170,22 @@ impl CfgBuilder<'_> {
                 || decode::is_nop(next)
                 || ControlTransfer::of(next) == ControlTransfer::Stop
                 || entered();
-            !suspect || !callee(call).is_some_and(|callee| never_returns(body.image, callee))
+            let called = callee(call).filter(|_| suspect);
+            let ends = called.is_some_and(|called| halts(next) || never_returns(body.image, called));
+            if ends {
+                removed.push(to);
+            }
+            !ends
         });
+        let returned_to =
+            |block| self.edges.iter().any(|e| e.to == EdgeTarget::Block(block) && e.kind == EdgeKind::CallReturn);
+        removed.retain(|block| !returned_to(*block));
+        let removed: Vec<Svma> = removed.iter().filter_map(|to| Some(blocks.get(*to)?.range.start)).collect();
+        self.ways_in.retain(|way| way.reason != WayInReason::CallReturn || !removed.contains(&way.at));
     }
+}
+
+/// Whether an instruction ends every program that comes to it: only the kernel may execute `hlt`. Start-up code has it behind its last call.
+fn halts(i: &Instruction) -> bool {
+    i.code() == Code::Hlt
 }

@@ -41,13 +41,27 @@ const NEVER_RETURN: [&str; 24] = [
 pub(crate) fn never_returns(image: &AnalysedImage, callee: Callee) -> bool {
     let slot = match callee {
         Callee::Direct(at) => match image.stub_slot(at) {
-            None => return image.function_at(at).is_some_and(|f| !may_return(image, f)),
-            slot => slot,
+            None => return has_no_exit(image, at),
+            Some(slot) => slot,
         },
-        Callee::Slot(slot) => Some(slot),
-        Callee::Computed => None,
+        Callee::Slot(slot) => slot,
+        Callee::Computed => return false,
     };
-    slot.and_then(|slot: Svma| image.import_at(slot)).is_some_and(|name| NEVER_RETURN.contains(&name))
+    match image.import_at(slot) {
+        Some(name) => NEVER_RETURN.contains(&name),
+        None => constant(image, slot).is_some_and(|at| has_no_exit(image, at)),
+    }
+}
+
+/// The function of the file whose address a slot always holds: the loader computes it from the place of the file, and the program cannot
+/// write the slot afterwards. Rust calls its own functions so.
+fn constant(image: &AnalysedImage, slot: Svma) -> Option<Svma> {
+    image.pointers().get(slot.0).map(Svma).filter(|_| !image.elf().is_variable(slot.0))
+}
+
+/// Whether a function of the file begins at an address, and control never comes back from it.
+fn has_no_exit(image: &AnalysedImage, at: Svma) -> bool {
+    image.function_at(at).is_some_and(|function| !may_return(image, function))
 }
 
 /// Whether control may come back from a function, because it has an exit or is not proven to have none. All calls that the function makes

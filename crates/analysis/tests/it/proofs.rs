@@ -600,3 +600,53 @@ fn code_that_jumps_into_an_instruction_is_believed() {
     let cfg = image.cfg(find(&image, "f"));
     assert!(matches!(cfg.ways_in_proven, Err(Refusal::UnknownInstruction { .. })), "{cfg:x?}");
 }
+
+/// A function that calls `g` through a slot, with a trap behind the call, to which a branch leads also.
+fn with_a_call_through_a_slot(is_constant: bool, other: impl FnOnce(&mut CodeAssembler)) -> Cfg {
+    let call = |a: &mut CodeAssembler| {
+        let mut trap = a.create_label();
+        a.test(edi, edi).unwrap();
+        a.je(trap).unwrap();
+        let len = a.assemble(TEXT).unwrap().len() as u64;
+        let distance = (RODATA - (TEXT + len + 6)) as u32;
+        a.db(&[0xff, 0x15]).unwrap();
+        a.db(&distance.to_le_bytes()).unwrap();
+        a.set_label(&mut trap).unwrap();
+        a.ud2().unwrap();
+    };
+    let elf = file(call, other, &addresses(&[OTHER]));
+    graph(&if is_constant { elf } else { elf.writable() })
+}
+
+#[test]
+fn a_callee_in_a_slot_that_nobody_writes_is_known() {
+    let returns_from_call = |cfg: &Cfg| {
+        let edge = cfg.edges.iter().any(|edge| edge.kind == EdgeKind::CallReturn);
+        let way = cfg.ways_in.iter().any(|way| way.reason == WayInReason::CallReturn);
+        assert_eq!(edge, way, "{cfg:x?}");
+        edge
+    };
+    let never = |a: &mut CodeAssembler| a.ud2().unwrap();
+    assert!(!returns_from_call(&with_a_call_through_a_slot(true, never)));
+    assert!(returns_from_call(&with_a_call_through_a_slot(false, never)), "the program may write the slot");
+    assert!(returns_from_call(&with_a_call_through_a_slot(true, returns)));
+}
+
+/// The first function of a program ends so.
+#[test]
+fn no_control_comes_back_to_an_instruction_that_no_program_may_execute() {
+    let calls = |trap: u8| {
+        let elf = file(
+            |a| {
+                a.call(rax).unwrap();
+                a.db(&[trap]).unwrap();
+            },
+            returns,
+            &[],
+        );
+        let cfg = graph(&elf);
+        cfg.edges.iter().any(|edge| edge.kind == EdgeKind::CallReturn)
+    };
+    assert!(!calls(0xf4), "hlt");
+    assert!(calls(0xcc), "a debugger's trap may be handled");
+}
