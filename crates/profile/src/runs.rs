@@ -12,6 +12,10 @@
 //! when counting began, nor one that is in progress at a query. gcc's `-fprofile-arcs` cuts its graphs in the same way
 //! (`flow_call_edges_add`). Only threads that are *inside* of a run when counting begins or ends need a correction.
 //!
+//! If no code can count how often control comes to a block from outside, and control never comes from there to an exit of the function, the block and
+//! all that follows it are left out, and have no counts: a landing pad that ends in the call that goes on with the exception, or a block behind a
+//! call that never returns. No count of another block depends on theirs, because a call lies between.
+//!
 //! A block at which control arrives along edges that carry no counter gets an *arrival*: a vertex in front of it, whose edge to the block
 //! carries the counter of all arrivals.
 //!
@@ -76,14 +80,15 @@ pub struct Partial {
 /// Counts of the blocks and edges of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunCounts {
-    /// Number of arrivals at each block.
-    pub blocks: IndexVec<BlockId, u64>,
+    /// Number of arrivals at each block; `None` for those that are left out ([`Runs::unknown`]).
+    pub blocks: IndexVec<BlockId, Option<u64>>,
     /// Number of passages of each edge; for the return edge of a call, the number of returns. `None` if an edge cannot be told from others:
     /// several ways out of one block, returns of a call to an address at which control also arrives otherwise, or one of several computed jumps
-    /// to the same blocks.
+    /// to the same blocks. Also between blocks that are left out.
     pub edges: IndexVec<EdgeId, Option<u64>>,
-    /// For each block that ends in a call or has no way out, how often control reached its end; 0 for other blocks.
-    pub ends: IndexVec<BlockId, u64>,
+    /// For each block that ends in a call or has no way out, how often control reached its end; 0 for other blocks, and `None` for those that are
+    /// left out.
+    pub ends: IndexVec<BlockId, Option<u64>>,
     /// Number of arrivals from outside at the function's first block; `None` if they cannot be told from other arrivals.
     pub calls: Option<u64>,
 }
@@ -127,6 +132,8 @@ pub struct Runs {
     passages: IndexVec<EdgeId, Option<ArcId>>,
     ends: IndexVec<BlockId, Option<ArcId>>,
     calls: Option<ArcId>,
+    /// The blocks that are left out.
+    unknown: BTreeSet<BlockId>,
 }
 
 /// The cut graph in the making.
@@ -148,6 +155,8 @@ struct CutBuilder<'a> {
     /// Blocks at which control arrives from outside without a counter, each with the edges of the control-flow graph among these ways in.
     roots: BTreeMap<BlockId, Vec<EdgeId>>,
     leaves: BTreeMap<BlockId, ArcId>,
+    /// The blocks that are left out.
+    unknown: &'a BTreeSet<BlockId>,
 }
 
 impl Runs {
@@ -164,8 +173,21 @@ impl Runs {
         Self::placed(cfg, probes, &Wishes { check, earlier: Some(earlier), ..Wishes::default() })
     }
 
-    /// As [`Runs::new`], by these wishes.
+    /// As [`Runs::new`], by these wishes. Blocks are left out only if the others cannot be counted otherwise.
     pub fn placed(cfg: &Cfg, probes: &Probes, wishes: &Wishes<'_>) -> Result<Self, NotCounted> {
+        Self::without(cfg, probes, wishes, BTreeSet::new()).or_else(|refused| {
+            let unknown = left_out(cfg, probes);
+            if unknown.is_empty() { Err(refused) } else { Self::without(cfg, probes, wishes, unknown) }
+        })
+    }
+
+    /// Places counters in a graph without some blocks.
+    fn without(
+        cfg: &Cfg,
+        probes: &Probes,
+        wishes: &Wishes<'_>,
+        unknown: BTreeSet<BlockId>,
+    ) -> Result<Self, NotCounted> {
         let earlier = wishes.earlier;
         let whole = GraphBuilder::of(cfg)?.build()?;
         let estimated = earlier.is_none().then(|| Weights::estimated(&whole));
@@ -179,7 +201,7 @@ impl Runs {
             (None, Some(weights)) => weights.vertex(&whole, block.into()),
             (None, None) => 0.0,
         };
-        let mut cut = CutBuilder::new(cfg, probes);
+        let mut cut = CutBuilder::new(cfg, probes, &unknown);
         cut.ways_in();
         cut.edges(&of_edge, 1.0 + f64::from(wishes.detour));
         // A counter on an edge without weight is preferred to all others.
@@ -214,7 +236,12 @@ impl Runs {
             Counter::Block(_) => None,
         };
         let counted = placement.counters().iter().filter_map(of).collect();
-        Ok(Runs { graph, placement, counted, arrivals, passages, ends, calls })
+        Ok(Runs { graph, placement, counted, arrivals, passages, ends, calls, unknown })
+    }
+
+    /// The blocks that are left out, and have no counts.
+    pub fn unknown(&self) -> &BTreeSet<BlockId> {
+        &self.unknown
     }
 
     /// The places of the counters, in the order of the counts that [`Runs::counts`] takes.
@@ -225,15 +252,21 @@ impl Runs {
     /// Derives all counts in linear time. `counters` has the sum over all threads for each of [`Runs::counters`]. Fails if no execution has
     /// these counts, which means that a thread was lost in the middle of a run.
     pub fn counts(&self, counters: &[u64], partial: &Partial) -> Result<RunCounts, Defect> {
-        let all = |positions: &[Position]| positions.iter().map(|position| (self.vertex(*position), 1)).collect();
+        let is_known = |position: &&Position| match position {
+            Position::Block(block) | Position::Arrival(block) => !self.unknown.contains(block),
+        };
+        let all = |positions: &[Position]| {
+            positions.iter().filter(is_known).map(|position| (self.vertex(*position), 1)).collect()
+        };
         let corrections = Corrections { late: all(&partial.late), early: all(&partial.early) };
         let profile = self.placement.profile(&self.graph, counters, &corrections)?;
         let of = |edge: &Option<ArcId>| edge.and_then(|edge| profile.edge(edge));
+        let known = |block: BlockId, count: u64| (!self.unknown.contains(&block)).then_some(count);
         Ok(RunCounts {
             // A thread between an arrival and its block is not counted.
-            blocks: self.arrivals.keys().map(|block| profile.block(block.into())).collect(),
+            blocks: self.arrivals.keys().map(|block| known(block, profile.block(block.into()))).collect(),
             edges: self.passages.iter().map(of).collect(),
-            ends: self.ends.iter().map(|edge| of(edge).unwrap_or_default()).collect(),
+            ends: self.ends.entries().map(|(block, edge)| known(block, of(edge).unwrap_or_default())).collect(),
             calls: of(&self.calls),
         })
     }
@@ -291,12 +324,15 @@ impl Runs {
 }
 
 impl<'a> CutBuilder<'a> {
-    fn new(cfg: &'a Cfg, probes: &'a Probes) -> Self {
+    fn new(cfg: &'a Cfg, probes: &'a Probes, unknown: &'a BTreeSet<BlockId>) -> Self {
         let blocks = cfg.blocks.len();
         let mut uncounted: BTreeSet<BlockId> = cfg.roots().into_iter().collect();
         let mut into = IndexVec::filled(0_u32, blocks);
         for (id, edge) in cfg.edges.entries() {
             let EdgeTarget::Block(to) = edge.to else { continue };
+            if unknown.contains(&edge.from) {
+                continue;
+            }
             into.set(to, into.get(to).map_or(0, |known| known.saturating_add(1)));
             if !probes.has_edge(id) {
                 uncounted.insert(to);
@@ -304,7 +340,7 @@ impl<'a> CutBuilder<'a> {
         }
         let mut arrivals = IndexVec::filled(None, blocks);
         let mut next = blocks;
-        for block in uncounted.into_iter().filter(|block| probes.has_block(*block)) {
+        for block in uncounted.into_iter().filter(|block| probes.has_block(*block) && !unknown.contains(block)) {
             arrivals.set(block, Some(Vertex::at(next)));
             next += 1;
         }
@@ -329,6 +365,7 @@ impl<'a> CutBuilder<'a> {
             into,
             roots: BTreeMap::new(),
             leaves: BTreeMap::new(),
+            unknown,
         }
     }
 
@@ -339,7 +376,7 @@ impl<'a> CutBuilder<'a> {
 
     /// Notes the ways in from outside.
     fn ways_in(&mut self) {
-        for root in self.cfg.roots() {
+        for root in self.cfg.roots().into_iter().filter(|root| !self.unknown.contains(root)) {
             self.roots.entry(root).or_default();
         }
     }
@@ -348,11 +385,18 @@ impl<'a> CutBuilder<'a> {
     fn edges(&mut self, weight: &dyn Fn(EdgeId) -> f64, detour: f64) {
         self.jumps_through_hubs(weight);
         for (id, edge) in self.cfg.edges.entries() {
-            if self.hubs.contains_key(&id) {
+            if self.hubs.contains_key(&id) || self.unknown.contains(&edge.from) {
                 continue;
             }
             let can_count = self.probes.has_edge(id);
             let passage = match (edge.kind, edge.to) {
+                (kind, EdgeTarget::Block(to)) if self.unknown.contains(&to) => match kind {
+                    EdgeKind::CallReturn => {
+                        self.end(edge.from);
+                        None
+                    }
+                    _ => Some(self.shape.leave(edge.from)),
+                },
                 (EdgeKind::CallReturn, to) => {
                     self.end(edge.from);
                     match to {
@@ -388,7 +432,7 @@ impl<'a> CutBuilder<'a> {
                 self.counted.insert(arc, ProbeAt::Edge(id));
             }
         }
-        for block in self.cfg.blocks.keys() {
+        for block in self.cfg.blocks.keys().filter(|block| !self.unknown.contains(block)) {
             if self.cfg.edges_from(block).len() == 0 {
                 self.end(block);
             }
@@ -482,6 +526,50 @@ impl<'a> CutBuilder<'a> {
         }
         calls
     }
+}
+
+/// The blocks that are left out: those to which a run leads that begins where no code can count it. From none of them control comes to an exit or
+/// into a loop. None if computed jumps lead to them, or if the first block is among them.
+fn left_out(cfg: &Cfg, probes: &Probes) -> BTreeSet<BlockId> {
+    let leads_to = |block: BlockId| cfg.edges_from(block).map(|(_, edge)| edge.to);
+    // A block is final if all that it leads to is.
+    let mut last: BTreeSet<BlockId> = BTreeSet::new();
+    loop {
+        let is_final = |block: &BlockId| {
+            let follows = |to| matches!(to, EdgeTarget::Block(to) if last.contains(&to));
+            !last.contains(block) && leads_to(*block).all(follows)
+        };
+        let more: Vec<BlockId> = cfg.blocks.keys().filter(is_final).collect();
+        if more.is_empty() {
+            break;
+        }
+        last.extend(more);
+    }
+    let returns = cfg.edges.entries().filter(|(id, edge)| edge.kind == EdgeKind::CallReturn && !probes.has_edge(*id));
+    let returns = returns.filter_map(|(_, edge)| match edge.to {
+        EdgeTarget::Block(to) => Some(to),
+        EdgeTarget::Outside(_) | EdgeTarget::Dynamic => None,
+    });
+    let ways_in = cfg.roots().into_iter().chain(returns);
+    let mut next: Vec<BlockId> = ways_in.filter(|block| last.contains(block) && !probes.has_block(*block)).collect();
+    let mut out = BTreeSet::new();
+    while let Some(block) = next.pop() {
+        if !out.insert(block) {
+            continue;
+        }
+        for (_, edge) in cfg.edges_from(block) {
+            match (edge.kind, edge.to) {
+                (EdgeKind::JumpTable, _) => return BTreeSet::new(),
+                (EdgeKind::CallReturn, _) | (_, EdgeTarget::Outside(_) | EdgeTarget::Dynamic) => {}
+                (_, EdgeTarget::Block(to)) => next.push(to),
+            }
+        }
+    }
+    let is_jumped_to = cfg.edges.iter().any(|edge| match edge.to {
+        EdgeTarget::Block(to) => edge.kind == EdgeKind::JumpTable && out.contains(&to),
+        EdgeTarget::Outside(_) | EdgeTarget::Dynamic => false,
+    });
+    if is_jumped_to || cfg.entry.is_some_and(|entry| out.contains(&entry)) { BTreeSet::new() } else { out }
 }
 
 /// The edges of computed jumps that carry no counter, and the blocks to which ways in lead that carry none, in groups that share blocks. Groups

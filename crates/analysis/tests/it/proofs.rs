@@ -604,14 +604,8 @@ fn code_that_jumps_into_an_instruction_is_believed() {
 /// A function that calls `g` through a slot, with a trap behind the call, to which a branch leads also.
 fn with_a_call_through_a_slot(is_constant: bool, other: impl FnOnce(&mut CodeAssembler)) -> Cfg {
     let call = |a: &mut CodeAssembler| {
-        let mut trap = a.create_label();
-        a.test(edi, edi).unwrap();
-        a.je(trap).unwrap();
-        let len = a.assemble(TEXT).unwrap().len() as u64;
-        let distance = (RODATA - (TEXT + len + 6)) as u32;
-        a.db(&[0xff, 0x15]).unwrap();
-        a.db(&distance.to_le_bytes()).unwrap();
-        a.set_label(&mut trap).unwrap();
+        a.db(&[0x85, 0xff, 0x74, 6, 0xff, 0x15]).unwrap(); // test edi, edi; je to the trap; call
+        a.db(&((RODATA - (TEXT + 10)) as u32).to_le_bytes()).unwrap();
         a.ud2().unwrap();
     };
     let elf = file(call, other, &addresses(&[OTHER]));

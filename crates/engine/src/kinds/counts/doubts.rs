@@ -84,9 +84,21 @@ fn suspects_in(rows: &Rows, lengths: impl Iterator<Item = usize>, unknown: &FxHa
 pub fn of_totals(at: &Locked<'_>, functions: &Functions<CountsPlan>, moment: &Moment) -> Vec<String> {
     let gone = functions.all.iter().filter(|f| at.pair(&f.key).is_none()).count();
     let family = at.has_family();
+    let without_counts = functions.all.iter().map(|f| f.plan.runs.unknown().len()).sum();
     let mut words = total_words((gone, functions.all.len()), family, functions.unknown, moment);
+    words.extend(left_out(without_counts));
     words.extend(moment.leaps.words());
     words
+}
+
+/// The words for blocks without counts ([`ingraft_profile::Runs::unknown`]); `None` if there are none.
+pub fn left_out(blocks: usize) -> Option<String> {
+    let why = "where exceptions arrive or a call never returns, and no code can count; all others are exact";
+    match blocks {
+        0 => None,
+        1 => Some(format!("1 block has no count, {why}")),
+        several => Some(format!("{several} blocks have no count, {why}")),
+    }
 }
 
 fn total_words((gone, all): (usize, usize), family: bool, unknown: u64, moment: &Moment) -> Vec<String> {

@@ -8,6 +8,7 @@ use crate::kinds::calls::call_sites;
 use crate::kinds::profile::functions::Plan as _;
 use crate::program::modules::Modules;
 
+use super::doubts::left_out;
 use super::plan::CountsPlan;
 
 /// Values of a function's counters, and what makes them inexact.
@@ -30,13 +31,16 @@ pub fn counts(modules: &Modules, plan: &CountsPlan, counted: &CounterValues, mod
         Ok(counts) => counts,
         Err(defect) => return contradictory(plan, counted, module, &defect),
     };
-    let block = |n| counts.blocks.get(n).copied().unwrap_or_default();
+    let block = |n| counts.blocks.get(n).copied().flatten().unwrap_or_default();
+    let unknown = plan.runs.unknown();
+    let inexact = left_out(unknown.len());
     let edge = |n| counts.edges.get(n).copied().flatten();
     FunctionProfile {
         calls: counts.calls.unwrap_or_default(),
         call_sites: file
-            .map_or_else(Vec::new, |file| call_sites(file, graph, &|block| counts.ends.get(block).copied())),
-        inexact: counted.inexact.clone(),
+            .map_or_else(Vec::new, |file| call_sites(file, graph, &|block| counts.ends.get(block).copied().flatten())),
+        unknown: unknown.iter().map(|block| block.index()).collect(),
+        inexact: inexact.into_iter().chain(counted.inexact.clone()).reduce(|all, more| format!("{all}; {more}")),
         ..graph.profile(module, &block, &edge)
     }
 }
