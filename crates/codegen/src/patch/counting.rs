@@ -3,13 +3,15 @@
 //!
 //! A gate lies at every way in from which a count can be reached. It lets only those threads in that own a shard; all others run the ordinary
 //! copy, whose probes lead to the code of the points. Calls and system calls are not in the copy, so the owner is checked again when they
-//! return. Where a point does more than that, or where the flags are live, the counting copy leads to the probe of the ordinary one.
+//! return. Where a point does more than that, or where the flags are live, the counting copy leads to the probe of the ordinary one. Where no
+//! register is free, a gate saves one below the red zone: small functions leave most registers to their callers.
 //!
 //! The count of a taken branch lies at its target if no other way leads there. If others do, it lies right before the target where the code
 //! before it does not run on, or else at the end of the copy, from where a jump leads back.
 
 use std::borrow::Cow;
 
+use ingraft_model::layout::OWNER;
 use ingraft_model::{Avma, AvmaRange, BlockId, EdgeKind, Gpr, IndexVec, Key, PcMove, PointId, ThreadIdentity};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -31,6 +33,25 @@ const SHORT_BRANCH: u64 = 2;
 
 /// Largest distance of a branch with such a displacement, forwards.
 const SHORT_REACH: u64 = 127;
+
+/// `lea rsp, [rsp - 128]`, as long as the jump that closes a gate.
+const LOWER_STACK: [u8; PROBE] = [0x48, 0x8d, 0x64, 0x24, 0x80];
+
+/// `lea rsp, [rsp + 128]`.
+const RAISE_STACK: [u8; 8] = [0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0];
+
+/// Opcodes of `push r` and `pop r`.
+const PUSH: u8 = 0x50;
+const POP: u8 = 0x58;
+
+/// Register in which a gate compares.
+#[derive(Clone, Copy)]
+enum GateRegister {
+    /// One that is free.
+    Free(Gpr),
+    /// One that the gate saves on the stack.
+    Saved,
+}
 
 /// Passage of a point.
 #[derive(Clone)]
@@ -201,11 +222,13 @@ impl<'a> CountingCopyBuilder<'_, 'a> {
         Ok(only.into_iter().filter_map(|(to, point)| Some((to, point?))).collect())
     }
 
-    /// A register that the gate of a block may use; `None` if none is free, or if the flags are not.
-    fn register(&self, block: BlockId) -> Option<Gpr> {
+    /// The register that the gate of a block uses; `None` if the flags are not free, or if the gate needs more code than one that saves a register.
+    fn register(&self, block: BlockId) -> Option<GateRegister> {
         let free = &self.copy.request.body.blocks.get(block)?.free;
         let spare = [Gpr(10), Gpr(11)].into_iter().find(|r| free.scratch.contains(r));
-        spare.or_else(|| free.scratch.first().copied()).filter(|_| free.flags)
+        let free_one = spare.or_else(|| free.scratch.first().copied()).map(GateRegister::Free);
+        let saves = matches!(self.env.identity, ThreadIdentity::FsOffset(_));
+        free_one.or_else(|| saves.then_some(GateRegister::Saved)).filter(|_| free.flags)
     }
 
     /// Whether an instruction of the function sets the gs segment, so that the copy would not stay with one shard.
@@ -318,7 +341,7 @@ impl<'a> CountingCopyBuilder<'_, 'a> {
     /// Adds the way in at a block: the check whether the thread owns its shard, and the passages of the arrival.
     fn gate(&mut self, block: BlockId) -> Result<(), EmitError> {
         let (start, ordinary) = (self.copy.start(block)?, self.copy.arrival(block)?);
-        let Some(r) = self.register(block) else { return Err(EmitError::OutOfReach) };
+        let Some(register) = self.register(block) else { return Err(EmitError::OutOfReach) };
         let back = Back::To(start);
         // The first bytes become a jump when the copy is given up.
         while straddles(self.here(), PROBE as u64) {
@@ -326,8 +349,22 @@ impl<'a> CountingCopyBuilder<'_, 'a> {
             self.copy.out.put(&[0x90], back);
         }
         self.gates.push(Gate { block, at: Avma(self.here()), arrival: Avma(ordinary), bytes: [0; PROBE] });
-        let owner = self.env.data.displacement(ingraft_model::layout::OWNER);
         self.note(ordinary);
+        match register {
+            GateRegister::Free(r) => self.compare_owner(r, ordinary, back)?,
+            GateRegister::Saved => self.compare_owner_in_saved(back),
+        }
+        self.note(ordinary);
+        self.copy.out.put_relative(&[0x0f, 0x80 | NOT_EQUAL], ordinary, back)?;
+        for point in self.copy.arrivals_of(block)?.iter().flatten() {
+            self.pass(point, start)?;
+        }
+        Ok(())
+    }
+
+    /// Compares the thread with the owner of its shard, in a free register.
+    fn compare_owner(&mut self, r: Gpr, ordinary: u64, back: Back) -> Result<(), EmitError> {
+        let owner = self.env.data.displacement(OWNER);
         let wide = match self.env.identity {
             ThreadIdentity::FsOffset(offset) => {
                 self.copy.out.segment_absolute(0x64, 0x8b, r, false, offset, back);
@@ -345,12 +382,21 @@ impl<'a> CountingCopyBuilder<'_, 'a> {
         };
         self.note(ordinary);
         self.copy.out.segment_absolute(0x65, 0x39, r, wide, owner, back);
-        self.note(ordinary);
-        self.copy.out.put_relative(&[0x0f, 0x80 | NOT_EQUAL], ordinary, back)?;
-        for point in self.copy.arrivals_of(block)?.iter().flatten() {
-            self.pass(point, start)?;
-        }
         Ok(())
+    }
+
+    /// The same in a register that is saved below the red zone. A thread within it goes on to the end before it is moved.
+    fn compare_owner_in_saved(&mut self, back: Back) {
+        let ThreadIdentity::FsOffset(offset) = self.env.identity else { return };
+        let (r, owner) = (Gpr(0), self.env.data.displacement(OWNER));
+        self.copy.out.put(&LOWER_STACK, back);
+        let first = self.here();
+        self.copy.out.push_pop(PUSH, r, Back::StepOut);
+        self.copy.out.segment_absolute(0x64, 0x8b, r, false, offset, Back::StepOut);
+        self.copy.out.segment_absolute(0x65, 0x39, r, false, owner, Back::StepOut);
+        self.copy.out.push_pop(POP, r, Back::StepOut);
+        self.copy.out.put(&RAISE_STACK, Back::StepOut);
+        self.inside.push(Avma(first)..Avma(self.here()));
     }
 
     /// Copies a block. Returns whether control runs on behind it.

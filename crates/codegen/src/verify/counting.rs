@@ -1,8 +1,8 @@
 //! Proof of the counting copy of a function, after that of the ordinary one. The text and the counting copy are decoded side by side.
 //!
 //! The counting copy passes if
-//! - every gate compares the thread with the owner of its shard, in a register and in flags that are free, and leads all others to the
-//!   arrival in the ordinary copy;
+//! - every gate compares the thread with the owner of its shard, in flags that are free and in a register that is free or saved below the red
+//!   zone, and leads all others to the arrival in the ordinary copy;
 //! - each block has one copy, whose instructions have the same effect, and every edge leads to the counting copy of its target;
 //! - each point of the request that has a probe is passed where the probe is, by one increment of its counter, by other code, or by a jump to
 //!   the probe; nothing else is added;
@@ -27,6 +27,9 @@ use crate::code::body::{CountingCopy, Gate, Held};
 use crate::code::environment::Environment;
 use crate::patch::body::BodyCode;
 use crate::snippet::inline::InlinePoint;
+
+/// Number of bytes of the red zone.
+const RED_ZONE: i64 = 128;
 
 /// First bytes of `inc qword gs:[disp32]`.
 const INCREMENT: [u8; 5] = [0x65, 0x48, 0xff, 0x04, 0x25];
@@ -344,6 +347,17 @@ impl Checked<'_, '_> {
             before -= 1;
             self.take(before, start, gate.arrival.0)?;
         }
+        let saves =
+            matches!(self.env.identity, ThreadIdentity::FsOffset(_)) && moves_stack(&decode(first, at)?, -RED_ZONE);
+        if saves {
+            let lower = self.take(at, start, gate.arrival.0)?;
+            let end = self.compares_in_saved(lower.next_ip())?;
+            let leave = self.take(end, start, gate.arrival.0)?;
+            if !(own.free.flags && leave.code() == Code::Jne_rel32_64 && leave.near_branch_target() == gate.arrival.0) {
+                return fail(gate.at.0, Flaw::NotEquivalent);
+            }
+            return self.arrivals(block, leave.next_ip(), (start, label, ordinary));
+        }
         let mut take = |checked: &mut Self| {
             let i = checked.take(at, start, gate.arrival.0)?;
             at = i.next_ip();
@@ -380,6 +394,43 @@ impl Checked<'_, '_> {
         if !(right && compares && is_free && own.free.flags && unless(&leave, Code::Jne_rel32_64)) {
             return fail(gate.at.0, Flaw::NotEquivalent);
         }
+        self.arrivals(block, at, (start, label, ordinary))
+    }
+
+    /// Checks that a gate compares the thread with the owner of its shard in a register that it saves below the red zone. Returns the address
+    /// behind that. No thread can be moved from there before it has the register back.
+    fn compares_in_saved(&mut self, mut at: u64) -> Result<u64, VerifyError> {
+        let first = at;
+        let mut next = || {
+            let i = decode(self.proof.memory.bytes(at).unwrap_or_default(), at)?;
+            self.proof.take_inside(at, i.next_ip())?;
+            at = i.next_ip();
+            Ok::<_, VerifyError>(i)
+        };
+        let (push, load, compare, pop, raise) = (next()?, next()?, next()?, next()?, next()?);
+        let ThreadIdentity::FsOffset(offset) = self.env.identity else { return fail(first, Flaw::Unmatched) };
+        let (r, half) = (push.op0_register(), load.op0_register());
+        let right = push.code() == Code::Push_r64
+            && pop.code() == Code::Pop_r64
+            && pop.op0_register() == r
+            && r != Register::RSP
+            && load.code() == Code::Mov_r32_rm32
+            && half.full_register() == r
+            && at_address(&load, Register::FS, offset.into())
+            && compare.code() == Code::Cmp_rm32_r32
+            && compare.op1_register() == half
+            && at_address(&compare, Register::GS, self.env.data.displacement(OWNER).into())
+            && moves_stack(&raise, RED_ZONE);
+        if right { Ok(at) } else { fail(first, Flaw::NotEquivalent) }
+    }
+
+    /// Checks what lies behind the comparison of a gate: the passages of the arrival, and the way to the block.
+    fn arrivals(
+        &mut self,
+        block: BlockId,
+        mut at: u64,
+        (start, label, ordinary): (u64, u64, u64),
+    ) -> Result<(), VerifyError> {
         for point in self.proof.arrivals_at(block)? {
             at = self.pass(at, &point, start)?;
         }
@@ -388,6 +439,15 @@ impl Checked<'_, '_> {
         }
         self.jump(at, start, (label, ordinary))
     }
+}
+
+/// Whether an instruction adds a number to the stack pointer, and does nothing else.
+fn moves_stack(i: &Instruction, by: i64) -> bool {
+    i.code() == Code::Lea_r64_m
+        && i.op0_register() == Register::RSP
+        && i.memory_base() == Register::RSP
+        && i.memory_index() == Register::None
+        && i.memory_displacement64().cast_signed() == by
 }
 
 /// Whether the memory operand of an instruction is an absolute address, in this segment if it names one.

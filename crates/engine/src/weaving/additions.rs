@@ -6,11 +6,11 @@ use std::sync::Arc;
 use ingraft_codegen::verify::{Added, verify_all_added};
 use ingraft_codegen::{Arena, Environment, Templates, add_mini_from};
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{PatchPlan, PointKind, Refusal};
+use ingraft_model::{PatchPlan, PointKind, Refusal, Role};
 
 use crate::background::Quick;
 use crate::error::Error;
-use crate::weaving::plan::{Mini, PlannedChange, Point, Woven, append, codegen_error, defect};
+use crate::weaving::plan::{PlannedChange, Point, Woven, append, codegen_error, defect};
 use crate::weaving::wanted::{NewMini, NewPoint};
 
 /// Snippets that were added to points of one arena, and that are not proven yet.
@@ -69,8 +69,7 @@ impl Woven {
 }
 
 impl Point {
-    /// Adds a snippet among those of its role: before them at points where a call begins, otherwise after them. So the pair that begins
-    /// first ends last.
+    /// Adds a snippet among those of its role, see [`place_among`].
     fn add<'a>(
         &mut self,
         env: &Environment,
@@ -79,14 +78,20 @@ impl Point {
         mini: &'a NewMini<'a>,
         templates: &mut Templates<'a>,
     ) -> Result<PatchPlan, Error> {
-        let before = |known: &&Mini| match kind.opens() {
-            true => known.role < mini.role,
-            false => known.role <= mini.role,
-        };
-        let index = self.minis.iter().take_while(before).count();
+        let index = place_among(self.minis.iter().map(|known| known.role), kind, mini.role);
         let request = mini.request();
         let plan = add_mini_from(env, arena, &mut self.woven, &request, index, templates).map_err(codegen_error)?;
         self.minis.insert(index, mini.known());
         Ok(plan)
     }
+}
+
+/// Where a snippet is added among others, by their roles in the order in which they run: before those of its role at points where a call begins,
+/// otherwise after them. So the pair that begins first ends last.
+pub(super) fn place_among(known: impl Iterator<Item = Option<Role>>, kind: PointKind, role: Option<Role>) -> usize {
+    let before = |known: &Option<Role>| match kind.opens() {
+        true => *known < role,
+        false => *known <= role,
+    };
+    known.take_while(before).count()
 }

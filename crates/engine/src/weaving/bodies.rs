@@ -9,7 +9,7 @@ use ingraft_codegen::{
     Arena, BodyCode, BodyPoint, BodyRequest, Chain, Environment, InlinePoint, RemovalRecord, TextSpace, WovenBody,
     weave_bodies_on,
 };
-use ingraft_model::{FunctionBody, FunctionId, ModuleId, PatchPlan, Placing, Refusal, Site};
+use ingraft_model::{FunctionBody, FunctionId, FunctionPoint, ModuleId, PatchPlan, Placing, Refusal, Site};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::background::Quick;
@@ -17,12 +17,13 @@ use crate::error::Error;
 use crate::program::file_id::FileId;
 use crate::program::modules::{ModuleFile, Modules};
 use crate::recovery::journal::{PointChain, PointRecord};
+use crate::weaving::additions::place_among;
 use crate::weaving::arenas::{ARENA_MAX, NewArenas, arena_for};
 use crate::weaving::attempt::RefusedPairs;
 use crate::weaving::original::OriginalText;
 use crate::weaving::plan::{PlannedChange, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect};
 use crate::weaving::sites::{FoundPoint, Text, host, whole};
-use crate::weaving::wanted::{NewPoint, WantedPoints};
+use crate::weaving::wanted::{NewMini, NewPoint, WantedPoints};
 
 /// The copy of a function.
 #[derive(Clone, Debug)]
@@ -178,28 +179,40 @@ impl Body {
 /// Points that are woven into the copies of their functions, by function.
 pub(super) type BodyPoints = FxHashMap<FunctionId, Vec<BodyPoint>>;
 
-/// Adds points of copies to others. A point that is there already gets further snippets, so it is more than a count.
-pub(super) fn add_points<'a, 'p: 'a>(
-    env: &Environment,
-    points: impl Iterator<Item = &'a NewPoint<'p>>,
-    all: &mut BodyPoints,
-) {
-    for point in points {
-        let Some(new) = point.in_copy(env) else { continue };
-        let its = all.entry(point.point.function).or_default();
-        match its.iter_mut().find(|known| known.point == new.point) {
-            Some(known) => known.code = BodyCode::Elsewhere,
-            None => its.push(new),
+/// The points of copies among these. If several have the same key, it is one point with the snippets of all, in the order in which they come
+/// to run when the later ones are added.
+pub(super) fn body_points<'a, 'p: 'a>(env: &Environment, points: impl Iterator<Item = &'a NewPoint<'p>>) -> BodyPoints {
+    let mut all: FxHashMap<FunctionPoint, (&Site, Vec<&NewMini<'p>>)> = FxHashMap::default();
+    for point in points.filter(|point| point.in_copy) {
+        let Some((_, known)) = all.get_mut(&point.point) else {
+            all.insert(point.point, (point.site, point.minis.clone()));
+            continue;
+        };
+        for mini in &point.minis {
+            if known.iter().all(|known| known.id != mini.id) {
+                let index = place_among(known.iter().map(|known| known.role), point.point.point.kind(), mini.role);
+                known.insert(index, mini);
+            }
         }
     }
+    let mut bodies = BodyPoints::default();
+    for (FunctionPoint { function, point }, (site, minis)) in all {
+        let code = code_in_copy(env, site, &minis);
+        bodies.entry(function).or_default().push(BodyPoint { point, code });
+    }
+    bodies
+}
+
+/// The code of snippets at a point of a copy.
+fn code_in_copy(env: &Environment, site: &Site, minis: &[&NewMini<'_>]) -> BodyCode {
+    let snippets = minis.iter().map(|mini| (&**mini.snippet, mini.counters));
+    BodyCode::of(env, InlinePoint::of(site), snippets)
 }
 
 impl NewPoint<'_> {
     /// The point as one that is woven together with the copy of its function; `None` for a point in the text.
     fn in_copy(&self, env: &Environment) -> Option<BodyPoint> {
-        let snippets = self.minis.iter().map(|mini| (&**mini.snippet, mini.counters));
-        let code = || BodyCode::of(env, InlinePoint::of(self.site), snippets);
-        self.in_copy.then(|| BodyPoint { point: self.point.point, code: code() })
+        self.in_copy.then(|| BodyPoint { point: self.point.point, code: code_in_copy(env, self.site, &self.minis) })
     }
 }
 

@@ -12,7 +12,7 @@ use crate::program::modules::Modules;
 use crate::recovery::journal::PointRecord;
 use crate::weaving::arenas::NewArenas;
 use crate::weaving::attempt::Attempt;
-use crate::weaving::bodies::{BodyPoints, Copies, Hosted, NewPoints, add_points};
+use crate::weaving::bodies::{Copies, Hosted, NewPoints, body_points};
 use crate::weaving::exits::Exits;
 use crate::weaving::plan::{KEPT, Point, Subject, Woven, defect, point_record};
 use crate::weaving::sites::{FoundPoint, Text, host, sites};
@@ -149,10 +149,8 @@ impl Attempt {
             }
         }
         let functions: FxHashSet<FunctionId> = new.values().flatten().map(|point| point.point.function).collect();
-        let mut all = BodyPoints::default();
-        add_points(subject.env, new.values().flatten(), &mut all);
         let further = found.iter().flatten().filter(|point| functions.contains(&point.point.function));
-        add_points(subject.env, further, &mut all);
+        let all = body_points(subject.env, new.values().flatten().chain(further));
         woven.weave_bodies(subject, copies, &mut new, (&all, made), change, mapped)?;
         for (module, points) in new {
             woven.weave_new(subject, module, points, change, mapped)?;
