@@ -12,9 +12,9 @@
 //! when counting began, nor one that is in progress at a query. gcc's `-fprofile-arcs` cuts its graphs in the same way
 //! (`flow_call_edges_add`). Only threads that are *inside* of a run when counting begins or ends need a correction.
 //!
-//! If no code can count how often control comes to a block from outside, and control never comes from there to an exit of the function, the block and
-//! all that follows it are left out, and have no counts: a landing pad that ends in the call that goes on with the exception, or a block behind a
-//! call that never returns. No count of another block depends on theirs, because a call lies between.
+//! If no code can count how often control comes to a block from outside, the block is left out and has no count, and so are the blocks to which
+//! control goes on from there, up to those at which all arrivals are counted. To these, control then comes from outside. Landing pads are left out,
+//! blocks behind calls that never return, and short blocks behind calls.
 //!
 //! A block at which control arrives along edges that carry no counter gets an *arrival*: a vertex in front of it, whose edge to the block
 //! carries the counter of all arrivals.
@@ -330,9 +330,6 @@ impl<'a> CutBuilder<'a> {
         let mut into = IndexVec::filled(0_u32, blocks);
         for (id, edge) in cfg.edges.entries() {
             let EdgeTarget::Block(to) = edge.to else { continue };
-            if unknown.contains(&edge.from) {
-                continue;
-            }
             into.set(to, into.get(to).map_or(0, |known| known.saturating_add(1)));
             if !probes.has_edge(id) {
                 uncounted.insert(to);
@@ -385,11 +382,12 @@ impl<'a> CutBuilder<'a> {
     fn edges(&mut self, weight: &dyn Fn(EdgeId) -> f64, detour: f64) {
         self.jumps_through_hubs(weight);
         for (id, edge) in self.cfg.edges.entries() {
-            if self.hubs.contains_key(&id) || self.unknown.contains(&edge.from) {
+            if self.hubs.contains_key(&id) {
                 continue;
             }
             let can_count = self.probes.has_edge(id);
             let passage = match (edge.kind, edge.to) {
+                _ if self.unknown.contains(&edge.from) => self.way_in(id, edge.to, can_count),
                 (kind, EdgeTarget::Block(to)) if self.unknown.contains(&to) => match kind {
                     EdgeKind::CallReturn => {
                         self.end(edge.from);
@@ -399,14 +397,7 @@ impl<'a> CutBuilder<'a> {
                 },
                 (EdgeKind::CallReturn, to) => {
                     self.end(edge.from);
-                    match to {
-                        EdgeTarget::Block(to) if can_count => Some(self.shape.root(self.front(to))),
-                        EdgeTarget::Block(to) => {
-                            self.roots.entry(to).or_default().push(id);
-                            None
-                        }
-                        EdgeTarget::Outside(_) | EdgeTarget::Dynamic => None,
-                    }
+                    self.way_in(id, to, can_count)
                 }
                 (
                     EdgeKind::Taken
@@ -435,6 +426,19 @@ impl<'a> CutBuilder<'a> {
         for block in self.cfg.blocks.keys().filter(|block| !self.unknown.contains(block)) {
             if self.cfg.edges_from(block).len() == 0 {
                 self.end(block);
+            }
+        }
+    }
+
+    /// Adds an edge that no run goes along: the return of a call, or one from a block that is left out.
+    fn way_in(&mut self, id: EdgeId, to: EdgeTarget, can_count: bool) -> Option<ArcId> {
+        let EdgeTarget::Block(to) = to else { return None };
+        match can_count {
+            _ if self.unknown.contains(&to) => None,
+            true => Some(self.shape.root(self.front(to))),
+            false => {
+                self.roots.entry(to).or_default().push(id);
+                None
             }
         }
     }
@@ -519,7 +523,7 @@ impl<'a> CutBuilder<'a> {
             if entry == Some(block) {
                 calls = Some(root);
             }
-            // The only way in of a block is the return of a call.
+            // The only way in of a block is the return of a call, or an edge from a block that is left out.
             if let ([edge], false) = (edges.as_slice(), self.cfg.roots().contains(&block)) {
                 self.passages.set(*edge, Some(root));
             }
@@ -528,48 +532,28 @@ impl<'a> CutBuilder<'a> {
     }
 }
 
-/// The blocks that are left out: those to which a run leads that begins where no code can count it. From none of them control comes to an exit or
-/// into a loop. None if computed jumps lead to them, or if the first block is among them.
+/// The blocks that are left out: those to which control comes from outside where no code can count it, and those to which it goes on from there,
+/// up to blocks at which all arrivals are counted. None if computed jumps lead to them or from them, or if the first block is among them.
 fn left_out(cfg: &Cfg, probes: &Probes) -> BTreeSet<BlockId> {
-    let leads_to = |block: BlockId| cfg.edges_from(block).map(|(_, edge)| edge.to);
-    // A block is final if all that it leads to is.
-    let mut last: BTreeSet<BlockId> = BTreeSet::new();
-    loop {
-        let is_final = |block: &BlockId| {
-            let follows = |to| matches!(to, EdgeTarget::Block(to) if last.contains(&to));
-            !last.contains(block) && leads_to(*block).all(follows)
-        };
-        let more: Vec<BlockId> = cfg.blocks.keys().filter(is_final).collect();
-        if more.is_empty() {
-            break;
-        }
-        last.extend(more);
-    }
-    let returns = cfg.edges.entries().filter(|(id, edge)| edge.kind == EdgeKind::CallReturn && !probes.has_edge(*id));
-    let returns = returns.filter_map(|(_, edge)| match edge.to {
+    let inner = |edge: &Edge| match edge.to {
         EdgeTarget::Block(to) => Some(to),
         EdgeTarget::Outside(_) | EdgeTarget::Dynamic => None,
-    });
-    let ways_in = cfg.roots().into_iter().chain(returns);
-    let mut next: Vec<BlockId> = ways_in.filter(|block| last.contains(block) && !probes.has_block(*block)).collect();
+    };
+    let returns = cfg.edges.entries().filter(|(id, edge)| edge.kind == EdgeKind::CallReturn && !probes.has_edge(*id));
+    let ways_in = cfg.roots().into_iter().chain(returns.filter_map(|(_, edge)| inner(edge)));
+    let mut next: Vec<BlockId> = ways_in.filter(|block| !probes.has_block(*block)).collect();
     let mut out = BTreeSet::new();
     while let Some(block) = next.pop() {
-        if !out.insert(block) {
-            continue;
-        }
-        for (_, edge) in cfg.edges_from(block) {
-            match (edge.kind, edge.to) {
-                (EdgeKind::JumpTable, _) => return BTreeSet::new(),
-                (EdgeKind::CallReturn, _) | (_, EdgeTarget::Outside(_) | EdgeTarget::Dynamic) => {}
-                (_, EdgeTarget::Block(to)) => next.push(to),
-            }
+        if out.insert(block) {
+            let on = cfg.edges_from(block).filter(|(_, edge)| edge.kind != EdgeKind::CallReturn);
+            next.extend(on.filter_map(|(_, edge)| inner(edge)).filter(|to| !probes.has_block(*to)));
         }
     }
-    let is_jumped_to = cfg.edges.iter().any(|edge| match edge.to {
-        EdgeTarget::Block(to) => edge.kind == EdgeKind::JumpTable && out.contains(&to),
-        EdgeTarget::Outside(_) | EdgeTarget::Dynamic => false,
-    });
-    if is_jumped_to || cfg.entry.is_some_and(|entry| out.contains(&entry)) { BTreeSet::new() } else { out }
+    let jumped_to: BTreeSet<BlockId> =
+        cfg.edges.iter().filter(|edge| edge.kind == EdgeKind::JumpTable).filter_map(inner).collect();
+    let jumps = |edge: &Edge| out.contains(&edge.from) && inner(edge).is_some_and(|to| jumped_to.contains(&to));
+    let refused = out.iter().any(|block| jumped_to.contains(block)) || cfg.edges.iter().any(jumps);
+    if refused || cfg.entry.is_some_and(|entry| out.contains(&entry)) { BTreeSet::new() } else { out }
 }
 
 /// The edges of computed jumps that carry no counter, and the blocks to which ways in lead that carry none, in groups that share blocks. Groups

@@ -421,42 +421,51 @@ fn a_function_of_one_block_has_a_counter_in_it() {
     assert_eq!(Runs::new(&cfg, &none, false).err(), Some(NotCounted::Activations));
 }
 
-/// Block 2 is a landing pad that goes on with the exception in block 3, where a branch of block 0 leads too; block 5 is behind a call that never
-/// returns, which the graph does not know.
+/// Block 2 is a landing pad that goes on with the exception in block 3, where a branch of block 0 leads too, and then in block 8. Block 5 is behind a
+/// call that never returns, which the graph does not know.
 #[test]
-fn blocks_that_lead_to_no_exit_and_cannot_be_counted_are_left_out() {
+fn blocks_at_which_no_code_counts_arrivals_from_outside_are_left_out() {
     let edges = vec![
         edge(0, 1, Kind::FallThrough),
         edge(0, 3, Kind::Taken),
         edge(1, 4, Kind::CallReturn),
         edge(2, 3, Kind::FallThrough),
+        edge(3, 8, Kind::CallReturn),
         edge(4, 6, Kind::Taken),
         edge(4, 7, Kind::FallThrough),
         edge(7, 5, Kind::CallReturn),
         Edge { from: BlockId(6), to: EdgeTarget::Dynamic, kind: Kind::Return },
     ];
-    let cfg = cfg(8, edges, &[2]);
-    let mut probes = all(&cfg);
-    for block in [2, 5] {
-        probes.blocks.set(BlockId(block), false);
-    }
-    let returns = |edge: &Edge| edge.kind == Kind::CallReturn;
-    probes.edges.iter_mut().zip(&cfg.edges).for_each(|(probe, edge)| *probe &= !returns(edge));
-    let runs = Runs::new(&cfg, &probes, false).expect("a plan");
-    assert_eq!(runs.unknown().iter().map(|block| block.0).collect::<Vec<_>>(), [2, 3, 5]);
-    // The first block runs 9 times: 2 of them branch to block 3, and one call of the other 7 is left. One comes to block 7.
+    let cfg = cfg(9, edges, &[2]);
+    // The first block runs 9 times: 2 of them branch to block 3, where 3 exceptions come also, and one call of the other 7 is left. One comes to
+    // block 7.
     let value = |counted: &ProbeAt| match counted {
         ProbeAt::Block(BlockId(0)) => 9,
         ProbeAt::Edge(EdgeId(0)) | ProbeAt::Block(BlockId(1)) => 7,
         ProbeAt::Edge(EdgeId(1)) => 2,
+        ProbeAt::Block(BlockId(3)) => 5,
         ProbeAt::Block(BlockId(4)) => 6,
-        ProbeAt::Edge(EdgeId(4)) | ProbeAt::Block(BlockId(6)) => 5,
-        ProbeAt::Edge(EdgeId(5)) | ProbeAt::Block(BlockId(7)) => 1,
+        ProbeAt::Edge(EdgeId(5)) | ProbeAt::Block(BlockId(6)) => 5,
+        ProbeAt::Edge(EdgeId(6)) | ProbeAt::Block(BlockId(7)) => 1,
+        ProbeAt::Block(BlockId(8)) => 4,
         other => panic!("{other:?}"),
     };
-    let counters: Vec<u64> = runs.counters().iter().map(value).collect();
-    let counts = runs.counts(&counters, &Partial::default()).expect("counts");
-    let blocks = [Some(9), Some(7), None, None, Some(6), None, Some(5), Some(1)];
-    assert_eq!(counts.blocks.as_slice(), blocks);
-    assert_eq!((counts.edges.as_slice()[1], counts.edges.as_slice()[3], counts.calls), (Some(2), None, Some(9)));
+    for (without, of_3) in [(&[2, 5][..], Some(5)), (&[2, 3, 5], None)] {
+        let mut probes = all(&cfg);
+        without.iter().for_each(|block| probes.blocks.set(BlockId(*block), false));
+        let is_told = |edge: &Edge| {
+            let to = |block: &u32| edge.to == EdgeTarget::Block(BlockId(*block));
+            edge.kind != Kind::CallReturn && !without.contains(&edge.from.0) && !without.iter().any(to)
+        };
+        probes.edges.iter_mut().zip(&cfg.edges).for_each(|(probe, edge)| *probe &= is_told(edge));
+        let runs = Runs::new(&cfg, &probes, false).expect("a plan");
+        assert_eq!(runs.unknown().iter().map(|block| block.0).collect::<Vec<_>>(), without);
+        let counters: Vec<u64> = runs.counters().iter().map(value).collect();
+        let counts = runs.counts(&counters, &Partial::default()).expect("counts");
+        let blocks = [Some(9), Some(7), None, of_3, Some(6), None, Some(5), Some(1), Some(4)];
+        assert_eq!(counts.blocks.as_slice(), blocks);
+        // The exceptions, by the difference: the landing pad has no count.
+        assert_eq!(counts.edges.get(EdgeId(3)), Some(&of_3.map(|all| all - 2)));
+        assert_eq!(counts.calls, Some(9));
+    }
 }

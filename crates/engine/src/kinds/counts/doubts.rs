@@ -93,7 +93,7 @@ pub fn of_totals(at: &Locked<'_>, functions: &Functions<CountsPlan>, moment: &Mo
 
 /// The words for blocks without counts ([`ingraft_profile::Runs::unknown`]); `None` if there are none.
 pub fn left_out(blocks: usize) -> Option<String> {
-    let why = "where exceptions arrive or a call never returns, and no code can count; all others are exact";
+    let why = "where control comes from a call or by an exception and no code can count it; all others are exact";
     match blocks {
         0 => None,
         1 => Some(format!("1 block has no count, {why}")),
