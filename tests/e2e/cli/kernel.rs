@@ -50,7 +50,7 @@ fn a_profile_of_functions_with_system_calls_equals_callgrinds_counts() {
     }
     let path = program("kernel").expect("gcc");
     let arguments = [path.to_str().expect("a path"), "3000"];
-    let _ = assert_blocks_equal_callgrinds("kernel", &text_of(&path), &arguments);
+    let _ = assert_blocks_equal_callgrinds(("kernel", &[]), &text_of(&path), &arguments);
 }
 
 #[test]

@@ -218,6 +218,7 @@ fn recipe(name: &str) -> Recipe {
         "burns-musl-static" => ("musl-gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["burns.c"], false),
         "tails-rust" => ("rustc", &["--edition=2024", "-O", "-g"] as &[_], &["tails.rs"], false),
         "twin" => ("rustc", &["--edition=2024", "-O", "-g"] as &[_], &["twin.rs"], false),
+        "garbage" => ("rustc", &["--edition=2024", "-O", "-g"] as &[_], &["garbage.rs"], false),
         "contended" => ("rustc", &["--edition=2024", "-O", "-g"] as &[_], &["contended.rs"], false),
         "gopher" => ("go", &["build"] as &[_], &["gopher.go"], false),
         "clocks" => ("go", &["build"] as &[_], &["clocks.go"], false),

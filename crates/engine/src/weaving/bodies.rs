@@ -473,3 +473,30 @@ fn overlap(modules: &Modules, function: FunctionId) -> Refusal {
 
 /// Copies of functions, by function.
 pub(super) type Bodies = BTreeMap<FunctionId, Arc<Body>>;
+
+#[cfg(test)]
+mod tests {
+    use ingraft_model::{Expr, FreeRegisters, Gpr, PointId, SiteKind, Snippet, Stmt, Svma, VariableId};
+
+    use super::*;
+    use crate::weaving::trial::environment;
+
+    #[test]
+    fn snippets_that_move_stand_in_the_copy_together_with_new_ones() {
+        let count = Arc::new(Snippet { stmts: vec![Stmt::Add(VariableId(0), Expr::Const(1))] });
+        let free = FreeRegisters { scratch: vec![Gpr(0)], flags: true };
+        let site = Site::new(SiteKind::Block { free }, Svma(0x1000), Svma(0x1000), vec![0x90; 8]);
+        let minis =
+            [(1, &[5][..]), (2, &[7])].map(|(id, counters)| NewMini { counters, ..NewMini::plain(id, 0, &count) });
+        let point = FunctionPoint { function: first_of(ModuleId(0)), point: PointId::Entry };
+        let new = |mini| NewPoint { point, site: &site, minis: vec![mini], in_copy: true };
+        let (env, points) = (environment(), minis.iter().map(new).collect::<Vec<_>>());
+        let bodies = body_points(&env, points.iter());
+        let woven = bodies.get(&point.function).expect("points of the function");
+        // The later one is in front of the other, as where a call begins.
+        let both = [(&*count, &[7][..]), (&*count, &[5])];
+        let code = BodyCode::of(&env, InlinePoint::of(&site), both.into_iter());
+        assert!(matches!(code, BodyCode::Inline(_)), "{code:?}");
+        assert_eq!(woven.iter().map(|point| (point.point, &point.code)).collect::<Vec<_>>(), [(PointId::Entry, &code)]);
+    }
+}
