@@ -1,5 +1,7 @@
 //! Basic blocks and edges from reachability.
 
+use std::collections::BTreeSet;
+
 use iced_x86::{Code, Instruction};
 use ingraft_model::{Block, BlockId, Cfg, Edge, EdgeKind, EdgeTarget, IndexVec, Refusal, Svma, WayIn, WayInReason};
 
@@ -177,10 +179,10 @@ impl CfgBuilder<'_> {
             }
             !ends
         });
-        let returned_to =
-            |block| self.edges.iter().any(|e| e.to == EdgeTarget::Block(block) && e.kind == EdgeKind::CallReturn);
-        removed.retain(|block| !returned_to(*block));
-        let removed: Vec<Svma> = removed.iter().filter_map(|to| Some(blocks.get(*to)?.range.start)).collect();
+        let returns = self.edges.iter().filter(|edge| edge.kind == EdgeKind::CallReturn);
+        let returned_to: BTreeSet<EdgeTarget> = returns.map(|edge| edge.to).collect();
+        removed.retain(|block| !returned_to.contains(&EdgeTarget::Block(*block)));
+        let removed: BTreeSet<Svma> = removed.iter().filter_map(|to| Some(blocks.get(*to)?.range.start)).collect();
         self.ways_in.retain(|way| way.reason != WayInReason::CallReturn || !removed.contains(&way.at));
     }
 }

@@ -468,17 +468,17 @@ fn functions_table(
     }
     table = table.right("BRANCHES").right("READS").right("WRITES").optional(&["WRITES", "READS", "BRANCHES", "MODULE"]);
     for counts in all.iter().take(ROWS) {
-        let [instructions, _, branches, reads, writes] =
-            counts.events().map(|sum| Some(sum).filter(|_| counts.is_whole()));
+        let [instructions, _, branches, reads, writes] = counts.events();
+        let sum = |sum| sum_of_known(sum, counts.is_whole());
         let mut cells = vec![
             counts.id.function.clone().into(),
             Cell::styled(counts.id.module.clone(), DIM),
             known(counts.counts.known_calls()).into(),
-            known(instructions).into(),
-            instructions.map_or_else(String::new, |instructions| share(instructions, whole)).into(),
+            sum(instructions).into(),
+            share(instructions, whole).into(),
         ];
         cells.extend(inclusive.map(|_| known(counts.inclusive().events).into()));
-        cells.extend([branches, reads, writes].map(|number| Cell::from(known(number))));
+        cells.extend([branches, reads, writes].map(|number| Cell::from(sum(number))));
         table.row(cells);
     }
     table.render(width)
@@ -531,6 +531,15 @@ fn edges_table(all: &[Counts<'_>], width: Option<usize>) -> String {
 /// A number, or the mark of one that is not known.
 fn known(count: Option<u64>) -> String {
     count.map_or_else(|| "?".to_owned(), number)
+}
+
+/// A sum over the blocks of a function: a bound if it is not the whole, because some blocks have no count.
+fn sum_of_known(sum: u64, is_whole: bool) -> String {
+    match (is_whole, sum) {
+        (true, _) => number(sum),
+        (false, 0) => "?".to_owned(),
+        (false, _) => format!("≥{}", number(sum)),
+    }
 }
 
 fn number(count: u64) -> String {

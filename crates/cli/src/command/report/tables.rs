@@ -74,11 +74,15 @@ fn functions(hottest: &[ProfiledRoutine<'_>], total: u64, top: usize) -> TextTab
     for routine in hottest.iter().take(top) {
         let executed = routine.function.executed();
         let source = routine.line().map(|(file, line)| position(file, line)).unwrap_or_default();
-        // Without the counts of some blocks, the sum is no number of instructions.
-        let whole = routine.function.unknown.is_empty();
+        // Without the counts of some blocks, the sum is a bound.
+        let sum = match (routine.function.unknown.is_empty(), executed) {
+            (true, _) => grouped_u64(executed),
+            (false, 0) => UNKNOWN.to_owned(),
+            (false, _) => format!("≥{}", grouped_u64(executed)),
+        };
         table.row(vec![
-            if whole { grouped_u64(executed) } else { UNKNOWN.to_owned() }.into(),
-            if whole { percent(share(executed, total)) } else { String::new() }.into(),
+            sum.into(),
+            percent(share(executed, total)).into(),
             routine.function.known_calls().map_or_else(|| UNKNOWN.to_owned(), grouped_u64).into(),
             shown(&routine.function.name, routine.function.start).into(),
             routine.module.name.as_str().into(),
