@@ -227,7 +227,9 @@ impl Target {
                 self.mapped.store(found.range.start.0, Ordering::Relaxed);
                 MemoryNow::Same
             }
-            None => MemoryNow::OfAnotherProgram,
+            // The process may have lost its memory, to the last mapping, since the list was read.
+            None if self.maps().is_ok_and(|maps| !maps.is_empty()) => MemoryNow::OfAnotherProgram,
+            None => MemoryNow::Gone,
         }
     }
 
