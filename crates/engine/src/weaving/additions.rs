@@ -6,12 +6,12 @@ use std::sync::Arc;
 use ingraft_codegen::verify::{Added, verify_all_added};
 use ingraft_codegen::{Arena, Environment, Templates, add_mini_from};
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{PatchPlan, PointKind, Refusal, Role};
+use ingraft_model::{PatchPlan, PointKind, Refusal};
 
 use crate::background::Quick;
 use crate::error::Error;
 use crate::weaving::plan::{PlannedChange, Point, Woven, append, codegen_error, defect};
-use crate::weaving::wanted::{NewMini, NewPoint};
+use crate::weaving::wanted::{NewMini, NewPoint, place_among};
 
 /// Snippets that were added to points of one arena, and that are not proven yet.
 #[derive(Default)]
@@ -84,14 +84,4 @@ impl Point {
         self.minis.insert(index, mini.known());
         Ok(plan)
     }
-}
-
-/// Where a snippet is added among others, by their roles in the order in which they run: before those of its role at points where a call begins,
-/// otherwise after them. So the pair that begins first ends last.
-pub(super) fn place_among(known: impl Iterator<Item = Option<Role>>, kind: PointKind, role: Option<Role>) -> usize {
-    let before = |known: &Option<Role>| match kind.opens() {
-        true => *known < role,
-        false => *known <= role,
-    };
-    known.take_while(before).count()
 }

@@ -17,13 +17,12 @@ use crate::error::Error;
 use crate::program::file_id::FileId;
 use crate::program::modules::{ModuleFile, Modules};
 use crate::recovery::journal::{PointChain, PointRecord};
-use crate::weaving::additions::place_among;
 use crate::weaving::arenas::{ARENA_MAX, NewArenas, arena_for};
 use crate::weaving::attempt::RefusedPairs;
 use crate::weaving::original::OriginalText;
 use crate::weaving::plan::{PlannedChange, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect};
 use crate::weaving::sites::{FoundPoint, Text, host, whole};
-use crate::weaving::wanted::{NewMini, NewPoint, WantedPoints};
+use crate::weaving::wanted::{NewMini, NewPoint, WantedPoints, place_among};
 
 /// The copy of a function.
 #[derive(Clone, Debug)]

@@ -166,3 +166,13 @@ impl WantedPoints<'_> {
         }
     }
 }
+
+/// Where a snippet is added among others, by their roles in the order in which they run: before those of its role at points where a call begins,
+/// otherwise after them. So the pair that begins first ends last.
+pub(super) fn place_among(known: impl Iterator<Item = Option<Role>>, kind: PointKind, role: Option<Role>) -> usize {
+    let before = |known: &Option<Role>| match kind.opens() {
+        true => *known < role,
+        false => *known <= role,
+    };
+    known.take_while(before).count()
+}
