@@ -155,7 +155,8 @@ fn means_are_events_by_calls(module: &str, command: &[&str]) -> usize {
     let key = |record: &Value| Some((record["offset"].as_str()?.to_owned(), record["function"].as_str()?.to_owned()));
     let mut instructions = std::collections::BTreeMap::new();
     let mut events: std::collections::BTreeMap<_, f64> = std::collections::BTreeMap::new();
-    for block in saved.all("block") {
+    // Functions with a block without a count have no times.
+    for block in saved.all("block").into_iter().filter(|block| block.get("inexact").is_none()) {
         let (Some(key), Some(each), Some(count)) =
             (key(block), block["instructions"].as_f64(), block["count"].as_f64())
         else {
