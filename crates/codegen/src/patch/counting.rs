@@ -40,17 +40,13 @@ const LOWER_STACK: [u8; PROBE] = [0x48, 0x8d, 0x64, 0x24, 0x80];
 /// `lea rsp, [rsp + 128]`.
 const RAISE_STACK: [u8; 8] = [0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0];
 
-/// Opcodes of `push r` and `pop r`.
-const PUSH: u8 = 0x50;
-const POP: u8 = 0x58;
-
 /// Register in which a gate compares.
 #[derive(Clone, Copy)]
 enum GateRegister {
     /// One that is free.
     Free(Gpr),
-    /// One that the gate saves on the stack.
-    Saved,
+    /// One that the gate saves on the stack. Threads are told apart by the word with this offset from the fs base.
+    Saved(u32),
 }
 
 /// Passage of a point.
@@ -227,8 +223,11 @@ impl<'a> CountingCopyBuilder<'_, 'a> {
         let free = &self.copy.request.body.blocks.get(block)?.free;
         let spare = [Gpr(10), Gpr(11)].into_iter().find(|r| free.scratch.contains(r));
         let free_one = spare.or_else(|| free.scratch.first().copied()).map(GateRegister::Free);
-        let saves = matches!(self.env.identity, ThreadIdentity::FsOffset(_));
-        free_one.or_else(|| saves.then_some(GateRegister::Saved)).filter(|_| free.flags)
+        let saved = match self.env.identity {
+            ThreadIdentity::FsOffset(offset) => Some(GateRegister::Saved(offset)),
+            ThreadIdentity::FsBase | ThreadIdentity::Locked => None,
+        };
+        free_one.or(saved).filter(|_| free.flags)
     }
 
     /// Whether an instruction of the function sets the gs segment, so that the copy would not stay with one shard.
@@ -352,7 +351,7 @@ impl<'a> CountingCopyBuilder<'_, 'a> {
         self.note(ordinary);
         match register {
             GateRegister::Free(r) => self.compare_owner(r, ordinary, back)?,
-            GateRegister::Saved => self.compare_owner_in_saved(back),
+            GateRegister::Saved(offset) => self.compare_owner_in_saved(offset, back),
         }
         self.note(ordinary);
         self.copy.out.put_relative(&[0x0f, 0x80 | NOT_EQUAL], ordinary, back)?;
@@ -386,15 +385,14 @@ impl<'a> CountingCopyBuilder<'_, 'a> {
     }
 
     /// The same in a register that is saved below the red zone. A thread within it goes on to the end before it is moved.
-    fn compare_owner_in_saved(&mut self, back: Back) {
-        let ThreadIdentity::FsOffset(offset) = self.env.identity else { return };
+    fn compare_owner_in_saved(&mut self, offset: u32, back: Back) {
         let (r, owner) = (Gpr(0), self.env.data.displacement(OWNER));
         self.copy.out.put(&LOWER_STACK, back);
         let first = self.here();
-        self.copy.out.push_pop(PUSH, r, Back::StepOut);
+        self.copy.out.push_pop(0x50, r, Back::StepOut);
         self.copy.out.segment_absolute(0x64, 0x8b, r, false, offset, Back::StepOut);
         self.copy.out.segment_absolute(0x65, 0x39, r, false, owner, Back::StepOut);
-        self.copy.out.push_pop(POP, r, Back::StepOut);
+        self.copy.out.push_pop(0x58, r, Back::StepOut);
         self.copy.out.put(&RAISE_STACK, Back::StepOut);
         self.inside.push(Avma(first)..Avma(self.here()));
     }

@@ -20,6 +20,7 @@ use super::body::{BodyProof, stays, target};
 use super::equivalence::equal;
 use super::interpreter::{Interpreter, PlanFacts};
 use super::memory::decode;
+use super::state::RED_ZONE;
 use super::{Flaw, VerifyError, fail};
 use crate::code::arena::Arena;
 use crate::code::block::jmp_target;
@@ -27,9 +28,6 @@ use crate::code::body::{CountingCopy, Gate, Held};
 use crate::code::environment::Environment;
 use crate::patch::body::BodyCode;
 use crate::snippet::inline::InlinePoint;
-
-/// Number of bytes of the red zone.
-const RED_ZONE: i64 = 128;
 
 /// First bytes of `inc qword gs:[disp32]`.
 const INCREMENT: [u8; 5] = [0x65, 0x48, 0xff, 0x04, 0x25];
@@ -347,11 +345,11 @@ impl Checked<'_, '_> {
             before -= 1;
             self.take(before, start, gate.arrival.0)?;
         }
-        let saves =
-            matches!(self.env.identity, ThreadIdentity::FsOffset(_)) && moves_stack(&decode(first, at)?, -RED_ZONE);
-        if saves {
+        if let ThreadIdentity::FsOffset(offset) = self.env.identity
+            && moves_stack(&decode(first, at)?, RED_ZONE.wrapping_neg())
+        {
             let lower = self.take(at, start, gate.arrival.0)?;
-            let end = self.compares_in_saved(lower.next_ip())?;
+            let end = self.compares_in_saved(lower.next_ip(), offset)?;
             let leave = self.take(end, start, gate.arrival.0)?;
             if !(own.free.flags && leave.code() == Code::Jne_rel32_64 && leave.near_branch_target() == gate.arrival.0) {
                 return fail(gate.at.0, Flaw::NotEquivalent);
@@ -398,8 +396,8 @@ impl Checked<'_, '_> {
     }
 
     /// Checks that a gate compares the thread with the owner of its shard in a register that it saves below the red zone. Returns the address
-    /// behind that. No thread can be moved from there before it has the register back.
-    fn compares_in_saved(&mut self, mut at: u64) -> Result<u64, VerifyError> {
+    /// behind that. No thread can be moved from there before it has the register back. `offset` is that of the word that identifies a thread.
+    fn compares_in_saved(&mut self, mut at: u64, offset: u32) -> Result<u64, VerifyError> {
         let first = at;
         let mut next = || {
             let i = decode(self.proof.memory.bytes(at).unwrap_or_default(), at)?;
@@ -408,7 +406,6 @@ impl Checked<'_, '_> {
             Ok::<_, VerifyError>(i)
         };
         let (push, load, compare, pop, raise) = (next()?, next()?, next()?, next()?, next()?);
-        let ThreadIdentity::FsOffset(offset) = self.env.identity else { return fail(first, Flaw::Unmatched) };
         let (r, half) = (push.op0_register(), load.op0_register());
         let right = push.code() == Code::Push_r64
             && pop.code() == Code::Pop_r64
@@ -442,12 +439,12 @@ impl Checked<'_, '_> {
 }
 
 /// Whether an instruction adds a number to the stack pointer, and does nothing else.
-fn moves_stack(i: &Instruction, by: i64) -> bool {
+fn moves_stack(i: &Instruction, by: u64) -> bool {
     i.code() == Code::Lea_r64_m
         && i.op0_register() == Register::RSP
         && i.memory_base() == Register::RSP
         && i.memory_index() == Register::None
-        && i.memory_displacement64().cast_signed() == by
+        && i.memory_displacement64() == by
 }
 
 /// Whether the memory operand of an instruction is an absolute address, in this segment if it names one.
