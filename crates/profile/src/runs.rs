@@ -393,7 +393,8 @@ impl<'a> CutBuilder<'a> {
                         self.end(edge.from);
                         None
                     }
-                    _ => Some(self.shape.leave(edge.from)),
+                    _ if can_count => Some(self.shape.leave(edge.from)),
+                    _ => self.leave(edge.from),
                 },
                 (EdgeKind::CallReturn, to) => {
                     self.end(edge.from);
