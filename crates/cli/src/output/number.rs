@@ -24,6 +24,18 @@ pub(crate) fn grouped_u64(n: u64) -> String {
     grouped(i64::try_from(n).unwrap_or(i64::MAX))
 }
 
+/// Cell of a number that is not known.
+pub(crate) const UNKNOWN: &str = "?";
+
+/// Formats a sum over the blocks of a function: as a bound if it is not the whole, because some blocks have no count.
+pub(crate) fn sum_of_known(sum: u64, is_whole: bool) -> String {
+    match (is_whole, sum) {
+        (true, _) => grouped_u64(sum),
+        (false, 0) => UNKNOWN.to_owned(),
+        (false, _) => format!("≥{}", grouped_u64(sum)),
+    }
+}
+
 /// Formats a rate or another quantity that was not counted: whole numbers from 100 on, otherwise about three digits.
 pub(crate) fn short(x: f64) -> String {
     let magnitude = x.abs();

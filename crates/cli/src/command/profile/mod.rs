@@ -29,7 +29,7 @@ use crate::exit::{Failure, Stop};
 use crate::measure::{self, CloserLook, CommandContext, MeasurementPlan, MeasurementView, Query, TargetMeasurement};
 use crate::objects::totals::ProfileObject;
 use crate::objects::{EventsObject, Object, RecordedFunction, hex, millis};
-use crate::output::number::{grouped, plural};
+use crate::output::number::{UNKNOWN, grouped, plural, sum_of_known};
 use crate::output::table::{Cell, TextTable};
 use crate::output::{self, DIM, Destination, HEADING, Output};
 
@@ -530,16 +530,7 @@ fn edges_table(all: &[Counts<'_>], width: Option<usize>) -> String {
 
 /// A number, or the mark of one that is not known.
 fn known(count: Option<u64>) -> String {
-    count.map_or_else(|| "?".to_owned(), number)
-}
-
-/// A sum over the blocks of a function: a bound if it is not the whole, because some blocks have no count.
-fn sum_of_known(sum: u64, is_whole: bool) -> String {
-    match (is_whole, sum) {
-        (true, _) => number(sum),
-        (false, 0) => "?".to_owned(),
-        (false, _) => format!("≥{}", number(sum)),
-    }
+    count.map_or_else(|| UNKNOWN.to_owned(), number)
 }
 
 fn number(count: u64) -> String {

@@ -4,12 +4,10 @@ use ingraft_model::Svma;
 use ingraft_report::{ContextProfile, CountChange, FunctionChange, ProfiledProgram, ProfiledRoutine};
 
 use super::records::offset;
-use crate::output::number::{grouped_u64, percent, plural};
+use crate::output::number::{UNKNOWN, grouped_u64, percent, plural, sum_of_known};
 use crate::output::table::TextTable;
 use crate::output::{DIM, HEADING};
 
-/// Cell of a number that is not known.
-const UNKNOWN: &str = "?";
 /// Number of blocks of each function in a table of differences.
 const BLOCKS: usize = 5;
 /// Largest number of callers of a context in a table.
@@ -74,14 +72,8 @@ fn functions(hottest: &[ProfiledRoutine<'_>], total: u64, top: usize) -> TextTab
     for routine in hottest.iter().take(top) {
         let executed = routine.function.executed();
         let source = routine.line().map(|(file, line)| position(file, line)).unwrap_or_default();
-        // Without the counts of some blocks, the sum is a bound.
-        let sum = match (routine.function.unknown.is_empty(), executed) {
-            (true, _) => grouped_u64(executed),
-            (false, 0) => UNKNOWN.to_owned(),
-            (false, _) => format!("≥{}", grouped_u64(executed)),
-        };
         table.row(vec![
-            sum.into(),
+            sum_of_known(executed, routine.function.unknown.is_empty()).into(),
             percent(share(executed, total)).into(),
             routine.function.known_calls().map_or_else(|| UNKNOWN.to_owned(), grouped_u64).into(),
             shown(&routine.function.name, routine.function.start).into(),
