@@ -267,12 +267,14 @@ fn mutated(weave: &BodyWeave, kind: u8, n: usize, bit: u8) -> Option<BodyWeave> 
         14 => _ = w.body.called.remove(pick(w.body.called.len())?),
         15..=17 => {
             let counting = w.body.counting.as_mut()?;
-            match (kind, bit % 4) {
+            match (kind, bit % 6) {
                 (15, 0) => flip(&mut pick(counting.moves.len()).and_then(|at| counting.moves.get_mut(at))?.from),
                 (15, _) => flip(&mut pick(counting.moves.len()).and_then(|at| counting.moves.get_mut(at))?.to),
                 (16, 0) => counting.open = false,
                 (16, 1) => _ = counting.moves.remove(pick(counting.moves.len())?),
                 (16, 2) => flip(&mut counting.code.end),
+                (16, 3) => _ = counting.saving.remove(pick(counting.saving.len())?),
+                (16, 4) => flip(&mut pick(counting.saving.len()).and_then(|at| counting.saving.get_mut(at))?.end),
                 (16, _) => flip(pick(counting.blocks.len()).and_then(|at| counting.blocks.get_mut(BlockId::at(at)))?),
                 (_, 0) => flip(&mut pick(counting.gates.len()).and_then(|at| counting.gates.get_mut(at))?.at),
                 (_, 1) => flip(&mut pick(counting.gates.len()).and_then(|at| counting.gates.get_mut(at))?.arrival),

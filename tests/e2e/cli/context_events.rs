@@ -63,7 +63,8 @@ fn switches_are_told_by_context() {
     let outcome = session.interrupt().assert_code(0).assert_removed();
     let (found, known) = (below(&outcome, "context-switches", "e_laps", "e_waits"), number(&truth, "switches"));
     // A thread may also lose its processor between its own readings and those of the woven code.
-    assert!(known >= 2000 && found >= known && found <= known + known / 5 + 100, "{found}, in truth {known}");
+    // A wait whose end has come before it begins is no switch.
+    assert!(known >= 1900 && found >= known && found <= known + known / 5 + 100, "{found}, in truth {known}");
 }
 
 /// A handler that interrupts the woven code between its reading and its additions loses nothing, and counts nothing twice.

@@ -171,8 +171,11 @@ pub struct CountingCopy {
     pub gates: Vec<Gate>,
     /// Each instruction outside of `inside`, with the address in the ordinary copy at which the same was executed and counted; sorted.
     pub moves: Vec<PcMove>,
-    /// Code of points in which a thread has done a part of what the point does; sorted. Threads leave it by single-stepping.
+    /// Code of points in which a thread has done a part of what the point does, and [`CountingCopy::saving`]; sorted. Threads leave it by
+    /// single-stepping.
     pub inside: Vec<AvmaRange>,
+    /// Code of gates in which a register is saved on the stack; sorted. A thread there is about to arrive, and has done nothing of a point.
+    pub saving: Vec<AvmaRange>,
     /// Whether the gates let threads in. It was given up otherwise.
     pub open: bool,
 }
@@ -182,6 +185,12 @@ impl CountingCopy {
     pub fn gate(&self, block: BlockId) -> Option<&Gate> {
         self.gates.binary_search_by_key(&block, |gate| gate.block).ok().and_then(|index| self.gates.get(index))
     }
+}
+
+/// Whether an address is in one of the ranges, which are sorted.
+fn lies_in(ranges: &[AvmaRange], at: Avma) -> bool {
+    let after = ranges.partition_point(|range| range.start <= at);
+    after.checked_sub(1).and_then(|index| ranges.get(index)).is_some_and(|range| range.contains(&at))
 }
 
 /// The copy of a whole function.
@@ -213,8 +222,7 @@ impl WovenBody {
     /// Whether a thread at an address in the counting copy has done a part of what a point does.
     pub fn is_within_code(&self, at: Avma) -> bool {
         let Some(counting) = &self.counting else { return false };
-        let after = counting.inside.partition_point(|range| range.start <= at);
-        after.checked_sub(1).and_then(|index| counting.inside.get(index)).is_some_and(|range| range.contains(&at))
+        lies_in(&counting.inside, at) && !lies_in(&counting.saving, at)
     }
 
     /// Address in the ordinary copy that is equivalent to an address in the counting copy; other addresses are returned as they are.
@@ -240,7 +248,8 @@ impl WovenBody {
         let apart = counting.apart.take();
         if let Some(apart) = &apart {
             plan.retired.push(apart.code.clone());
-            (counting.code, counting.moves, counting.inside) = (Avma(0)..Avma(0), Vec::new(), Vec::new());
+            (counting.code, counting.moves) = (Avma(0)..Avma(0), Vec::new());
+            (counting.inside, counting.saving) = (Vec::new(), Vec::new());
         }
         Some((plan, apart))
     }

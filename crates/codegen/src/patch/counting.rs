@@ -95,8 +95,10 @@ struct CountingCopyBuilder<'c, 'a> {
     placed: Vec<PlacedCode<'a>>,
     gates: Vec<Gate>,
     moves: Vec<PcMove>,
-    /// Code of points in which threads have changed something.
+    /// Code of points in which threads have changed something, and code of gates that have saved a register.
     inside: Vec<AvmaRange>,
+    /// Of these, the code of gates.
+    saving: Vec<AvmaRange>,
 }
 
 /// Adds the counting copy of a function; `None` if no points of it have code there, or if no way in can have a gate.
@@ -140,6 +142,7 @@ pub(super) fn emit<'a>(
         gates: Vec::new(),
         moves: Vec::new(),
         inside: Vec::new(),
+        saving: Vec::new(),
     };
     counting.entered = counting.useful(springboards)?;
     if counting.entered.is_empty() || counting.sets_gs() {
@@ -333,6 +336,7 @@ impl<'a> CountingCopyBuilder<'_, 'a> {
             gates: self.gates,
             moves: self.moves,
             inside: united(self.inside),
+            saving: united(self.saving),
             open: true,
         })
     }
@@ -394,7 +398,9 @@ impl<'a> CountingCopyBuilder<'_, 'a> {
         self.copy.out.segment_absolute(0x65, 0x39, r, false, owner, Back::StepOut);
         self.copy.out.push_pop(0x58, r, Back::StepOut);
         self.copy.out.put(&RAISE_STACK, Back::StepOut);
-        self.inside.push(Avma(first)..Avma(self.here()));
+        let saving = Avma(first)..Avma(self.here());
+        self.inside.push(saving.clone());
+        self.saving.push(saving);
     }
 
     /// Copies a block. Returns whether control runs on behind it.

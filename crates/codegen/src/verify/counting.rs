@@ -13,7 +13,7 @@
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use ingraft_model::layout::OWNER;
 use ingraft_model::machine::{PAGE, SPRINGBOARD};
-use ingraft_model::{Avma, BlockId, BodyBlock, EdgeKind, Gpr, PcMove, PointId, ThreadIdentity};
+use ingraft_model::{Avma, AvmaRange, BlockId, BodyBlock, EdgeKind, Gpr, PcMove, PointId, ThreadIdentity};
 use rustc_hash::FxHashMap;
 
 use super::body::{BodyProof, stays, target};
@@ -69,7 +69,8 @@ pub(super) fn prove(env: &Environment, arena: &Arena, proof: &mut BodyProof<'_>)
     let memory = proof.memory;
     let facts = PlanFacts::new(env, arena, memory, std::iter::empty());
     let interpreter = Interpreter::new(&facts);
-    let mut checked = Checked { env, proof, counting, interpreter, passages, into, moves: Vec::new() };
+    let mut checked =
+        Checked { env, proof, counting, interpreter, passages, into, moves: Vec::new(), saving: Vec::new() };
     for (index, block) in checked.proof.request.body.blocks.entries() {
         checked.block(index, block)?;
     }
@@ -85,7 +86,8 @@ pub(super) fn prove(env: &Environment, arena: &Arena, proof: &mut BodyProof<'_>)
         }
     }
     checked.moves.sort_unstable();
-    if checked.proof.inside() != counting.inside {
+    checked.saving.sort_unstable_by_key(|range| range.start);
+    if checked.proof.inside() != counting.inside || checked.saving != counting.saving {
         return fail(at, Flaw::BadMove);
     }
     let all = checked.moves.first().is_some_and(|first| first.from == counting.code.start) && counting.code.end == end;
@@ -114,6 +116,8 @@ struct Checked<'c, 'a> {
     into: FxHashMap<BlockId, (PointId, u32)>,
     /// The instructions that were met, each with the equivalent address in the ordinary copy.
     moves: Vec<PcMove>,
+    /// Code of gates in which a register is saved.
+    saving: Vec<AvmaRange>,
 }
 
 impl Checked<'_, '_> {
@@ -418,6 +422,7 @@ impl Checked<'_, '_> {
             && compare.op1_register() == half
             && at_address(&compare, Register::GS, self.env.data.displacement(OWNER).into())
             && moves_stack(&raise, RED_ZONE);
+        self.saving.push(Avma(first)..Avma(at));
         if right { Ok(at) } else { fail(first, Flaw::NotEquivalent) }
     }
 
