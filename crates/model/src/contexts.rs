@@ -16,6 +16,9 @@
 //! A context is found at the entry of its function by the thread's context, the return address and the function, so no code is needed at
 //! calls. The places are an open-addressing hash table. Code compares the place of the hash, and a routine compares the next ones.
 //!
+//! A goroutine moves between threads. Its contexts are in a tree in shard 0 that all threads share, and of which every thread has the numbers of calls in
+//! its own shard, and the values of metrics. The first word is unused there. An activation record keeps the context of its call, plus 2.
+//!
 //! Code takes a place by one instruction (`cmpxchg`), which a signal handler that also enters contexts cannot interrupt. It stores the
 //! other words next, and counts last. The second word is never 0, so a handler that comes in between does not find the context there, and
 //! takes another place for it; the reader adds both. A place is never freed.
@@ -135,6 +138,13 @@ impl ContextShape {
         }
         let at = counter - self.values();
         Some((1 + (at & self.mask()) as u64, at % PLACE))
+    }
+
+    /// Whether a thread writes a counter in its own shard if all threads share a tree: the number of calls of a place, or of those without one, and
+    /// values of metrics.
+    pub const fn is_of_thread(self, counter: u32) -> bool {
+        let is_calls = FIRST <= counter && (counter - FIRST) % PLACE == CALLS;
+        counter == FULL || self.value_in(counter).is_some() || is_calls && counter < self.values()
     }
 
     /// The context that a word in the counter [`CURRENT`] names; 0 outside of all contexts.

@@ -257,6 +257,8 @@ pub mod record {
 /// The runtime reuses the descriptors of ended goroutines. What is left in the list of an ended goroutine is removed by calls of the next
 /// goroutine with the same descriptor, each of which removes the records at its own depth and below.
 pub mod goroutine {
+    use super::record;
+
     /// Index of the shard with the lists.
     pub const SHARD: u32 = super::FIRST_SHARD;
     /// Smallest distance between shards with which an area has lists of goroutines.
@@ -284,8 +286,18 @@ pub mod goroutine {
     /// Offset of record 0. Records are numbered from 1 on.
     pub const RECORDS: u32 = 0x40_0000;
     /// Largest number of records.
-    pub const RECORDS_MAX: u32 = ((STRIDE_MIN - RECORDS as u64) / super::record::SIZE as u64) as u32 - 1;
+    pub const RECORDS_MAX: u32 = ((STRIDE_MIN - RECORDS as u64) / record::SIZE as u64) as u32 - 1;
     const _: () = assert!(PLACES + PLACE * ((1 << PLACE_BITS) + PROBES) <= RECORDS);
+    /// Offset in a record of a call with a context: 2 plus this context, u64; 0 before it has one. [`record::RESTORE`] is the offset in a shard of
+    /// its tree then.
+    pub const CONTEXT: u32 = record::KEPT + 8 * (record::KEPT_MAX - 2);
+    /// Offset in such a record of the return address, u64. It is still on the stack if the call has not ended.
+    pub const RETURN: u32 = CONTEXT + 8;
+    /// Offset in such a record of the time of the calls inside of it that have contexts, u64, if times are told. The word before has the time at which
+    /// the call began.
+    pub const INSIDE: u32 = record::KEPT + 8;
+    /// Number of values that such a record can keep.
+    pub const KEPT_MAX: usize = record::KEPT_MAX as usize - 2;
 }
 
 /// State that a fork child inherits if children are measured with their parent. Before fork(2), the forking thread claims a shard for the

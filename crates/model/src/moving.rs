@@ -20,7 +20,9 @@ impl Snippet {
                     record.restore.is_some() || record.kept.contains(&KeptValue::Time(Clock::Cpu)) || any(body)
                 }
                 Stmt::If(_, body) => any(body),
-                Stmt::Mark(..)
+                Stmt::EnterMoving(..)
+                | Stmt::LeaveMoving(..)
+                | Stmt::Mark(..)
                 | Stmt::Add(..)
                 | Stmt::Set(..)
                 | Stmt::AddAt(..)
@@ -39,14 +41,24 @@ impl Snippet {
 
     /// Whether the snippet opens, closes or hands over activation records.
     pub fn has_records(&self) -> bool {
-        fn any(stmts: &[Stmt]) -> bool {
-            stmts.iter().any(|stmt| match stmt {
-                Stmt::Open(..) | Stmt::Close(..) | Stmt::HandOver(..) | Stmt::GiveUp(..) | Stmt::CloseHanded(..) => {
-                    true
-                }
-                other => other.body().is_some_and(any),
-            })
+        self.has(&|stmt| {
+            matches!(
+                stmt,
+                Stmt::Open(..) | Stmt::Close(..) | Stmt::HandOver(..) | Stmt::GiveUp(..) | Stmt::CloseHanded(..)
+            )
+        })
+    }
+
+    /// Whether the snippet keeps something in the record of a call that moves between threads. Other calls cannot have it.
+    pub fn is_bound_to_moving_call(&self) -> bool {
+        self.has(&|stmt| matches!(stmt, Stmt::EnterMoving(..) | Stmt::LeaveMoving(..)))
+    }
+
+    /// Whether one of the statements, at any depth, is such a one.
+    fn has(&self, is_it: &dyn Fn(&Stmt) -> bool) -> bool {
+        fn any(stmts: &[Stmt], is_it: &dyn Fn(&Stmt) -> bool) -> bool {
+            stmts.iter().any(|stmt| is_it(stmt) || stmt.body().is_some_and(|body| any(body, is_it)))
         }
-        any(&self.stmts)
+        any(&self.stmts, is_it)
     }
 }

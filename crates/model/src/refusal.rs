@@ -101,6 +101,9 @@ pub enum Refusal {
     /// code keeps for a thread, cannot follow them.
     #[error("its calls move between threads, where this code cannot follow them")]
     MovingCalls,
+    /// The function's calls stay with their threads, and the program's others move between threads (Go). The code follows the latter.
+    #[error("its calls stay with their threads, and are not told together with those of goroutines")]
+    StayingCalls,
     /// The symbol is an IFUNC. The code there chooses an implementation; callers of the function do not run it.
     #[error("an IFUNC resolver; count the implementations that it chooses from instead")]
     IfuncResolver,
@@ -264,7 +267,7 @@ words! {
     "loop_without_edges" => EntersLoop | LeavesLoop,
     "shared_arrival" => SharedArrival,
     "not_derivable" => NotDerivable,
-    "moving_calls" => MovingCalls,
+    "moving_calls" => MovingCalls | StayingCalls,
     "ifunc_resolver" => IfuncResolver,
     "not_a_function" => NoSuchFunction | NoSuchPoint | LinkerStub | SignalReturn | BeyondUserSpace | Unreadable
         | EnteredFromElsewhere | HostNotWoven,

@@ -71,6 +71,7 @@ mod lossless;
 mod messages;
 mod metrics;
 mod moved;
+mod moved_contexts;
 mod objects;
 mod oracle;
 mod output;

@@ -50,6 +50,14 @@ pub(crate) enum Routine {
     /// in a shard of the tree, bits 32 to 37 are [`ingraft_model::ContextShape::shift`], and bit 38 is set if recursive calls have contexts of their
     /// own. Keeps rcx.
     Enter,
+    /// At an entry whose record was moved into the list of the goroutine: finds or makes the context of the call at the stack pointer in rdx, and
+    /// stores it in the record, see `contexts`. Bits 0 to 38 of rcx are as for [`Routine::Enter`], the other ones are the number of the function.
+    /// Keeps rcx.
+    EnterMoving,
+    /// At the end of such a call, whose record is the thread's last one: adds its own time to a value in its context, and its time to that of the
+    /// calls inside of its caller. The stack pointer is in rdx. Bits 0 to 37 of rcx are as for [`Routine::Enter`], the next two are the number of the
+    /// value. Keeps rcx.
+    LeaveMoving,
     /// Before a fork: prepares a shard for the child, see `birth`. Keeps rcx.
     Fork,
     /// After a fork, in parent and child: ecx holds the result of fork, rdx the time. Keeps rcx.
@@ -57,7 +65,7 @@ pub(crate) enum Routine {
 }
 
 impl Routine {
-    pub const ALL: [Routine; 20] = [
+    pub const ALL: [Routine; 22] = [
         Routine::Prune,
         Routine::Find,
         Routine::GiveUp,
@@ -76,6 +84,8 @@ impl Routine {
         Routine::Event,
         Routine::Time,
         Routine::Enter,
+        Routine::EnterMoving,
+        Routine::LeaveMoving,
         Routine::Fork,
         Routine::Forked,
     ];

@@ -7,7 +7,7 @@
 
 use iced_x86::code_asm::{AsmMemoryOperand, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rcx, rdx, rsp};
 use ingraft_model::histogram::{HEAD, OWN, Resolution, SQUARE_BITS, SQUARES, VALUE_BITS};
-use ingraft_model::layout::{COUNTERS, record};
+use ingraft_model::layout::{COUNTERS, goroutine, record};
 use ingraft_model::{
     BinaryOp, CallRecord, Clock, CpuClock, Expr, KeptValue, Restore, Stmt, TimeUnit, VariableId, WallClock, Whose,
 };
@@ -44,6 +44,12 @@ fn kept_at(n: u32) -> u32 {
 impl Generator<'_> {
     fn last(&self, field: u32) -> u32 {
         routines::last(self.env, field)
+    }
+
+    /// Displacement from the top to a field of the record that comes next.
+    fn next(&self, field: u32) -> u32 {
+        let data = self.env.data;
+        data.displacement(data.records() + field)
     }
 
     fn top(&self) -> AsmMemoryOperand {
@@ -125,8 +131,6 @@ impl Generator<'_> {
             return self.unrecorded(r);
         }
         self.used = [true; 3];
-        let data = self.env.data;
-        let new = |field: u32| data.displacement(data.records() + field);
         let [mut full, mut end] = std::array::from_fn(|_| self.a.create_label());
         self.a.mov(rcx, self.top())?;
         self.call()?;
@@ -134,7 +138,7 @@ impl Generator<'_> {
         self.a.lea(eax, dword_ptr(rcx - record::SIZE as i32))?;
         self.a.cmp(eax, (record::ROOM - record::SIZE) as i32)?;
         self.a.jae(full)?;
-        let sp = qword_ptr(rcx + new(record::SP)).gs();
+        let sp = qword_ptr(rcx + self.next(record::SP)).gs();
         for step in 0..2 {
             match self.frame.stack.moving {
                 // No search of the thread's own records passes this record.
@@ -145,14 +149,16 @@ impl Generator<'_> {
                 self.a.add(self.top(), record::SIZE as i32)?;
             }
         }
-        self.a.mov(dword_ptr(rcx + new(record::NAME)).gs(), self.offset(r.activations)? as i32)?;
+        self.a.mov(dword_ptr(rcx + self.next(record::NAME)).gs(), self.offset(r.activations)? as i32)?;
         let restore = match r.restore {
             Some(Restore::Value(v) | Restore::Flag(v)) => Some((v, self.offset(v)?)),
             Some(Restore::Timer(v, Clock::Wall)) => Some((v, self.offset(v)? | record::RESTORE_WALL)),
             Some(Restore::Timer(v, Clock::Cpu)) => Some((v, self.offset(v)? | record::RESTORE_CPU)),
             None => None,
         };
-        self.a.mov(dword_ptr(rcx + new(record::RESTORE)).gs(), restore.map_or(0, |(_, word)| word) as i32)?;
+        let tree = self.tree_of(r, body)?;
+        let word = restore.map(|(_, word)| word).or(tree).unwrap_or(0);
+        self.a.mov(dword_ptr(rcx + self.next(record::RESTORE)).gs(), word as i32)?;
         if let Some((v, word)) = restore {
             let mut saved = self.a.create_label();
             if body.iter().any(|stmt| matches!(stmt, Stmt::Enter(..))) {
@@ -169,11 +175,54 @@ impl Generator<'_> {
             }
             self.a.mov(rax, self.slot(v, 0)?)?;
             self.place(&mut saved)?;
-            self.a.mov(qword_ptr(rcx + new(record::SAVED)).gs(), rax)?;
+            self.a.mov(qword_ptr(rcx + self.next(record::SAVED)).gs(), rax)?;
         }
+        self.keep(r, tree.is_some())?;
+        if tree.is_some() {
+            self.park()?;
+            self.stmts(body)?;
+        } else {
+            if !r.is_optional() {
+                self.stmts(body)?;
+            }
+            self.keep_inside(r)?;
+            if self.frame.stack.moving {
+                self.park()?;
+            }
+        }
+        self.a.jmp(end)?;
+        self.place(&mut full)?;
+        self.unrecorded(r)?;
+        self.place(&mut end)?;
+        if r.is_optional() { self.stmts(body) } else { Ok(()) }
+    }
+
+    /// Begins a context in the new record of a call that moves; rcx holds the top before it. Returns the offset in a shard of the tree. `None` for
+    /// another call.
+    fn tree_of(&mut self, r: &CallRecord, body: &[Stmt]) -> Result<Option<u32>, Assembly> {
+        let tree = body.iter().find_map(|stmt| match stmt {
+            Stmt::EnterMoving(tree, ..) => Some(*tree),
+            _ => None,
+        });
+        let Some(tree) = tree else { return Ok(None) };
+        if !self.frame.stack.moving || r.restore.is_some() || r.kept.len() > goroutine::KEPT_MAX {
+            let why = "only the record of a goroutine has a context, and it keeps no more than times";
+            return Err(Assembly(why.to_owned()));
+        }
+        self.a.mov(qword_ptr(rcx + self.next(goroutine::CONTEXT)).gs(), 0)?;
+        self.offset(tree).map(Some)
+    }
+
+    /// Stores what the new record keeps; rcx holds the top before it. `moves` tells whether it has a context of a goroutine.
+    fn keep(&mut self, r: &CallRecord, moves: bool) -> Result<(), Assembly> {
         // Times are the first words of a record; the reverse order reads the clocks last.
         for (n, kept) in (0..).zip(r.kept.iter().take(CallRecord::KEPT_MAX)).collect::<Vec<_>>().into_iter().rev() {
             let from = match kept {
+                // The calls inside add their times there.
+                KeptValue::Spent(_) if moves => {
+                    self.a.mov(qword_ptr(rcx + self.next(kept_at(n))).gs(), 0)?;
+                    continue;
+                }
                 KeptValue::Spent(_) if self.frame.stack.moving => continue,
                 // It is kept together with the time.
                 KeptValue::Began(_) | KeptValue::Inside => continue,
@@ -185,24 +234,13 @@ impl Generator<'_> {
                     Operand::Immediate(_) | Operand::Memory(_) => rax,
                 },
             };
-            self.a.mov(qword_ptr(rcx + new(kept_at(n))).gs(), from)?;
+            self.a.mov(qword_ptr(rcx + self.next(kept_at(n))).gs(), from)?;
             let KeptValue::Time(clock) = *kept else { continue };
             if let Some((also, _)) = (0..).zip(&r.kept).find(|(_, kept)| **kept == KeptValue::Began(clock)) {
-                self.a.mov(qword_ptr(rcx + new(kept_at(also))).gs(), from)?;
+                self.a.mov(qword_ptr(rcx + self.next(kept_at(also))).gs(), from)?;
             }
         }
-        if !r.is_optional() {
-            self.stmts(body)?;
-        }
-        self.keep_inside(r)?;
-        if self.frame.stack.moving {
-            self.park()?;
-        }
-        self.a.jmp(end)?;
-        self.place(&mut full)?;
-        self.unrecorded(r)?;
-        self.place(&mut end)?;
-        if r.is_optional() { self.stmts(body) } else { Ok(()) }
+        Ok(())
     }
 
     /// Stores [`KeptValue::Inside`] in the last record, which was just opened.

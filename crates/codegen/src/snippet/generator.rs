@@ -12,8 +12,8 @@ use ingraft_model::contexts::{FUNCTIONS_MAX, METRICS_MAX};
 use ingraft_model::layout::record;
 use ingraft_model::snippet::Appended;
 use ingraft_model::{
-    BinaryOp, Called, Capacity, Expr, Float, Fold, KeptValue, KeyField, KeyParts, ProgramCall, Recorded, Restore,
-    Shape, Snippet, Stmt, TableShape, TimeUnit, UnaryOp, VariableId,
+    BinaryOp, Called, Capacity, ContextShape, Expr, Float, Fold, KeptValue, KeyField, KeyParts, ProgramCall, Recorded,
+    Restore, Shape, Snippet, Stmt, TableShape, TimeUnit, UnaryOp, VariableId,
 };
 
 use crate::code::cost::Cost;
@@ -50,6 +50,11 @@ pub(crate) fn check(snippet: &Snippet, bound: &[u32], counters: u32) -> Result<(
 
 /// Check that a variable is bound to counters of the given shape.
 type BindingCheck<'a> = dyn Fn(VariableId, Shape) -> Result<(), CodegenError> + 'a;
+
+/// Fails if contexts of this shape have no metric with this number.
+fn has_metric(shape: ContextShape, metric: u8) -> Result<(), CodegenError> {
+    if shape.metrics() && usize::from(metric) < METRICS_MAX { Ok(()) } else { Err(CodegenError::NoContext) }
+}
 
 fn check_stmts(stmts: &[Stmt], bound: &BindingCheck<'_>, depth: u32) -> Result<(), CodegenError> {
     stmts.iter().try_for_each(|stmt| match stmt {
@@ -105,7 +110,7 @@ fn check_stmts(stmts: &[Stmt], bound: &BindingCheck<'_>, depth: u32) -> Result<(
             recorded.fields.iter().try_for_each(|field| check_expr(field.operand(), bound, depth))
         }
         Stmt::BeginGroup(v) | Stmt::KeepGroup(v) => bound(*v, Shape::Records(Capacity::SMALLEST, false)),
-        Stmt::Enter(v, shape, function) => {
+        Stmt::Enter(v, shape, function) | Stmt::EnterMoving(v, shape, function) => {
             if !(1..=FUNCTIONS_MAX).contains(function) {
                 return Err(CodegenError::NoContext);
             }
@@ -117,10 +122,11 @@ fn check_stmts(stmts: &[Stmt], bound: &BindingCheck<'_>, depth: u32) -> Result<(
             }
             bound(*v, Shape::Contexts(*shape)).and_then(|()| check_expr(e, bound, depth))
         }
+        Stmt::LeaveMoving(v, shape, metric) => {
+            has_metric(*shape, *metric).and_then(|()| bound(*v, Shape::Contexts(*shape)))
+        }
         Stmt::AddContext(v, shape, metric, e) => {
-            if !shape.metrics() || usize::from(*metric) >= METRICS_MAX {
-                return Err(CodegenError::NoContext);
-            }
+            has_metric(*shape, *metric)?;
             bound(*v, Shape::Contexts(*shape)).and_then(|()| check_expr(e, bound, depth))
         }
         Stmt::Mark(v, key, _) => {
@@ -532,6 +538,8 @@ impl Generator<'_> {
             Stmt::BeginGroup(v) => self.begin_group(*v)?,
             Stmt::KeepGroup(v) => self.keep_group(*v)?,
             Stmt::Enter(v, shape, function) => self.enter_context(*v, *shape, *function)?,
+            Stmt::EnterMoving(v, shape, function) => self.enter_moving(*v, *shape, *function)?,
+            Stmt::LeaveMoving(v, shape, metric) => self.leave_moving(*v, *shape, *metric)?,
             Stmt::CountBelow(v, shape, function, e) => self.count_below(*v, *shape, *function, &fold(e))?,
             Stmt::EnterBucket(v, shape, function, resolution, e) => {
                 self.enter_bucket(*v, *shape, *function, (*resolution, &fold(e)))?

@@ -15,7 +15,7 @@ use iced_x86::code_asm::{
 };
 use ingraft_model::CallRecord;
 use ingraft_model::layout::goroutine::{
-    FREE, MULTIPLIER, PLACE, PLACE_BITS, PLACES, PROBES, RECORDS, RECORDS_MAX, STACK, USED,
+    FREE, INSIDE, MULTIPLIER, PLACE, PLACE_BITS, PLACES, PROBES, RECORDS, RECORDS_MAX, STACK, USED,
 };
 use ingraft_model::layout::{TOP, record};
 
@@ -78,7 +78,7 @@ impl Listing<'_> {
     }
 
     /// Offset of a field of the thread's last record from the top of its records.
-    fn last(&self, field: u32) -> u32 {
+    pub(super) fn last(&self, field: u32) -> u32 {
         self.holes.records + field - record::SIZE
     }
 
@@ -99,7 +99,7 @@ impl Listing<'_> {
 
     /// Loads the address of the goroutine's place into r8, that of the shard with the lists into r10, and replaces the stack pointer in rdx
     /// by the key of the call. Jumps to `none` if the thread executes no goroutine, if the call is not on its stack, or if no place is free.
-    fn goroutine(&mut self, none: CodeLabel) -> Result<(), Assembly> {
+    pub(super) fn goroutine(&mut self, none: CodeLabel) -> Result<(), Assembly> {
         let Some(pointer) = self.holes.goroutine else { return Err(Assembly("no goroutines".to_owned())) };
         let [mut probe, mut next, mut found] = std::array::from_fn(|_| self.a.create_label());
         self.a.cmp(dword_ptr(u64::from(self.holes.alive)), 0)?;
@@ -144,14 +144,14 @@ impl Listing<'_> {
     }
 
     /// Loads the address of the record whose number is in rsi into r9.
-    fn locate(&mut self) -> Result<(), Assembly> {
+    pub(super) fn locate(&mut self) -> Result<(), Assembly> {
         self.a.mov(r9, rsi)?;
         self.a.shl(r9, record::SIZE.trailing_zeros())?;
         Ok(self.a.lea(r9, qword_ptr(r10 + r9 + RECORDS))?)
     }
 
     /// Loads number and address of the record in the word at r8 + 8, the goroutine's last one. Jumps to `none` if there is none.
-    fn last_of_goroutine(&mut self, none: CodeLabel) -> Result<(), Assembly> {
+    pub(super) fn last_of_goroutine(&mut self, none: CodeLabel) -> Result<(), Assembly> {
         self.a.mov(esi, dword_ptr(r8 + 8))?;
         self.a.test(esi, esi)?;
         self.a.je(none)?;
@@ -207,15 +207,38 @@ impl Listing<'_> {
         Ok(self.a.zero_bytes()?)
     }
 
-    /// Removes the goroutine's last record, which is at r9 and whose call has ended without an exit.
+    /// Removes the goroutine's last record, which is at r9 and whose call has ended without an exit. If it has a context, the next record with one
+    /// in the same tree takes over the time of the calls inside. Uses rcx.
     fn drop_stale(&mut self) -> Result<(), Assembly> {
-        let mut counted = self.a.create_label();
+        let [mut counted, mut next, mut caller, mut alone] = std::array::from_fn(|_| self.a.create_label());
+        // A record of the list, by its distance from the first one in rax.
+        let other = |field: u32| RECORDS + field;
         // A record whose measurement was removed has the name 0.
         self.a.mov(eax, dword_ptr(r9 + record::NAME))?;
         self.a.test(eax, eax)?;
         self.a.je(counted)?;
         self.a.inc(self.own_from(rax, 8 * LEFT))?;
         self.a.set_label(&mut counted)?;
+        self.a.mov(ecx, dword_ptr(r9 + record::RESTORE))?;
+        self.a.and(ecx, !record::HANDED.cast_signed())?;
+        self.a.je(alone)?;
+        self.a.mov(rdi, Self::field(record::SAVED))?;
+        self.a.set_label(&mut next)?;
+        self.a.test(rdi, rdi)?;
+        self.a.je(alone)?;
+        self.a.mov(rax, rdi)?;
+        self.a.shl(rax, record::SIZE.trailing_zeros())?;
+        self.a.mov(esi, dword_ptr(r10 + rax + other(record::RESTORE)))?;
+        self.a.and(esi, !record::HANDED.cast_signed())?;
+        self.a.cmp(esi, ecx)?;
+        self.a.je(caller)?;
+        self.a.mov(rdi, qword_ptr(r10 + rax + other(record::SAVED)))?;
+        self.a.jmp(next)?;
+        self.a.set_label(&mut caller)?;
+        self.a.mov(rcx, Self::field(INSIDE))?;
+        self.a.add(qword_ptr(r10 + rax + other(INSIDE)), rcx)?;
+        self.a.set_label(&mut alone)?;
+        self.a.mov(esi, dword_ptr(r8 + 8))?;
         self.a.mov(rax, Self::field(record::SAVED))?;
         self.a.mov(qword_ptr(r8 + 8), rax)?;
         self.give_back()

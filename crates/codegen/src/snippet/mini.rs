@@ -235,7 +235,9 @@ impl MiniParts {
         let of = |which| exits().filter(move |routine| *routine == which);
         let read: Cost = of(Routine::Event).map(|_| event::COST).chain(of(Routine::Cut).map(|_| cut::COST)).sum();
         let asks = if let WallClock::Vdso(_) = env.wall { of(Routine::Time).count() as u32 } else { 0 };
-        let moving = [Routine::PruneGoroutine, Routine::Park, Routine::Fetch].into_iter().flat_map(of);
+        let moving =
+            [Routine::PruneGoroutine, Routine::Park, Routine::Fetch, Routine::EnterMoving, Routine::LeaveMoving];
+        let moving = moving.into_iter().flat_map(of);
         let called = of(Routine::Call).chain(of(Routine::Time)).chain(moving);
         let called: Cost = called.filter_map(|r| Some(Cost::of(0, &routines::assemble(env, r).ok()?))).sum();
         let routines = Cost { system_calls, vdso: asks, ..called } + read;

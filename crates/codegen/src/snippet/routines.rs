@@ -45,6 +45,8 @@ pub(crate) fn listing(routine: Routine, holes: &HoleValues) -> Option<Result<Fil
         Routine::Event => with(|mut l| l.event().map(|()| l)),
         Routine::Cut => with(|mut l| l.cut().map(|()| l)),
         Routine::Enter => with(|mut l| l.enter_context().map(|()| l)),
+        Routine::EnterMoving => with(|mut l| l.enter_moving().map(|()| l)),
+        Routine::LeaveMoving => with(|mut l| l.leave_moving().map(|()| l)),
         Routine::Fork => with(|mut l| l.fork().map(|()| l)),
         Routine::Forked => with(|mut l| l.forked().map(|()| l)),
         Routine::Time if holes.vdso.is_some() => with(|mut l| l.time().map(|()| l)),
@@ -99,6 +101,8 @@ pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, C
             | Routine::Event
             | Routine::Cut
             | Routine::Enter
+            | Routine::EnterMoving
+            | Routine::LeaveMoving
             | Routine::Fork
             | Routine::Forked => return Err(Assembly("the routine has a listing".to_owned())),
         }

@@ -47,7 +47,9 @@ fn may_be(env: &Environment, routine: Routine) -> bool {
         Routine::Call => env.vectors.is_some_and(|vectors| VectorState::is_sound(&vectors)),
         Routine::Event => matches!(env.identity, ThreadIdentity::FsOffset(_)) && env.readable.process.is_some(),
         Routine::Fork | Routine::Forked | Routine::Enter => private,
-        Routine::PruneGoroutine | Routine::Park | Routine::Fetch => private && env.goroutine.is_some(),
+        Routine::PruneGoroutine | Routine::Park | Routine::Fetch | Routine::EnterMoving | Routine::LeaveMoving => {
+            private && env.goroutine.is_some()
+        }
         _ => true,
     }
 }
@@ -142,7 +144,9 @@ mod tests {
 
     /// Environments that differ in one fact. Each comes with the routines whose code does not depend on that fact.
     fn environments() -> Vec<(Environment, &'static [Routine])> {
-        use Routine::{Call, Cut, Enter, Event, Fetch, Fork, Forked, Park, PruneGoroutine, Time};
+        use Routine::{
+            Call, Cut, Enter, EnterMoving, Event, Fetch, Fork, Forked, LeaveMoving, Park, PruneGoroutine, Time,
+        };
         let env = environment();
         let data = |data: DataArea| Environment { data, ..env };
         vec![
@@ -150,38 +154,38 @@ mod tests {
             (data(DataArea { stride: 1 << 25, ..env.data }), &[Event, Cut]),
             (
                 data(DataArea { shards: 65, ..env.data }),
-                &[PruneGoroutine, Park, Fetch, Call, Event, Time, Forked, Cut, Enter],
+                &[PruneGoroutine, Park, Fetch, Call, Event, Time, Forked, Cut, Enter, EnterMoving, LeaveMoving],
             ),
             (
                 Environment { identity: ThreadIdentity::FsOffset(0x30), ..env },
-                &[PruneGoroutine, Park, Fetch, Call, Time, Fork, Forked, Cut, Enter],
+                &[PruneGoroutine, Park, Fetch, Call, Time, Fork, Forked, Cut, Enter, EnterMoving, LeaveMoving],
             ),
             (
                 Environment { identity: ThreadIdentity::FsBase, ..env },
-                &[PruneGoroutine, Park, Fetch, Call, Time, Fork, Forked, Cut, Enter],
+                &[PruneGoroutine, Park, Fetch, Call, Time, Fork, Forked, Cut, Enter, EnterMoving, LeaveMoving],
             ),
             (Environment { identity: ThreadIdentity::Locked, ..env }, &[Call, Time, Cut]),
             (Environment { goroutine: Some(-16), ..env }, &[Call, Event, Time, Fork, Forked, Cut, Enter]),
             (Environment { goroutine: None, ..env }, &[Call, Event, Time, Fork, Forked, Cut, Enter]),
             (
                 Environment { vectors: Some(VectorState { components: 7, bytes: 2696 }), ..env },
-                &[PruneGoroutine, Park, Fetch, Event, Time, Fork, Forked, Cut, Enter],
+                &[PruneGoroutine, Park, Fetch, Event, Time, Fork, Forked, Cut, Enter, EnterMoving, LeaveMoving],
             ),
             (
                 Environment { vectors: Some(VectorState { components: 0xe7, bytes: 832 }), ..env },
-                &[PruneGoroutine, Park, Fetch, Event, Time, Fork, Forked, Cut, Enter],
+                &[PruneGoroutine, Park, Fetch, Event, Time, Fork, Forked, Cut, Enter, EnterMoving, LeaveMoving],
             ),
             (
                 Environment { vectors: None, ..env },
-                &[PruneGoroutine, Park, Fetch, Event, Time, Fork, Forked, Cut, Enter],
+                &[PruneGoroutine, Park, Fetch, Event, Time, Fork, Forked, Cut, Enter, EnterMoving, LeaveMoving],
             ),
             (
                 Environment { wall: WallClock::Vdso(Avma(0x7fff_1234_5679)), ..env },
-                &[PruneGoroutine, Park, Fetch, Call, Event, Fork, Forked, Cut, Enter],
+                &[PruneGoroutine, Park, Fetch, Call, Event, Fork, Forked, Cut, Enter, EnterMoving, LeaveMoving],
             ),
             (
                 Environment { wall: WallClock::SystemCall, ..env },
-                &[PruneGoroutine, Park, Fetch, Call, Event, Fork, Forked, Cut, Enter],
+                &[PruneGoroutine, Park, Fetch, Call, Event, Fork, Forked, Cut, Enter, EnterMoving, LeaveMoving],
             ),
         ]
     }

@@ -85,6 +85,8 @@ fn bytes_before(env: &Environment, routine: Routine) -> u64 {
             | Routine::Fetch
             | Routine::Cut
             | Routine::Enter
+            | Routine::EnterMoving
+            | Routine::LeaveMoving
             | Routine::Text,
             _,
         ) => 0,
@@ -120,6 +122,8 @@ fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize
         | Routine::Fetch
         | Routine::Cut
         | Routine::Enter
+        | Routine::EnterMoving
+        | Routine::LeaveMoving
         | Routine::Text => false,
         Routine::Read => is_memory(env, MemoryAccess::Read, at, before),
         Routine::Write => is_memory(env, MemoryAccess::Write, at, before),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use ingraft_model::contexts::TAKEN;
 use ingraft_model::{
     Activations, Clock, ContextShape, ContextTree, Distribution, KeyTable, Scale, Shape, TableShape, Tid, vector,
 };
@@ -158,8 +159,10 @@ impl EndedThreads {
                 self.tables.entry(tid).or_default().entry(first).or_insert_with(empty).merge(&read);
             }
         }
+        let shared: Vec<u32> =
+            shapes.trees().map(|(first, _)| first).filter(|first| is_shared(shards, *first)).collect();
         for (first, shape) in shapes.trees() {
-            if first.saturating_add(shape.slots()) > counters {
+            if first.saturating_add(shape.slots()) > counters || shared.contains(&first) {
                 continue;
             }
             let looked = looked.remove(&first);
@@ -171,9 +174,13 @@ impl EndedThreads {
             self.trees.entry(first).or_default().merge(&ContextTree::from_slots(shape, value));
         }
         let own = |&(counter, value): &(u32, i64)| {
-            let apart =
-                |shape| matches!(shape, Shape::Table(_) | Shape::Contexts(_) | Shape::Buffer(_) | Shape::Records(..));
-            value != 0 && !apart(shapes.of(counter).1)
+            let (offset, shape) = shapes.of(counter);
+            let apart = match shape {
+                Shape::Table(_) | Shape::Buffer(_) | Shape::Records(..) => true,
+                Shape::Contexts(_) => !shared.contains(&(counter - offset)),
+                _ => false,
+            };
+            value != 0 && !apart
         };
         for (counter, value) in values.into_iter().filter(own) {
             for sum in [record.entry(counter).or_default(), self.together.entry(counter).or_default()] {
@@ -511,6 +518,11 @@ impl<'a, S: Shards> Columns<'a, S> {
 
     /// The tree of contexts of all threads together.
     pub fn tree(&self, first: u32, shape: ContextShape) -> ContextTree {
+        if is_shared(self.shards, first) {
+            let shared = |n| self.held.first().map_or(0, |held| self.load(held, first + n));
+            let value = |n| if shape.is_of_thread(n) { self.sum(first + n) } else { shared(n) };
+            return ContextTree::from_slots(shape, value);
+        }
         let mut tree = self.ended.trees.get(&first).cloned().unwrap_or_default();
         for held in &self.held {
             let looked = self.ended.looks.get(&first).and_then(|looks| looks.of(held.shard));
@@ -546,6 +558,11 @@ impl<'a, S: Shards> Columns<'a, S> {
         let live = self.held.iter().map(|held| self.load(held, counter));
         live.fold(self.ended.together.get(&counter).copied().unwrap_or(0), i64::wrapping_add)
     }
+}
+
+/// Whether all threads find the contexts of a tree in shard 0, where contexts of goroutines are. Each thread has counted calls in its own shard.
+fn is_shared(shards: &(impl Shards + ?Sized), first: u32) -> bool {
+    shards.load(0, first + TAKEN) != 0
 }
 
 /// Allocates counter indices, lowest first, so that few pages of each shard are touched.
@@ -822,6 +839,38 @@ mod tests {
         assert_eq!(read(&ended), [(1, 0x1000, None, 12)]);
         ended.clear(&shards, 2..2 + shape.slots());
         assert_eq!(read(&ended), []);
+    }
+
+    #[test]
+    fn a_tree_that_threads_share_has_the_calls_of_each() {
+        use ingraft_model::contexts::{CALLS, FIRST, FULL, PARENT_BIAS, PLACE, TAKEN, key};
+        let (shards, mut ended) = (Fake::default(), EndedThreads::default());
+        let shape = ContextShape::of_bits(2, false, false).expect("a size");
+        let mut shapes = Shapes::default();
+        shapes.insert(2, Shape::Contexts(shape));
+        put(&shards, 0, 2 + TAKEN, &[2]);
+        let outer = [key(1, 0x1000), PARENT_BIAS, 0, 1].map(u64::cast_signed);
+        let inner = [key(2, 0x2000), PARENT_BIAS + 1, 0, 1 + u64::from(PLACE)].map(u64::cast_signed);
+        put(&shards, 0, 2 + FIRST, &outer);
+        put(&shards, 0, 2 + FIRST + PLACE, &inner);
+        for (shard, id, calls) in [(2, 70, [5, 1]), (3, 71, [7, 2])] {
+            shards.claims.borrow_mut().push((shard, id));
+            put(&shards, shard, 2 + FULL, &[3]);
+            put(&shards, shard, 2 + FIRST + CALLS, &calls[..1]);
+            put(&shards, shard, 2 + FIRST + PLACE + CALLS, &calls[1..]);
+        }
+        let read = |ended: &EndedThreads| {
+            let tree = Columns::new(&shards, ended, u32::MAX, &|id| Some(Tid(id as i32))).tree(2, shape);
+            let contexts = tree.contexts.iter().map(|c| (c.function, c.parent, c.calls)).collect::<Vec<_>>();
+            (contexts, tree.full)
+        };
+        let all = (vec![(1, None, 12), (2, Some(0), 3)], 6);
+        for shard in [2, 3] {
+            assert_eq!(read(&ended), all);
+            ended.bury(&shards, &shapes, shard, None, 2 + shape.slots(), LAST);
+        }
+        assert_eq!(read(&ended), all);
+        ended.clear(&shards, 2..2 + shape.slots());
     }
 
     /// Counters and timers of threads that live, that share an id, that have ended, and that are unknown.

@@ -154,10 +154,12 @@ impl WantedPoints<'_> {
                 .iter()
                 .filter_map(|f| Some((f, copies.site(self.function, f).err()?)))
                 .flat_map(|(f, r)| self.minis_for(f).filter_map(move |m| pair(m, &r)))
-                .chain(sites.iter().filter(|f| moving(f)).flat_map(|f| {
-                    let why = |m: &NewMini<'_>| {
-                        let stays = cannot_move(&m).then_some(Refusal::MovingCalls);
-                        stays.or_else(|| m.snippet.reads_arguments().then_some(Refusal::OtherArguments))
+                .chain(sites.iter().filter(|f| f.site.is_ok()).flat_map(|f| {
+                    let moves = moving(f);
+                    let why = move |m: &NewMini<'_>| match moves {
+                        true if cannot_move(&m) => Some(Refusal::MovingCalls),
+                        true => m.snippet.reads_arguments().then_some(Refusal::OtherArguments),
+                        false => m.snippet.is_bound_to_moving_call().then_some(Refusal::StayingCalls),
                     };
                     self.minis_for(f).filter_map(move |m| pair(m, &why(m)?))
                 }))

@@ -52,6 +52,8 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
             | Stmt::Fork
             | Stmt::Forked
             | Stmt::Enter(..)
+            | Stmt::EnterMoving(..)
+            | Stmt::LeaveMoving(..)
             | Stmt::BeginGroup(_)
             | Stmt::KeepGroup(_)
             | Stmt::Append(..) => {}

@@ -100,7 +100,12 @@ impl Check<'_> {
                 }
                 Stmt::Append(..) => panic!("the engine alone makes code that appends to buffers"),
                 Stmt::BeginGroup(_) | Stmt::KeepGroup(_) => panic!("the engine alone makes groups of records"),
-                Stmt::Enter(..) | Stmt::CountBelow(..) | Stmt::EnterBucket(..) | Stmt::AddContext(..) => {
+                Stmt::Enter(..)
+                | Stmt::EnterMoving(..)
+                | Stmt::LeaveMoving(..)
+                | Stmt::CountBelow(..)
+                | Stmt::EnterBucket(..)
+                | Stmt::AddContext(..) => {
                     panic!("the engine alone makes code for contexts")
                 }
                 Stmt::Mark(v, key, _) => {

@@ -1,6 +1,7 @@
 //! Snippets: machine-independent descriptions of the code to run at a point. They have no loops, so every snippet has a worst-case cost
 //! (hollingsworth97, section 3).
 
+mod calls;
 mod key;
 mod needs;
 mod renumber;
@@ -18,6 +19,8 @@ use crate::listed::KeyListing;
 use crate::object::ObjectState;
 use crate::table::{Places, TableShape};
 use crate::vector::Ranges;
+
+use calls::{calls_of, place_call, place_in};
 
 pub use key::KeyField;
 
@@ -504,6 +507,12 @@ pub enum Stmt {
     /// At the entry of the function with this number: count the call in its context, which becomes that of the thread. A record must restore the
     /// thread's context.
     Enter(VariableId, ContextShape, u32),
+    /// As [`Stmt::Enter`], for a call that moves between threads: its record keeps the context ([`crate::layout::goroutine::CONTEXT`]), and the
+    /// thread has none. The caller's context is that of the goroutine's last call that has one in this tree.
+    EnterMoving(VariableId, ContextShape, u32),
+    /// At the end of such a call, whose record keeps [`KeptValue::Time`] and [`KeptValue::Spent`] first: add its own time to the value of the metric
+    /// with this number in its context, and its time to what the caller's record keeps.
+    LeaveMoving(VariableId, ContextShape, u8),
     /// Count a value below the thread's context, which stays that of the thread: as a call from there of the function with this number, whose
     /// return address has the lowest bits of the value.
     CountBelow(VariableId, ContextShape, u32, Expr),
@@ -650,6 +659,8 @@ impl Snippet {
                 | Stmt::BeginGroup(_)
                 | Stmt::KeepGroup(_)
                 | Stmt::Enter(..)
+                | Stmt::EnterMoving(..)
+                | Stmt::LeaveMoving(..)
                 | Stmt::CountBelow(..)
                 | Stmt::EnterBucket(..)
                 | Stmt::AddContext(..)
@@ -736,10 +747,11 @@ impl Snippet {
                     | Stmt::GiveUp(_, _, body)
                     | Stmt::CloseHanded(_, body) => all(body, visit),
                     // The key of a context has the return address.
-                    Stmt::Enter(..) => visit(&Expr::ReturnAddress),
+                    Stmt::Enter(..) | Stmt::EnterMoving(..) => visit(&Expr::ReturnAddress),
                     Stmt::Call(call) => call.args.iter().for_each(|e| e.each(visit)),
                     Stmt::Record(_, _, recorded) => recorded.fields.iter().for_each(|f| f.operand().each(visit)),
                     Stmt::Prune
+                    | Stmt::LeaveMoving(..)
                     | Stmt::BeginGroup(_)
                     | Stmt::KeepGroup(_)
                     | Stmt::Await
@@ -770,105 +782,6 @@ impl Snippet {
             _ => None,
         }
     }
-}
-
-fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a ProgramCall>) {
-    for stmt in stmts {
-        match stmt {
-            Stmt::Add(_, e)
-            | Stmt::Set(_, e)
-            | Stmt::Observe(_, _, e, _)
-            | Stmt::Store(_, _, e)
-            | Stmt::AddContext(_, _, _, e)
-            | Stmt::CountBelow(_, _, _, e)
-            | Stmt::EnterBucket(_, _, _, _, e)
-            | Stmt::Mark(_, e, _) => e.calls_in(calls),
-            Stmt::AddAt(_, _, key, e) => {
-                key.iter().flat_map(KeyField::operands).for_each(|part| part.calls_in(calls));
-                e.calls_in(calls);
-            }
-            Stmt::AddIn(_, _, key, e) | Stmt::AddListed(_, _, key, e) | Stmt::Write(key, _, e) => {
-                key.calls_in(calls);
-                e.calls_in(calls);
-            }
-            Stmt::If(e, body) => {
-                e.calls_in(calls);
-                calls_of(body, calls);
-            }
-            Stmt::Open(_, body)
-            | Stmt::Close(_, body)
-            | Stmt::HandOver(_, _, body)
-            | Stmt::GiveUp(_, _, body)
-            | Stmt::CloseHanded(_, body) => calls_of(body, calls),
-            Stmt::Call(call) => {
-                calls.push(call);
-                call.args.iter().for_each(|e| e.calls_in(calls));
-            }
-            Stmt::Record(_, _, recorded) => recorded.fields.iter().for_each(|f| f.operand().calls_in(calls)),
-            Stmt::Prune
-            | Stmt::BeginGroup(_)
-            | Stmt::KeepGroup(_)
-            | Stmt::Enter(..)
-            | Stmt::Await
-            | Stmt::Fork
-            | Stmt::Forked
-            | Stmt::Start(..)
-            | Stmt::Stop(..)
-            | Stmt::Append(..) => {}
-        }
-    }
-}
-
-fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Called, E>) -> Result<(), E> {
-    for stmt in stmts {
-        match stmt {
-            Stmt::Add(_, e)
-            | Stmt::Set(_, e)
-            | Stmt::Observe(_, _, e, _)
-            | Stmt::Store(_, _, e)
-            | Stmt::AddContext(_, _, _, e)
-            | Stmt::CountBelow(_, _, _, e)
-            | Stmt::EnterBucket(_, _, _, _, e)
-            | Stmt::Mark(_, e, _) => e.place_callees(place)?,
-            Stmt::AddAt(_, _, key, e) => {
-                key.iter_mut().flat_map(KeyField::operands_mut).try_for_each(|part| part.place_callees(place))?;
-                e.place_callees(place)?;
-            }
-            Stmt::AddIn(_, _, key, e) | Stmt::AddListed(_, _, key, e) | Stmt::Write(key, _, e) => {
-                key.place_callees(place)?;
-                e.place_callees(place)?;
-            }
-            Stmt::If(e, body) => {
-                e.place_callees(place)?;
-                place_in(body, place)?;
-            }
-            Stmt::Open(_, body)
-            | Stmt::Close(_, body)
-            | Stmt::HandOver(_, _, body)
-            | Stmt::GiveUp(_, _, body)
-            | Stmt::CloseHanded(_, body) => place_in(body, place)?,
-            Stmt::Call(call) => place_call(call, place)?,
-            Stmt::Record(_, _, recorded) => {
-                recorded.fields.iter_mut().try_for_each(|f| f.operand_mut().place_callees(place))?;
-            }
-            Stmt::Prune
-            | Stmt::BeginGroup(_)
-            | Stmt::KeepGroup(_)
-            | Stmt::Enter(..)
-            | Stmt::Await
-            | Stmt::Fork
-            | Stmt::Forked
-            | Stmt::Start(..)
-            | Stmt::Stop(..)
-            | Stmt::Append(..) => {}
-        }
-    }
-    Ok(())
-}
-
-fn place_call<E>(call: &mut ProgramCall, place: &mut dyn FnMut(&Called) -> Result<Called, E>) -> Result<(), E> {
-    call.callee = place(&call.callee)?;
-    call.args.iter_mut().try_for_each(|e| e.place_callees(place))
 }
 
 impl Stmt {

@@ -50,6 +50,8 @@ pub(super) fn set(stmts: &mut [Stmt], resolution: Resolution, places: Places) {
             | Stmt::BeginGroup(_)
             | Stmt::KeepGroup(_)
             | Stmt::Enter(..)
+            | Stmt::EnterMoving(..)
+            | Stmt::LeaveMoving(..)
             | Stmt::Append(..) => {}
         }
     }

@@ -199,6 +199,8 @@ impl fmt::Display for Stmt {
             }
             Stmt::BeginGroup(v) => write!(f, "begin group v{};", v.0),
             Stmt::KeepGroup(v) => write!(f, "keep group v{};", v.0),
+            Stmt::EnterMoving(v, _, function) => write!(f, "enter moving v{} {function};", v.0),
+            Stmt::LeaveMoving(v, _, metric) => write!(f, "leave moving v{} metric {metric};", v.0),
             Stmt::Enter(v, _, function) => write!(f, "enter v{} {function};", v.0),
             Stmt::CountBelow(v, _, function, e) => write!(f, "count below v{} {function} {e};", v.0),
             Stmt::EnterBucket(v, _, function, _, e) => write!(f, "enter bucket v{} {function} {e};", v.0),

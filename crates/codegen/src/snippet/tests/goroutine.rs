@@ -2,7 +2,7 @@
 
 use ingraft_model::DataArea;
 use ingraft_model::layout::goroutine::{
-    FREE, MULTIPLIER, PLACE, PLACE_BITS, PLACES, PROBES, RECORDS, RECORDS_MAX, SHARD, USED,
+    FREE, INSIDE, MULTIPLIER, PLACE, PLACE_BITS, PLACES, PROBES, RECORDS, RECORDS_MAX, SHARD, USED,
 };
 use ingraft_model::layout::{COUNTERS, TOP, record};
 
@@ -117,6 +117,15 @@ impl GoroutineLists {
         }
         let next = m.read(self.record(n, record::SAVED), 8);
         m.write(place + 8, 8, next);
+        let tree = |m: &Machine, n: u64| m.read(self.record(n, record::RESTORE), 4) & !u64::from(record::HANDED);
+        let mut caller = if tree(m, n) == 0 { 0 } else { next };
+        while caller != 0 && tree(m, caller) != tree(m, n) {
+            caller = m.read(self.record(caller, record::SAVED), 8);
+        }
+        if caller != 0 {
+            let inside = m.read(self.record(n, INSIDE), 8);
+            add(m, self.record(caller, INSIDE), 8, inside.cast_signed());
+        }
         self.give_back(m, n);
     }
 
@@ -235,7 +244,12 @@ fn thread(env: &Environment, routine: Routine, list: &[Record]) -> Machine {
         }
         m.write(lists.record(n, record::SP), 8, KEY.wrapping_add_signed(each.below));
         m.write(lists.record(n, record::NAME), 4, u64::from(each.name));
-        m.write(lists.record(n, record::RESTORE), 4, 0x9000 | if each.handed { u64::from(record::HANDED) } else { 0 });
+        m.write(
+            lists.record(n, record::RESTORE),
+            4,
+            if each.name == OTHER { 0x9000 } else { 0x9800 * u64::from(each.name != 0) }
+                | if each.handed { u64::from(record::HANDED) } else { 0 },
+        );
         link = lists.record(n, record::SAVED);
         m.write(link, 8, 0);
     }

@@ -8,6 +8,7 @@ mod cut;
 mod event;
 mod goroutine;
 pub(crate) mod machine;
+mod moving;
 mod slow;
 mod time;
 
@@ -24,7 +25,7 @@ use machine::{BACK, CODE, Machine, RAX, none};
 pub(crate) const GLIBC: ThreadIdentity = ThreadIdentity::FsOffset(0x2d0);
 
 /// Routines that are listings.
-pub(crate) const FIXED: [Routine; 10] = [
+pub(crate) const FIXED: [Routine; 12] = [
     Routine::PruneGoroutine,
     Routine::Park,
     Routine::Fetch,
@@ -33,6 +34,8 @@ pub(crate) const FIXED: [Routine; 10] = [
     Routine::Cut,
     Routine::Time,
     Routine::Enter,
+    Routine::EnterMoving,
+    Routine::LeaveMoving,
     Routine::Fork,
     Routine::Forked,
 ];
@@ -180,6 +183,8 @@ fn listings_are_golden() {
         "cut",
         "time",
         "enter",
+        "enter_moving",
+        "leave_moving",
         "fork",
         "forked",
     ]) {

@@ -758,7 +758,14 @@ impl<'a> Interpreter<'a> {
             }
             Routine::Read | Routine::Write | Routine::Usage | Routine::Event => state.lose(1),
             Routine::Time => state.lose(2),
-            Routine::CpuTime | Routine::Await | Routine::Room | Routine::Fork | Routine::Forked | Routine::Enter => {}
+            Routine::CpuTime
+            | Routine::Await
+            | Routine::Room
+            | Routine::Fork
+            | Routine::Forked
+            | Routine::Enter
+            | Routine::EnterMoving
+            | Routine::LeaveMoving => {}
         }
         Ok(back)
     }

@@ -180,6 +180,8 @@ pub struct ContextCode<'a> {
     pub variables: &'a Arc<[Variable]>,
     /// The metric of their pairs.
     pub metric: &'a Arc<MetricInfo>,
+    /// Whether calls move between threads. Then only their numbers and times are told: all else belongs to a thread.
+    pub moving: bool,
 }
 
 impl ContextCode<'_> {
@@ -191,6 +193,10 @@ impl ContextCode<'_> {
         role: LibraryRole,
         timed: Option<Clock>,
     ) -> Instrumentation {
+        let follows = self.metrics.iter().all(|metric| *metric == ContextMetric::WallTime);
+        if follows && self.event.is_none() && timed.is_none() && self.moving {
+            return self.of_moving(function, number);
+        }
         let mut kept = Vec::new();
         // All that has happened since the last reading belongs to the context that the thread is about to leave.
         let number_of_event = ContextsOptions::values(self.metrics).count() as u8;
@@ -229,18 +235,39 @@ impl ContextCode<'_> {
         kept.sort_by_key(|kept| !matches!(kept, KeptValue::Time(_)));
         exit.push(Stmt::Set(CURRENT_OF, Expr::Restored));
         let record = CallRecord { activations: ACTIVATIONS, kept, restore: Some(Restore::Value(CURRENT_OF)) };
-        let at = |point, order, stmt| {
-            let snippet = Arc::new(Snippet { stmts: vec![stmt] });
-            Insertion { order, ..code::insertion_of(function, point, snippet) }
-        };
-        let insertions = vec![
-            at(PointKind::Entry, Order::Append, Stmt::Open(record.clone(), entry)),
-            at(PointKind::Exit, Order::Prepend, Stmt::Close(record, exit)),
-        ];
+        let insertions = both_ends(function, record, entry, exit);
         let variables = Arc::clone(self.variables);
         let counter = self.event.filter(|event| event.usage.is_none()).map(|event| Arc::clone(&event.name));
         Instrumentation { variables, placing, event: counter, ..code::empty(insertions, Arc::clone(self.metric)) }
     }
+
+    /// The code in a function whose calls move between threads.
+    fn of_moving(&self, function: FunctionId, number: u32) -> Instrumentation {
+        let (kept, exit) = match self.metrics.is_empty() {
+            true => (Vec::new(), Vec::new()),
+            false => {
+                let kept = vec![KeptValue::Time(Clock::Wall), KeptValue::Spent(Clock::Wall)];
+                (kept, vec![Stmt::LeaveMoving(TREE_OF, self.shape, 0)])
+            }
+        };
+        let record = CallRecord { activations: ACTIVATIONS, kept, restore: None };
+        let entry = vec![Stmt::EnterMoving(TREE_OF, self.shape, number)];
+        let insertions = both_ends(function, record, entry, exit);
+        let variables = Arc::clone(self.variables);
+        Instrumentation { variables, placing: Placing::Anywhere, ..code::empty(insertions, Arc::clone(self.metric)) }
+    }
+}
+
+/// The code at both ends of a call with a record.
+fn both_ends(function: FunctionId, record: CallRecord, entry: Vec<Stmt>, exit: Vec<Stmt>) -> Vec<Insertion> {
+    let at = |point, order, stmt| {
+        let snippet = Arc::new(Snippet { stmts: vec![stmt] });
+        Insertion { order, ..code::insertion_of(function, point, snippet) }
+    };
+    vec![
+        at(PointKind::Entry, Order::Append, Stmt::Open(record.clone(), entry)),
+        at(PointKind::Exit, Order::Prepend, Stmt::Close(record, exit)),
+    ]
 }
 
 /// The clock whose own time of a call is added to the metric in a function; `None` if none is.
@@ -325,7 +352,7 @@ mod tests {
         let shape = ContextShape::of_bits(4, !metrics.is_empty(), false).expect("a size");
         let held = HeldCounters { tree: 7, records: 9, last_count: 0, lock: 0 };
         let (variables, metric) = (variables(held, false), metric(METRIC));
-        let code = ContextCode { shape, metrics, event: None, variables: &variables, metric: &metric };
+        let code = ContextCode { shape, metrics, event: None, variables: &variables, metric: &metric, moving: false };
         code.of(F, (9, 2), role, None).insertions.iter().map(|i| format!("{:?} {}", i.point, i.snippet)).collect()
     }
 
@@ -338,11 +365,31 @@ mod tests {
     }
 
     #[test]
+    fn the_record_of_a_call_that_moves_keeps_its_context() {
+        let shape = ContextShape::of_bits(4, false, false).expect("a size");
+        let (variables, metric) = (variables(HeldCounters::default(), false), metric(METRIC));
+        let code =
+            ContextCode { shape, metrics: &[], event: None, variables: &variables, metric: &metric, moving: true };
+        let of = |code: &ContextCode<'_>, timed| {
+            let insertions = code.of(F, (9, 2), LibraryRole::default(), timed).insertions;
+            let bound = insertions.iter().any(|i| i.snippet.is_bound_to_thread());
+            (insertions.iter().map(|i| i.snippet.to_string()).collect::<Vec<_>>().join(" "), bound)
+        };
+        assert_eq!(of(&code, None), ("open r1 { enter moving v2 9; } close r1 {  }".to_owned(), false));
+        assert!(of(&code, Some(Clock::Wall)).1);
+        let with = |metrics| of(&ContextCode { metrics, ..code }, None);
+        let timed = "open r1 time spent { enter moving v2 9; } close r1 time spent { leave moving v2 metric 0; }";
+        assert_eq!(with(&[ContextMetric::WallTime]), (timed.to_owned(), false));
+        assert!(with(&[ContextMetric::Looks]).1 && with(&[ContextMetric::WallTime, ContextMetric::CpuTime]).1);
+    }
+
+    #[test]
     fn the_end_of_a_timed_call_counts_the_bucket_of_its_time() {
         let shape = ContextShape::of_bits(4, true, false).expect("a size");
         let (variables, metric) =
             (variables(HeldCounters { tree: 7, ..HeldCounters::default() }, false), metric(METRIC));
-        let code = ContextCode { shape, metrics: &[], event: None, variables: &variables, metric: &metric };
+        let code =
+            ContextCode { shape, metrics: &[], event: None, variables: &variables, metric: &metric, moving: false };
         let code = code.of(F, (9, 2), LibraryRole::default(), Some(Clock::Cpu));
         let texts: Vec<String> = code.insertions.iter().map(|i| format!("{:?} {}", i.point, i.snippet)).collect();
         assert_eq!(
@@ -364,7 +411,14 @@ mod tests {
         let texts = |usage| {
             let event = ContextEvent { name: "cycles".into(), usage };
             let metrics = &[ContextMetric::Looks];
-            let code = ContextCode { shape, metrics, event: Some(&event), variables: &variables, metric: &metric };
+            let code = ContextCode {
+                shape,
+                metrics,
+                event: Some(&event),
+                variables: &variables,
+                metric: &metric,
+                moving: false,
+            };
             let code = code.of(F, (9, 2), LibraryRole::default(), None);
             let texts = code.insertions.iter().map(|i| i.snippet.to_string()).collect::<Vec<_>>();
             (code.event, texts.join(" "))
@@ -388,7 +442,7 @@ mod tests {
         let (variables, metric) = (variables(held, true), metric(METRIC));
         let [cycles, faults] = [None, Some(Usage::PageFaults)].map(|usage| ContextEvent { name: "e".into(), usage });
         let metrics = &ContextMetric::ALL[..4];
-        let code = ContextCode { shape, metrics, event: None, variables: &variables, metric: &metric };
+        let code = ContextCode { shape, metrics, event: None, variables: &variables, metric: &metric, moving: false };
         let [counted, asked] = [&cycles, &faults].map(|event| ContextCode { metrics: &[], event: Some(event), ..code });
         let timed = ContextCode { metrics: &[], ..code };
         let of = |code: &ContextCode<'_>, clock| code.of(F, (1, 0), LibraryRole::default(), clock).insertions;

@@ -315,9 +315,11 @@ impl Running for ContextsKind {
             event: event.as_ref(),
             variables: &variables,
             metric: &metric,
+            moving: false,
         };
         let owner = Owner { measurement: asked.id, hidden: false };
         let looks = asked.missing != Missing::MayCome;
+        let has_goroutines = asked.modules.goroutine_pointer().is_some();
         let mut all = Vec::new();
         for (function, role) in functions {
             let Some(focus) = focus(asked.modules, function) else { continue };
@@ -331,6 +333,8 @@ impl Running for ContextsKind {
             let index = u16::try_from(index).unwrap_or(u16::MAX);
             let is_timed = timed.contains(&function);
             let clock = is_timed.then(|| self.clock());
+            let is_go = asked.modules.resolve(function).is_some_and(|(_, module, _)| module.image.elf().is_go());
+            let code = ContextCode { moving: has_goroutines || is_go, ..code };
             let instrumentation = code.of(function, (number, index), role, clock);
             let fits_copy = instrumentation.placing == Placing::InCopyIfBusy;
             let pair = Arc::new(MetricFocus { metric: METRIC.to_owned(), focus: focus.clone() });

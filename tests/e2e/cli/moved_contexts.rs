@@ -1,0 +1,171 @@
+//! Tests of `ingraft profile contexts` in Go, whose calls move between threads: the program keeps its own account of who called whom.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Mutatee, Outcome, Reply, program, scaled, skip};
+
+use crate::go::end_clean;
+use crate::tool;
+
+const FUNCTIONS: [&str; 10] = [
+    "main.c_leaf",
+    "main.c_wait",
+    "main.c_grow",
+    "main.c_throw",
+    "main.c_rescue",
+    "main.c_after",
+    "main.c_short",
+    "main.c_start",
+    "main.c_any",
+    "main.c_task",
+];
+
+/// Numbers of calls by the functions that were open, from the outermost one on, and by the number of functions of the context to which a recursive
+/// call leads back, or 0.
+type Calls = BTreeMap<(Vec<String>, usize), u64>;
+
+/// The contexts in what the tool has printed, without the places of calls.
+fn told(outcome: &Outcome) -> Calls {
+    let mut chains: BTreeMap<u64, Vec<String>> = BTreeMap::from([(0, Vec::new())]);
+    let mut found = Calls::new();
+    for record in outcome.all("context") {
+        let number = |key: &str| record[key].as_u64().unwrap_or(0);
+        let mut chain = chains[&number("parent")].clone();
+        chain.push(record["function"].as_str().expect("a name").to_owned());
+        let back = chains.get(&number("back_to")).map_or(0, Vec::len);
+        chains.insert(number("id"), chain.clone());
+        if number("calls") > 0 {
+            *found.entry((chain, back)).or_default() += number("calls");
+        }
+    }
+    found
+}
+
+/// The contexts in the program's account. A recursive call leads back to the first one of its function if `folds`.
+fn known(reply: &Reply, folds: bool) -> Calls {
+    let mut found = Calls::new();
+    for line in &reply.lines {
+        let Some((chain, calls)) = line.strip_prefix("call ").and_then(|line| line.split_once(' ')) else { continue };
+        let (mut context, mut back) = (Vec::new(), 0);
+        for function in chain.split('/') {
+            context.truncate(if back == 0 { context.len() } else { back });
+            let first = context.iter().position(|earlier| earlier == function).filter(|_| folds);
+            back = first.map_or(0, |first| first + 1);
+            context.push(function.to_owned());
+        }
+        *found.entry((context, back)).or_default() += calls.parse::<u64>().expect("a number");
+    }
+    found
+}
+
+fn assert_equal(told: &Calls, known: &Calls) {
+    assert!(known.len() > 20, "{} contexts", known.len());
+    let wrong: Vec<_> = known.iter().filter(|(chain, calls)| told.get(*chain) != Some(calls)).collect();
+    let more: Vec<_> = told.iter().filter(|(chain, _)| !known.contains_key(*chain)).collect();
+    let few = |all: &[(&(Vec<String>, usize), &u64)]| {
+        let one = |(chain, calls): &(&(Vec<String>, usize), &u64)| {
+            format!("{chain:?}: {calls}, told {:?}\n", told.get(*chain))
+        };
+        all.iter().take(5).map(one).collect::<String>()
+    };
+    assert!(
+        wrong.is_empty() && more.is_empty(),
+        "{} wrong:\n{}{} more:\n{}",
+        wrong.len(),
+        few(&wrong),
+        more.len(),
+        few(&more)
+    );
+}
+
+/// Profiles a program of these chains of calls again and again.
+fn in_rounds(mode: &str, commands: &[String]) {
+    let program = match program("chains") {
+        Ok(program) => program,
+        Err(why) => skip!("chains: {why}"),
+    };
+    let mut target = Mutatee::spawn(Command::new(program).env("GOMAXPROCS", "4"));
+    let before = Text::of(target.pid());
+    let tool = tool();
+    for command in commands {
+        let pid = target.pid_text();
+        let all = ["profile", "contexts", "-p", &pid, "--recursion", mode, "--max-overhead", "10000"];
+        let mut session = tool.start(all.iter().chain(&FUNCTIONS));
+        session.wait_for("attached");
+        let truth = target.ask(command);
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        assert_equal(&told(&outcome), &known(&truth, mode == "fold"));
+        let all = outcome.one("contexts");
+        for key in ["full", "unrecorded", "unseen"] {
+            assert_eq!(all[key], 0, "{key} in {all}");
+        }
+    }
+    end_clean(target, &before);
+}
+
+#[test]
+fn contexts_of_goroutines_equal_the_programs_account() {
+    let commands: Vec<String> = (0..scaled(3, 40)).map(|seed| format!("run {seed} {} 6", scaled(300, 2000))).collect();
+    in_rounds("fold", &commands);
+}
+
+/// Every recursive call has a context of its own, and the stacks are deep.
+#[test]
+fn contexts_of_recursive_calls_equal_the_programs_account() {
+    let commands: Vec<String> = (0..scaled(2, 10)).map(|seed| format!("run {} 150 4", seed + 50)).collect();
+    in_rounds("full", &commands);
+}
+
+/// The own times of all contexts of a goroutine add up to the time that the program has taken itself. So does a wait that other threads end.
+#[test]
+fn times_in_contexts_of_goroutines_add_up() {
+    let program = match program("chains") {
+        Ok(program) => program,
+        Err(why) => skip!("chains: {why}"),
+    };
+    let mut target = Mutatee::spawn(Command::new(program).env("GOMAXPROCS", "4"));
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let all = ["profile", "contexts", "-p", &pid, "--metric", "time", "--max-overhead", "10000"];
+    let mut session = tool().start(all.iter().chain(&FUNCTIONS));
+    session.wait_for("attached");
+    let truth = target.ask(&format!("run 3 {} 6", scaled(5000, 50_000)));
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_equal(&told(&outcome), &known(&truth, true));
+    let mut tasks = BTreeSet::from([0]);
+    let mut sum = 0;
+    for record in outcome.all("context") {
+        let number = |key: &str| record[key].as_u64().unwrap_or(0);
+        let is_task = record["function"] == "main.c_task" || number("parent") != 0;
+        if is_task && tasks.contains(&number("parent")) {
+            tasks.insert(number("id"));
+            sum += record["metrics"]["wall_ns"].as_u64().expect("a time");
+        }
+    }
+    let known = truth.number("ns main.c_task");
+    let off = sum.abs_diff(known).saturating_sub(target::stolen_ns());
+    assert!(off * 100 <= known * 3, "{sum} ns, but {known} ns by the program's clock");
+    end_clean(target, &before);
+}
+
+/// Calls of C functions stay with their threads.
+#[test]
+fn contexts_of_c_functions_are_refused_beside_goroutines() {
+    if let Err(why) = program("handlers") {
+        skip!("handlers: {why}");
+    }
+    let mut target = Mutatee::start("handlers", &[]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let mut session = tool().start(["profile", "contexts", "-p", &pid, "main.handle", "libc*:malloc"]);
+    session.wait_for("attached");
+    let truth = target.ask("go 20");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let refused = outcome.one("refused");
+    assert_eq!((&refused["function"], &refused["reason"]), (&"malloc".into(), &"moving_calls".into()), "{refused}");
+    let calls: u64 = told(&outcome).values().sum();
+    assert_eq!(calls, truth.number("tally main.handle"));
+    end_clean(target, &before);
+}
