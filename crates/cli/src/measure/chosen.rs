@@ -20,7 +20,7 @@ use crate::signals::Signals;
 /// Time between two looks for new processes of a name or a control group; each look reads the names of all processes.
 const LOOK: Duration = Duration::from_millis(250);
 /// Largest number of insertions at the same time. The first insertion runs alone, because the others use its analysis.
-const AT_ONCE: usize = 2;
+const AT_ONCE: usize = 3;
 
 /// The processes of a name or a control group that have been seen.
 #[derive(Default)]
