@@ -375,7 +375,7 @@ mod tests {
             let bound = insertions.iter().any(|i| i.snippet.is_bound_to_thread());
             (insertions.iter().map(|i| i.snippet.to_string()).collect::<Vec<_>>().join(" "), bound)
         };
-        assert_eq!(of(&code, None), ("open r1 { enter moving v2 9; } close r1 {  }".to_owned(), false));
+        assert_eq!(of(&code, None), ("open r1 { enter moving v2 9; } close r1 { }".to_owned(), false));
         assert!(of(&code, Some(Clock::Wall)).1);
         let with = |metrics| of(&ContextCode { metrics, ..code }, None);
         let timed = "open r1 time spent { enter moving v2 9; } close r1 time spent { leave moving v2 metric 0; }";
