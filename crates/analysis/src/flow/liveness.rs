@@ -42,9 +42,14 @@ pub(crate) struct Dead {
 }
 
 /// Returns which of these registers, and whether the flags, are dead at `at`. `inside` tells whether the target of a direct jump is in the
-/// function.
-pub(crate) fn dead_at(image: &Elf, at: u64, registers: u32, inside: impl Fn(u64) -> bool) -> Dead {
-    let mut scan = Scan { image, live: 0, info: InstructionInfoFactory::new() };
+/// function. `info` tells what instructions do; it costs less to use one for many searches.
+pub(crate) fn dead_at(
+    info: &mut InstructionInfoFactory,
+    image: &Elf,
+    (at, registers): (u64, u32),
+    inside: impl Fn(u64) -> bool,
+) -> Dead {
+    let mut scan = Scan { image, live: 0, info };
     let asked = registers | FLAGS;
     let mut work = vec![(at, asked)];
     let mut seen: Vec<(u64, u32)> = Vec::new();
@@ -62,7 +67,7 @@ pub(crate) fn dead_at(image: &Elf, at: u64, registers: u32, inside: impl Fn(u64)
 struct Scan<'a> {
     image: &'a Elf,
     live: u32,
-    info: InstructionInfoFactory,
+    info: &'a mut InstructionInfoFactory,
 }
 
 impl Scan<'_> {

@@ -1,8 +1,9 @@
 //! The beginnings of a function's basic blocks as sites for springboards.
 
+use std::cell::RefCell;
 use std::ops::Range;
 
-use iced_x86::Instruction;
+use iced_x86::{Instruction, InstructionInfoFactory};
 use ingraft_model::machine::SPRINGBOARD;
 use ingraft_model::{
     Block, BlockId, BlockPoint, BodyBlock, BodyExit, Cfg, Edge, EdgeKind, EdgeTarget, Entered, FreeRegisters,
@@ -28,7 +29,7 @@ pub(crate) fn points(image: &AnalysedImage, function: &Function) -> Result<Vec<B
     let graph = FlowGraph::new(&body);
     let cfg = flow::cfg(&body, &graph);
     cfg.ways_in_proven.clone()?;
-    let sites = BlockSites { body: &body, graph: &graph };
+    let sites = BlockSites { body: &body, graph: &graph, info: RefCell::new(InstructionInfoFactory::new()) };
     let point = |block: &Block| {
         let start = block.range.start;
         let site = match cfg.reasons_at(start).any(|reason| reason == WayInReason::SyscallReturn) {
@@ -40,7 +41,7 @@ pub(crate) fn points(image: &AnalysedImage, function: &Function) -> Result<Vec<B
                     why: "it is behind a system call, after which the stack may be gone",
                 })
             }
-            false => sites.site(start.0, None),
+            false => sites.site(start.0, None).map(|site| with_neighbours(image, site)),
         };
         BlockPoint { block: block.clone(), site }
     };
@@ -65,11 +66,11 @@ pub(crate) fn body(image: &AnalysedImage, function: &Function) -> Result<Functio
     let cfg = flow::cfg(&body, &graph);
     cfg.ways_in_proven.clone()?;
     system_calls::check(&body, &cfg)?;
-    let sites = BlockSites { body: &body, graph: &graph };
+    let sites = BlockSites { body: &body, graph: &graph, info: RefCell::new(InstructionInfoFactory::new()) };
     let island_rooms = IslandRooms::new(&body, &graph, &[]);
     let room = |site: Site, island_rooms: &IslandRooms| match needs_island(&site) {
         true => Site { island_rooms: island_rooms.near(image, site.at.0), ..site },
-        false => site,
+        false => with_neighbours(image, site),
     };
     let is_inner = |edge: &Edge| matches!(edge.to, EdgeTarget::Block(_));
     let edges: Vec<Edge> = cfg.edges.iter().filter(|edge| is_inner(edge)).copied().collect();
@@ -160,6 +161,7 @@ fn entered(cfg: &Cfg, edges: &[Edge]) -> IndexVec<BlockId, Entered> {
 struct BlockSites<'a> {
     body: &'a DecodedFunction<'a>,
     graph: &'a FlowGraph,
+    info: RefCell<InstructionInfoFactory>,
 }
 
 impl BlockSites<'_> {
@@ -168,12 +170,13 @@ impl BlockSites<'_> {
         let (image, function) = (self.body.image, self.body.function);
         let overwritten = if function.facts.calls_out { CALLER_SAVED } else { u32::from(function.facts.writes) };
         let inside = |target| function.contains(Svma(target));
-        let dead = liveness::dead_at(image.elf(), at, overwritten & CALLER_SAVED, inside);
+        let dead =
+            liveness::dead_at(&mut self.info.borrow_mut(), image.elf(), (at, overwritten & CALLER_SAVED), inside);
         let scratch = SCRATCH_ORDER.into_iter().filter(|r| dead.registers >> r.0 & 1 != 0).collect();
         FreeRegisters { scratch, flags: dead.flags }
     }
 
-    /// The site at the first byte of a block. `free` is what is free there, if it is known already.
+    /// The site at the first byte of a block, without room for islands. `free` is what is free there, if it is known already.
     fn site(&self, start: u64, free: Option<&FreeRegisters>) -> Result<Site, Refusal> {
         let (image, function) = (self.body.image, self.body.function);
         let offset = function.offset_of(start);
@@ -225,8 +228,15 @@ impl BlockSites<'_> {
         let bytes = image.elf().data_at(at, len).unwrap_or_default().to_vec();
         let free = free.filter(|_| at == start).cloned().unwrap_or_else(|| self.free(at));
         let kind = SiteKind::Block { free };
-        let short = room < SPRINGBOARD || !on_one_page(at, SPRINGBOARD);
-        let island_rooms = if short { island_room::around(image, at, None) } else { Vec::new() };
-        Ok(Site { own: own as u8, landings, island_rooms, ..Site::new(kind, function.start(), Svma(at), bytes) })
+        Ok(Site { own: own as u8, landings, ..Site::new(kind, function.start(), Svma(at), bytes) })
     }
+}
+
+/// Adds the room for islands in the functions around a site, if it is too short for a springboard of five bytes.
+fn with_neighbours(image: &AnalysedImage, site: Site) -> Site {
+    let at = site.at.0;
+    let room = site.landings.first().map_or(site.bytes.len() as u64, |landing| landing.0 - at);
+    let short = room < SPRINGBOARD || !on_one_page(at, SPRINGBOARD);
+    let island_rooms = if short { island_room::around(image, at, None) } else { Vec::new() };
+    Site { island_rooms, ..site }
 }

@@ -57,7 +57,8 @@ pub(crate) fn first_instruction(image: &AnalysedImage, function: &Function) -> O
 pub(crate) fn free_at(image: &AnalysedImage, function: &Function, at: u64) -> FreeRegisters {
     let overwritten = if function.facts.calls_out { CALLER_SAVED } else { u32::from(function.facts.writes) };
     let inside = |target| function.contains(Svma(target));
-    let dead = liveness::dead_at(image.elf(), at, overwritten & CALLER_SAVED, inside);
+    let dead =
+        liveness::dead_at(&mut InstructionInfoFactory::new(), image.elf(), (at, overwritten & CALLER_SAVED), inside);
     let scratch = SCRATCH_ORDER.into_iter().filter(|r| dead.registers >> r.0 & 1 != 0).collect();
     FreeRegisters { scratch, flags: dead.flags }
 }

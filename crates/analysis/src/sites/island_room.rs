@@ -60,7 +60,11 @@ impl IslandRooms {
     pub fn near(&self, image: &AnalysedImage, at: u64) -> Vec<IslandRoom> {
         let distance = |of: u64| of.wrapping_sub(at).cast_signed();
         let mut found: Vec<IslandRoom> = Vec::new();
-        for run in &self.0 {
+        let in_reach = |run: &&Vec<Range<u64>>| {
+            let ends = run.first().zip(run.last());
+            ends.is_some_and(|(first, last)| distance(last.end) > REACH.start && distance(first.start) < REACH.end)
+        };
+        for run in self.0.iter().filter(in_reach) {
             let mut free_from = 0;
             for (index, start) in run.iter().map(|i| i.start).enumerate() {
                 let whole = [start, start + SPRINGBOARD].iter().all(|s| s / PAGE == (s + SPRINGBOARD - 1) / PAGE);
