@@ -11,8 +11,8 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::undertaking::Check;
 
-/// Number of items that a thread takes at once. It is small because items differ in cost, and processors in their other work.
-const ITEMS_AT_ONCE: usize = 32;
+/// Largest number of items that a thread takes at once. It is small because items differ in cost, and processors in their other work.
+pub const ITEMS_AT_ONCE: usize = 32;
 
 /// Largest number of threads for quick work: starting many more takes longer than they save.
 const QUICK_MAX: usize = 16;
@@ -97,7 +97,7 @@ pub fn each<T: Sync, R: Send>(items: &[T], look: impl Fn(&T) -> R + Sync) -> Vec
     };
     match quick() {
         Some(pool) if items.len() > 2 * ITEMS_AT_ONCE => share(pool, |alone| match alone {
-            true => items.par_iter().with_min_len(ITEMS_AT_ONCE).map(&look).collect(),
+            true => items.par_iter().with_max_len(ITEMS_AT_ONCE).map(&look).collect(),
             false => items.iter().map(&look).collect(),
         }),
         _ => items.iter().map(look).collect(),
@@ -111,7 +111,7 @@ pub fn each_in_background<T: Sync, R: Send>(items: &[T], look: impl Fn(&T) -> R 
         check.pass(1);
         look(item)
     };
-    in_background(|| items.par_iter().map(look).collect())
+    in_background(|| items.par_iter().with_max_len(ITEMS_AT_ONCE).map(look).collect())
 }
 
 /// Runs parts of code generation and of proofs on the threads for quick work.

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{MeasurementId, MetricFocus, RefusedFunction, Removed};
-use crate::background::{each, in_background};
+use crate::background::{ITEMS_AT_ONCE, each, in_background};
 use crate::error::{Error, Reason};
 use crate::kinds::code;
 use crate::kinds::graph::{FunctionGraph, module_info};
@@ -141,7 +141,8 @@ impl<P: Plan> Functions<P> {
             let owner = Owner { measurement: asked.id, hidden: false };
             Some((plan, WantedPair { function: Some(*function), ..WantedPair::owned(owner, pair, instrumentation) }))
         };
-        let all: Vec<_> = in_background(|| functions.par_iter().filter_map(wanted).collect());
+        let all: Vec<_> =
+            in_background(|| functions.par_iter().with_max_len(ITEMS_AT_ONCE).filter_map(wanted).collect());
         let (plans, wanted): (Vec<_>, Vec<WantedPair>) = all.into_iter().unzip();
         self.planned = plans.into_iter().flatten().collect();
         wanted
