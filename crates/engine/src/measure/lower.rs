@@ -54,7 +54,8 @@ fn environment(wall: WallClock) -> Environment {
         cpu,
         vectors: vector_state(),
         loader: None,
-        goroutine: None,
+        // where Go programs for Linux have it
+        goroutine: Some(-8),
         readable,
     }
 }
@@ -149,9 +150,10 @@ pub fn wall_of(clock: Option<&TickClock>) -> WallClock {
     if clock.is_none_or(TickClock::is_counter) { WallClock::Tsc } else { WallClock::Vdso(SOMEWHERE) }
 }
 
-/// The worst case of a snippet at a point of a form that compilers often emit, including the code on the way to the snippet.
-pub fn worst_case(insertion: &Insertion, variables: &[Variable], wall: WallClock) -> Option<Cost> {
-    let site = generic_site(insertion.point);
+/// The worst case of a snippet at a point of a form that compilers often emit, including the code on the way to the snippet. `moving` tells
+/// whether calls of the function move between threads.
+pub fn worst_case(insertion: &Insertion, variables: &[Variable], wall: WallClock, moving: bool) -> Option<Cost> {
+    let site = Site { moving, ..generic_site(insertion.point) };
     let lowered = woven(&insertion.snippet, &site, Bias(0), variables, wall)?.ok()?;
     Some(lowered.minis.into_iter().chain([lowered.base]).sum())
 }

@@ -158,8 +158,10 @@ impl Session {
         rates: &FxHashMap<FunctionId, f64>,
     ) -> Vec<PairRate> {
         let wall = wall_of(self.clocks.wall().ok());
+        let is_go = |function| control.modules.resolve(function).is_some_and(|(_, m, _)| m.image.elf().is_go());
         let price = |insertion: &Insertion, variables: &[Variable]| {
-            worst_case(insertion, variables, wall).map_or(0.0, |cost| Prices::here().ns(cost))
+            let cost = worst_case(insertion, variables, wall, is_go(insertion.function));
+            cost.map_or(0.0, |cost| Prices::here().ns(cost))
         };
         let is_new = |w: &&WantedPair| !control.pairs.contains_key(&PairKey::of(w));
         predict(wanted.iter().map(|w| Some(w).filter(is_new).map(|w| &w.instrumentation)), rates, &price)

@@ -448,8 +448,14 @@ mod tests {
         let of = |code: &ContextCode<'_>, clock| code.of(F, (1, 0), LibraryRole::default(), clock).insertions;
         let all = [of(&code, None), of(&timed, Some(Clock::Wall)), of(&counted, None), of(&asked, None)];
         for insertion in all.concat() {
-            let cost = worst_case(&insertion, &variables, WallClock::Tsc);
+            let cost = worst_case(&insertion, &variables, WallClock::Tsc, false);
             assert!(cost.is_some(), "{}", insertion.snippet);
+        }
+        for metrics in [&[] as &[_], &[ContextMetric::WallTime]] {
+            for insertion in of(&ContextCode { metrics, moving: true, ..code }, None) {
+                let cost = worst_case(&insertion, &variables, WallClock::Tsc, true);
+                assert!(cost.is_some(), "{}", insertion.snippet);
+            }
         }
     }
 

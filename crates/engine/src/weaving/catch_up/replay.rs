@@ -67,6 +67,8 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
                     kept.push(Stmt::If(condition.clone(), body));
                 }
             }
+            // The record of such a call is in the list of its goroutine, and in no thread.
+            Stmt::Open(_, body) if body.iter().any(|stmt| matches!(stmt, Stmt::EnterMoving(..))) => {}
             Stmt::Open(record, body) if !record.kept.is_empty() && !tells_contexts(record, body) => {
                 return Err(if record.is_timed() { Uncaught::Begin } else { Uncaught::Arguments });
             }
@@ -549,6 +551,8 @@ mod tests {
         assert_eq!(of(&[Stmt::If(argument.clone(), nesting_flag())]), Err(Uncaught::Arguments));
         // Catch-up replays states only. This code counts an event, so its unknown argument does not matter.
         assert_eq!(of(&[Stmt::If(argument, vec![Stmt::Add(VALUE, Expr::Arg(1))])]), Ok(None));
+        let moving = Stmt::EnterMoving(VALUE, ContextShape::usual(false, false), 1);
+        assert_eq!(of(&[Stmt::Open(record(None), vec![moving])]), Ok(None));
     }
 
     #[test]
