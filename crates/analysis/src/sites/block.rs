@@ -11,10 +11,10 @@ use ingraft_model::{
 };
 
 use crate::flow::body::DecodedFunction;
-use crate::flow::liveness::{self, CALLER_SAVED, SCRATCH_ORDER};
 use crate::flow::{self, FlowGraph, system_calls};
 use crate::functions::function::Function;
 use crate::image::AnalysedImage;
+use crate::sites::first::free_at;
 use crate::sites::island_room::IslandRooms;
 use crate::sites::springboard::{SHORT, SITE_MAX, on_one_page, probed};
 use crate::sites::{entry, island_room};
@@ -167,13 +167,7 @@ struct BlockSites<'a> {
 impl BlockSites<'_> {
     /// The registers and flags that are free at an address.
     fn free(&self, at: u64) -> FreeRegisters {
-        let (image, function) = (self.body.image, self.body.function);
-        let overwritten = if function.facts.calls_out { CALLER_SAVED } else { u32::from(function.facts.writes) };
-        let inside = |target| function.contains(Svma(target));
-        let dead =
-            liveness::dead_at(&mut self.info.borrow_mut(), image.elf(), (at, overwritten & CALLER_SAVED), inside);
-        let scratch = SCRATCH_ORDER.into_iter().filter(|r| dead.registers >> r.0 & 1 != 0).collect();
-        FreeRegisters { scratch, flags: dead.flags }
+        free_at(&mut self.info.borrow_mut(), self.body.image, self.body.function, at)
     }
 
     /// The site at the first byte of a block, without room for islands. `free` is what is free there, if it is known already.

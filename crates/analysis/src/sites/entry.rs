@@ -1,6 +1,6 @@
 //! The entry of a function as a site for a springboard.
 
-use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
+use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpKind, Register};
 use ingraft_model::machine::SPRINGBOARD;
 use ingraft_model::{Arrival, BackBranch, Refusal, Site, SiteKind, Svma};
 
@@ -88,7 +88,7 @@ pub(crate) fn site(image: &AnalysedImage, function: &Function) -> Result<Site, R
     Ok(Site {
         kind: SiteKind::Entry {
             arrival: Arrival { back_branches, least: (displaced_until(image, function) - at) as u8 },
-            free: free_at(image, function, at),
+            free: free_at(&mut InstructionInfoFactory::new(), image, function, at),
             first,
         },
         point: 0,

@@ -36,7 +36,7 @@ pub(crate) fn first_instruction(image: &AnalysedImage, function: &Function) -> O
     let effect = match lowered(&i).or_else(|| is_repeatable(&i).then_some(0)) {
         Some(lowers) => FirstEffect::Repeated { lowers },
         None if runs_before_snippets(&i) && image.back_branches_to(start).next().is_none() => {
-            FirstEffect::Once { free: free_at(image, function, next) }
+            FirstEffect::Once { free: free_at(&mut InstructionInfoFactory::new(), image, function, next) }
         }
         None => return None,
     };
@@ -53,12 +53,16 @@ pub(crate) fn first_instruction(image: &AnalysedImage, function: &Function) -> O
     })
 }
 
-/// Registers and flags that snippets may overwrite at an address to which control falls through from the entry.
-pub(crate) fn free_at(image: &AnalysedImage, function: &Function, at: u64) -> FreeRegisters {
+/// Registers and flags that snippets may overwrite at an address in a function.
+pub(crate) fn free_at(
+    info: &mut InstructionInfoFactory,
+    image: &AnalysedImage,
+    function: &Function,
+    at: u64,
+) -> FreeRegisters {
     let overwritten = if function.facts.calls_out { CALLER_SAVED } else { u32::from(function.facts.writes) };
     let inside = |target| function.contains(Svma(target));
-    let dead =
-        liveness::dead_at(&mut InstructionInfoFactory::new(), image.elf(), (at, overwritten & CALLER_SAVED), inside);
+    let dead = liveness::dead_at(info, image.elf(), (at, overwritten & CALLER_SAVED), inside);
     let scratch = SCRATCH_ORDER.into_iter().filter(|r| dead.registers >> r.0 & 1 != 0).collect();
     FreeRegisters { scratch, flags: dead.flags }
 }
