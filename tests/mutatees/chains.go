@@ -3,7 +3,11 @@
 // run SEED CALLS GOROUTINES   the goroutines make so many calls each. They wait for each other, change threads, grow their stacks, panic,
 //                             recover, start goroutines, and end by Goexit.
 //
-// Prints `call CHAIN N` for each chain of functions, from the outermost one on, and `ns main.c_task SUM`.
+// hold SEED CALLS GOROUTINES  the same goroutines wait in `main.c_hold` first
+// release                     lets them go on, and waits for their end
+// go SEED                     four goroutines make some calls
+//
+// At the end of goroutines, prints `call CHAIN N` for each chain of functions, from the outermost one on, and `ns main.c_task SUM`.
 package main
 
 import (
@@ -16,6 +20,9 @@ import (
 	"sync/atomic"
 	"time"
 )
+
+// Goroutines wait until it is closed, if there is one.
+var gate chan int
 
 // A chain of functions.
 type node struct {
@@ -42,6 +49,7 @@ type dice struct {
 	state uint64
 	left  int
 	group *sync.WaitGroup
+	held  *sync.WaitGroup
 }
 
 //go:noinline
@@ -145,7 +153,7 @@ func c_short(d *dice, quits bool) {
 func c_start(at *node, d *dice) {
 	at = at.called("main.c_start")
 	d.group.Add(1)
-	started := &dice{d.state ^ 99, 5, d.group}
+	started := &dice{d.state ^ 99, 5, d.group, nil}
 	go c_short(started, d.below(2) == 0)
 	c_leaf(at, d)
 }
@@ -173,10 +181,21 @@ func c_any(at *node, d *dice) {
 }
 
 //go:noinline
+func c_hold(at *node, d *dice) {
+	at = at.called("main.c_hold")
+	d.held.Done()
+	<-gate
+	c_any(at, d)
+}
+
+//go:noinline
 func c_task(d *dice) {
 	defer d.group.Done()
 	begin := time.Now()
 	at := root.called("main.c_task")
+	if gate != nil {
+		c_hold(at, d)
+	}
 	for d.left > 0 {
 		c_any(at, d)
 	}
@@ -196,25 +215,49 @@ func told(chain string, n *node) {
 	}
 }
 
+// Waits for the end of all goroutines, and prints the account.
+func finish(group *sync.WaitGroup) {
+	group.Wait()
+	told("", root)
+	fmt.Printf("ns main.c_task %d\n", atomic.SwapInt64(&ns, 0))
+}
+
 func main() {
 	go answers()
 	fmt.Println("ready")
 	in := bufio.NewScanner(os.Stdin)
+	group := &sync.WaitGroup{}
 	for in.Scan() {
+		var command string
 		var seed uint64
 		var calls, goroutines int
-		if _, err := fmt.Sscanf(in.Text(), "run %d %d %d", &seed, &calls, &goroutines); err != nil {
-			fmt.Println("unknown command", in.Text())
-		} else {
+		fmt.Sscanf(in.Text(), "%s %d %d %d", &command, &seed, &calls, &goroutines)
+		switch command {
+		case "run", "hold", "go":
+			if command == "go" {
+				calls, goroutines = 50, 4
+			}
 			root.children = map[string]*node{}
-			group := &sync.WaitGroup{}
+			gate = nil
+			if command == "hold" {
+				gate = make(chan int)
+			}
+			held := &sync.WaitGroup{}
 			for i := 0; i < goroutines; i++ {
 				group.Add(1)
-				go c_task(&dice{seed + uint64(i)*7919, calls, group})
+				held.Add(1)
+				go c_task(&dice{seed + uint64(i)*7919, calls, group, held})
 			}
-			group.Wait()
-			told("", root)
-			fmt.Printf("ns main.c_task %d\n", atomic.SwapInt64(&ns, 0))
+			if command == "hold" {
+				held.Wait()
+			} else {
+				finish(group)
+			}
+		case "release":
+			close(gate)
+			finish(group)
+		default:
+			fmt.Println("unknown command", in.Text())
 		}
 		fmt.Println("done")
 	}

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Outcome, Reply, program, scaled, skip};
+use ingraft_testing::{Mutatee, Outcome, Reply, Tool, program, scaled, skip};
 
 use crate::go::end_clean;
 use crate::tool;
 
-const FUNCTIONS: [&str; 10] = [
+const FUNCTIONS: [&str; 11] = [
     "main.c_leaf",
     "main.c_wait",
     "main.c_grow",
@@ -19,6 +19,7 @@ const FUNCTIONS: [&str; 10] = [
     "main.c_short",
     "main.c_start",
     "main.c_any",
+    "main.c_hold",
     "main.c_task",
 ];
 
@@ -80,22 +81,31 @@ fn assert_equal(told: &Calls, known: &Calls) {
     );
 }
 
+/// Starts the program with four threads.
+fn start() -> Result<Mutatee, String> {
+    Ok(Mutatee::spawn(Command::new(program("chains")?).env("GOMAXPROCS", "4")))
+}
+
+/// Profiles the program while it obeys a command. Returns what both say.
+fn profiled(tool: &Tool, target: &mut Mutatee, arguments: &[&str], command: &str) -> (Outcome, Reply) {
+    let pid = target.pid_text();
+    let all = ["profile", "contexts", "-p", &pid, "--max-overhead", "10000"];
+    let mut session = tool.start(all.iter().chain(arguments).chain(&FUNCTIONS));
+    session.wait_for("attached");
+    let truth = target.ask(command);
+    (session.interrupt().assert_code(0).assert_removed(), truth)
+}
+
 /// Profiles a program of these chains of calls again and again.
 fn in_rounds(mode: &str, commands: &[String]) {
-    let program = match program("chains") {
-        Ok(program) => program,
+    let mut target = match start() {
+        Ok(target) => target,
         Err(why) => skip!("chains: {why}"),
     };
-    let mut target = Mutatee::spawn(Command::new(program).env("GOMAXPROCS", "4"));
     let before = Text::of(target.pid());
     let tool = tool();
     for command in commands {
-        let pid = target.pid_text();
-        let all = ["profile", "contexts", "-p", &pid, "--recursion", mode, "--max-overhead", "10000"];
-        let mut session = tool.start(all.iter().chain(&FUNCTIONS));
-        session.wait_for("attached");
-        let truth = target.ask(command);
-        let outcome = session.interrupt().assert_code(0).assert_removed();
+        let (outcome, truth) = profiled(&tool, &mut target, &["--recursion", mode], command);
         assert_equal(&told(&outcome), &known(&truth, mode == "fold"));
         let all = outcome.one("contexts");
         for key in ["full", "unrecorded", "unseen"] {
@@ -118,21 +128,41 @@ fn contexts_of_recursive_calls_equal_the_programs_account() {
     in_rounds("full", &commands);
 }
 
-/// The own times of all contexts of a goroutine add up to the time that the program has taken itself. So does a wait that other threads end.
+/// Goroutines wait in two calls when the profile begins. What they call then has no other callers.
 #[test]
-fn times_in_contexts_of_goroutines_add_up() {
-    let program = match program("chains") {
-        Ok(program) => program,
+fn contexts_of_goroutines_begin_with_the_profile() {
+    let mut target = match start() {
+        Ok(target) => target,
         Err(why) => skip!("chains: {why}"),
     };
-    let mut target = Mutatee::spawn(Command::new(program).env("GOMAXPROCS", "4"));
     let before = Text::of(target.pid());
-    let pid = target.pid_text();
-    let all = ["profile", "contexts", "-p", &pid, "--metric", "time", "--max-overhead", "10000"];
-    let mut session = tool().start(all.iter().chain(&FUNCTIONS));
-    session.wait_for("attached");
-    let truth = target.ask(&format!("run 3 {} 6", scaled(5000, 50_000)));
-    let outcome = session.interrupt().assert_code(0).assert_removed();
+    target.ask("hold 8 150 4");
+    let (outcome, truth) = profiled(&tool(), &mut target, &["--recursion", "full"], "release");
+    let mut expected = Calls::new();
+    for ((chain, back), calls) in known(&truth, false) {
+        let earlier = chain.iter().take_while(|function| ["main.c_task", "main.c_hold"].contains(&function.as_str()));
+        let earlier = earlier.count();
+        if earlier < chain.len() {
+            *expected.entry((chain[earlier..].to_vec(), back)).or_default() += calls;
+        }
+    }
+    assert_equal(&told(&outcome), &expected);
+    let all = outcome.one("contexts");
+    assert_eq!((&all["unseen"], &all["unrecorded"]), (&8.into(), &0.into()), "{all}");
+    assert!(outcome.all("context").iter().all(|context| context["caught_up"] == 0));
+    end_clean(target, &before);
+}
+
+/// The own times of all contexts of a goroutine add up to the time that the program has taken itself, with the time in which it waits for others.
+#[test]
+fn times_in_contexts_of_goroutines_add_up() {
+    let mut target = match start() {
+        Ok(target) => target,
+        Err(why) => skip!("chains: {why}"),
+    };
+    let before = Text::of(target.pid());
+    let command = format!("run 3 {} 6", scaled(5000, 50_000));
+    let (outcome, truth) = profiled(&tool(), &mut target, &["--metric", "time"], &command);
     assert_equal(&told(&outcome), &known(&truth, true));
     let mut tasks = BTreeSet::from([0]);
     let mut sum = 0;
