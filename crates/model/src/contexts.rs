@@ -16,8 +16,8 @@
 //! A context is found at the entry of its function by the thread's context, the return address and the function, so no code is needed at
 //! calls. The places are an open-addressing hash table. Code compares the place of the hash, and a routine compares the next ones.
 //!
-//! A goroutine moves between threads. Its contexts are in a tree in shard 0 that all threads share, and of which every thread has the numbers of calls in
-//! its own shard, and the values of metrics. The first word is unused there. An activation record keeps the context of its call, plus 2.
+//! A goroutine moves between threads, so all threads share the contexts of goroutines. Keys, parents and targets are in shard 0. Each thread has the
+//! numbers of calls and the values of metrics in its own shard, at the same places. Word 0 is unused: the activation record of a call keeps its context.
 //!
 //! Code takes a place by one instruction (`cmpxchg`), which a signal handler that also enters contexts cannot interrupt. It stores the
 //! other words next, and counts last. The second word is never 0, so a handler that comes in between does not find the context there, and
