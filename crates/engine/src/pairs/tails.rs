@@ -5,6 +5,9 @@
 //! snippet compares with its value at the insertion. At any other jump the record is discarded and the call counted (`left_by_tail_jump`).
 //! The same happens where a cycle of jumps leads back to a function that opens such a record, because the number of open records would be
 //! unbounded.
+//!
+//! A record that only restores the calling context closes at a jump to a function that calls nothing and has no code of the request: no
+//! context begins in it. `memset` and `memcpy` are such functions. Else each of their calls, from wherever, would pay for the jumps to them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -43,6 +46,13 @@ struct Jump {
     to: Option<FunctionId>,
     /// Address and value of the pointer that the jump goes through; the jump leads to `to` as long as the pointer has this value.
     while_pointer: Option<(Avma, u64)>,
+}
+
+impl Jump {
+    /// The function to which the jump leads as long as the program runs.
+    fn lasting(&self) -> Option<FunctionId> {
+        self.to.filter(|_| self.while_pointer.is_none())
+    }
 }
 
 type Jumps = Vec<Jump>;
@@ -149,12 +159,28 @@ impl TailCalls {
             return found;
         }
         let graph = TailJumpGraph::new(target, modules, images, starts);
+        let contexts = bound.iter().map(|(_, instrumentation, _)| only_restore_contexts(instrumentation));
+        let contexts: Vec<bool> = contexts.collect();
+        let silent = if contexts.contains(&true) { graph.silent(modules, bound) } else { FxHashSet::default() };
+        let nothing = FxHashSet::default();
         let mut at_exits: FxHashMap<FunctionId, usize> = FxHashMap::default();
         for (pair, closers) in
             closers.iter().enumerate().flat_map(|(pair, all)| by_records(all).map(move |some| (pair, some)))
         {
-            Follow { graph: &graph, barred, pair, closers: &closers, at_exits: &mut at_exits, found: &mut found }.run();
+            let silent = if contexts.get(pair) == Some(&true) { &silent } else { &nothing };
+            Follow {
+                graph: &graph,
+                barred,
+                silent,
+                pair,
+                closers: &closers,
+                at_exits: &mut at_exits,
+                found: &mut found,
+            }
+            .run();
         }
+        // What ends a call comes before what ends those that have jumped to it.
+        found.derived.sort_by_key(|derived| !closes(&derived.snippet.stmts));
         found
     }
 }
@@ -217,6 +243,22 @@ fn uses_result(snippet: &Snippet) -> bool {
     let mut found = false;
     snippet.each_expr(&mut |e| found |= matches!(e, Expr::Return | Expr::Float(_)));
     found
+}
+
+/// Whether the records of a pair only restore the calling context, and no value is added up in contexts.
+fn only_restore_contexts(instrumentation: &Instrumentation) -> bool {
+    // Its runs may be counted besides.
+    let counts = |stmt: &&Stmt| matches!(stmt, Stmt::Add(_, Expr::Const(_)));
+    let own = |i: &Insertion| i.snippet.stmts.iter().filter(|stmt| !counts(stmt)).cloned().collect::<Vec<Stmt>>();
+    instrumentation.insertions.iter().all(|i| match (i.point, own(i).as_slice()) {
+        (PointKind::Entry, [Stmt::Open(record, body)]) => {
+            record.kept.is_empty() && matches!(body.as_slice(), [Stmt::Enter(_, shape, _)] if !shape.metrics())
+        }
+        (PointKind::Exit, [Stmt::Close(record, body)]) => {
+            record.kept.is_empty() && matches!(body.as_slice(), [Stmt::Set(_, Expr::Restored)])
+        }
+        _ => false,
+    })
 }
 
 /// Whether code closes a record.
@@ -288,6 +330,15 @@ impl TailJumpGraph {
 
     fn jumps_of(&self, function: FunctionId) -> &[Jump] {
         self.jumps.get(&function).map_or(&[], Vec::as_slice)
+    }
+
+    /// The functions to which jumps lead that call no other function, and have no code of these pairs.
+    fn silent(&self, modules: &Modules, bound: &[BoundPair]) -> FxHashSet<FunctionId> {
+        let own = bound.iter().flat_map(|(_, instrumentation, _)| &instrumentation.insertions).map(|i| i.function);
+        let own: FxHashSet<FunctionId> = own.collect();
+        let reached: FxHashSet<FunctionId> = self.jumps.values().flatten().filter_map(Jump::lasting).collect();
+        let reached: Vec<FunctionId> = reached.difference(&own).copied().collect();
+        in_background(|| reached.into_par_iter().filter(|to| calls_nothing(modules, *to)).collect())
     }
 
     fn in_one_circle(&self, a: FunctionId, b: FunctionId) -> bool {
@@ -371,6 +422,13 @@ fn takes_over(modules: &Modules, to: FunctionId) -> bool {
     })
 }
 
+/// Whether a function calls no other one, and ends in no jump to another one.
+fn calls_nothing(modules: &Modules, function: FunctionId) -> bool {
+    modules.resolve(function).is_some_and(|(_, module, f)| {
+        module.image.exit_sites(f).is_ok_and(|exits| !exits.is_empty()) && module.image.callees(f).is_empty()
+    })
+}
+
 /// Numbers functions so that those from which jumps lead to each other have the same number (Tarjan's algorithm for strongly connected
 /// components, without recursion).
 fn circles(jumps: &FxHashMap<FunctionId, Jumps>) -> FxHashMap<FunctionId, usize> {
@@ -423,6 +481,8 @@ fn circles(jumps: &FxHashMap<FunctionId, Jumps>) -> FxHashMap<FunctionId, usize>
 struct Follow<'a> {
     graph: &'a TailJumpGraph,
     barred: &'a FxHashSet<FunctionId>,
+    /// Functions in which calls need not end that have jumped to them.
+    silent: &'a FxHashSet<FunctionId>,
     pair: usize,
     /// The code at the exits of functions that open the same records.
     closers: &'a [&'a Closer<'a>],
@@ -470,7 +530,11 @@ impl Follow<'_> {
         let mut seen = FxHashSet::from_iter([start]);
         let mut next = VecDeque::from([start]);
         while let Some(function) = next.pop_front() {
-            for &Jump { at, to, .. } in self.graph.jumps_of(function) {
+            for &jump in self.graph.jumps_of(function) {
+                if self.ends_at(jump) {
+                    continue;
+                }
+                let Jump { at, to, .. } = jump;
                 let is_free = |to: &FunctionId| {
                     let back = own.contains(to) && self.graph.in_one_circle(function, *to);
                     let room = self.at_exits.get(to).is_none_or(|count| *count < CLOSERS_MAX);
@@ -500,7 +564,16 @@ impl Follow<'_> {
         whose: Whose,
         targets: &FxHashMap<(FunctionId, Svma), Option<FunctionId>>,
     ) {
-        for &Jump { at, while_pointer, .. } in self.graph.jumps_of(function) {
+        for &jump in self.graph.jumps_of(function) {
+            let Jump { at, while_pointer, .. } = jump;
+            if self.ends_at(jump) {
+                let close = |record: &CallRecord, body: &[Stmt]| match whose {
+                    Whose::Own => Stmt::Close(record.clone(), body.to_vec()),
+                    Whose::Earlier => Stmt::CloseHanded(record.clone(), body.to_vec()),
+                };
+                self.add(function, closer, closer.instead(whose, &close), Exits::Unless(at, [].into()));
+                continue;
+            }
             let to = targets.get(&(function, at)).copied().flatten();
             let give_up = |record: &CallRecord, body: &[Stmt]| Stmt::GiveUp(record.clone(), whose, body.to_vec());
             let given_up = closer.instead(whose, &give_up);
@@ -528,6 +601,11 @@ impl Follow<'_> {
             }
             self.add(function, closer, given_up, Exits::Unless(at, needs));
         }
+    }
+
+    /// Whether calls end at a jump, although the function that it leads to returns for them.
+    fn ends_at(&self, jump: Jump) -> bool {
+        jump.lasting().is_some_and(|to| self.silent.contains(&to))
     }
 
     fn add(&mut self, function: FunctionId, closer: &Closer<'_>, stmts: Vec<Stmt>, exits: Exits) {
