@@ -91,10 +91,33 @@ pub struct ContextsOptions {
     /// Name of an event, as in `perf list`, that is added up in contexts too: how often it happened in the functions, without the measured functions
     /// that they call. Threads read their own counts, which code at both ends of each call does. Not with `timed`.
     pub event: Option<Arc<str>>,
+    /// Values of expressions that are added up in contexts too. Not with `timed`.
+    pub sums: Vec<ContextSum>,
+}
+
+/// An expression whose values are added up in the contexts of the functions that it belongs to. These functions are measured too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContextSum {
+    /// Name of the sum in a profile, see [`ContextSum::is_name`].
+    pub name: Arc<str>,
+    /// Pattern of the functions.
+    pub function: String,
+    /// Expression of MDL's code language. One that uses the result or the time of a call is evaluated at the returns, others at the entry.
+    pub expression: String,
+}
+
+impl ContextSum {
+    /// Whether a text can be the name of a sum: letters, digits, `_`, `-` and `.`, of which a letter or `_` comes first. Names of metrics cannot.
+    pub fn is_name(text: &str) -> bool {
+        let first = |c: char| c.is_ascii_alphabetic() || c == '_';
+        let more = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+        let is_known = |metric: &ContextMetric| metric.names().contains(&text);
+        text.starts_with(first) && text.chars().all(more) && text != "calls" && !ContextMetric::ALL.iter().any(is_known)
+    }
 }
 
 impl ContextsOptions {
-    /// Largest number of metrics; looks count as two, and an event as one.
+    /// Largest number of metrics; looks count as two, an event and a sum as one.
     pub const METRICS_MAX: usize = ingraft_model::contexts::METRICS_MAX;
 
     /// Whether all values are numbers of what was executed, which the paths through functions tell.
@@ -105,13 +128,17 @@ impl ContextsOptions {
     /// Whether numbers of what was executed are asked for together with something that goes without them.
     pub fn mixes_executed(&self) -> bool {
         let any = self.metrics.iter().any(|metric| metric.is_executed());
-        any && (!self.is_executed() || self.full || self.event.is_some())
+        any && (!self.is_executed() || self.full || self.event.is_some() || !self.sums.is_empty())
     }
 
-    /// Whether the metrics and the event have room.
+    /// Whether the metrics, the sums and the event have room.
     pub fn fit(&self) -> bool {
-        ContextsOptions::values(&self.metrics).count() + usize::from(self.event.is_some())
-            <= ContextsOptions::METRICS_MAX
+        self.before_event() + usize::from(self.event.is_some()) <= ContextsOptions::METRICS_MAX
+    }
+
+    /// Number of values before that of the event: those of the metrics come first, then the sums.
+    pub fn before_event(&self) -> usize {
+        ContextsOptions::values(&self.metrics).count() + self.sums.len()
     }
 
     /// The metrics of the values in each context, in their order: each metric once, and looks once for each of their values.

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_api::{
-    ContextMetric, ContextsOptions, CountsOptions, CoverageOptions, EnableRequest, Inclusive, Kind, LaunchRequest,
-    PathsOptions, PrintOptions, SharesOptions, SlowOptions, Suspect, TargetSpec, Terms, TraceCondition, TraceOptions,
+    ContextMetric, ContextSum, ContextsOptions, CountsOptions, CoverageOptions, EnableRequest, Inclusive, Kind,
+    LaunchRequest, PathsOptions, PrintOptions, SharesOptions, SlowOptions, Suspect, TargetSpec, Terms, TraceCondition,
+    TraceOptions,
 };
 use ingraft_model::{Capacity, EVENT_NAMES, FLAVORS_MAX, Flavor};
 
@@ -20,6 +21,7 @@ use v1::measure::Kind as Wire;
 
 messages! {
     TraceCondition => TraceCondition { function, expression }
+    ContextSum => ContextSum { name, function, expression }
     CoverageOptions => CoverageKind { branches, in_place }
 }
 
@@ -170,10 +172,11 @@ fn kind_to_wire(kind: Kind) -> Option<Wire> {
             let (limit, buffer) = (limit.unwrap_or(0), capacity.bytes());
             Some(Wire::Slow(v1::SlowKind { over_ns, least_ns, callees, limit, buffer }))
         }
-        Kind::Contexts(ContextsOptions { metrics, full, timed, cpu, event }) => {
+        Kind::Contexts(ContextsOptions { metrics, full, timed, cpu, event, sums }) => {
             let metrics = metrics.into_iter().map(|metric| metric.name().to_owned()).collect();
             let event = event.as_deref().unwrap_or_default().to_owned();
-            Some(Wire::Contexts(v1::ContextsKind { metrics, full, timed, cpu, event }))
+            let sums = sums.into_iter().map(Into::into).collect();
+            Some(Wire::Contexts(v1::ContextsKind { metrics, full, timed, cpu, event, sums }))
         }
         Kind::Paths(PathsOptions { longest, contexts }) => {
             Some(Wire::Paths(v1::PathsKind { longest: longest.map_or(0, NonZeroU32::get), contexts }))
@@ -246,10 +249,14 @@ fn slow(options: v1::SlowKind) -> Result<SlowOptions, FieldError> {
 }
 
 fn contexts(options: v1::ContextsKind) -> Result<ContextsOptions, FieldError> {
-    let v1::ContextsKind { metrics: names, full, timed, cpu, event } = options;
-    let event = Some(event).filter(|event| !event.is_empty()).map(Arc::from);
+    let v1::ContextsKind { metrics: names, full, timed, cpu, event, sums } = options;
+    let event: Option<Arc<str>> = Some(event).filter(|event| !event.is_empty()).map(Arc::from);
+    let sums = sums_of(sums, event.as_ref())?;
     if !timed.is_empty() && event.is_some() {
         return Err(FieldError::new("timed", "is set with `event`"));
+    }
+    if !timed.is_empty() && !sums.is_empty() {
+        return Err(FieldError::new("timed", "is set with `sums`"));
     }
     if !timed.is_empty() && !names.is_empty() {
         return Err(FieldError::new("timed", "is set with `metrics`"));
@@ -273,14 +280,34 @@ fn contexts(options: v1::ContextsKind) -> Result<ContextsOptions, FieldError> {
     if ContextMetric::exclude_each_other(&metrics) {
         return Err(FieldError::new("metrics", "has `wall_ns` and `looks`, which tell the same time"));
     }
-    let options = ContextsOptions { metrics, full, timed, cpu, event };
+    let options = ContextsOptions { metrics, full, timed, cpu, event, sums };
     if options.mixes_executed() {
         return Err(FieldError::new(
             "metrics",
-            "has numbers of what was executed beside other metrics, `full` or `event`",
+            "has numbers of what was executed beside other metrics, `full`, `event` or `sums`",
         ));
     }
     if options.fit() { Ok(options) } else { Err(too_many()) }
+}
+
+/// Sums of expressions in contexts, whose names differ from each other and from that of an event.
+fn sums_of(sums: Vec<v1::ContextSum>, event: Option<&Arc<str>>) -> Result<Vec<ContextSum>, FieldError> {
+    let sums: Vec<ContextSum> = read("sums", sums)?;
+    for (i, sum) in sums.iter().enumerate() {
+        let field = |name: &str| format!("sums[{i}].{name}");
+        if !ContextSum::is_name(&sum.name) {
+            return Err(FieldError::new(field("name"), "is no name of a sum"));
+        }
+        if event == Some(&sum.name) || sums.iter().take(i).any(|other| other.name == sum.name) {
+            return Err(FieldError::new(field("name"), "is used twice"));
+        }
+        for (name, text) in [("function", &sum.function), ("expression", &sum.expression)] {
+            if text.trim().is_empty() {
+                return Err(FieldError::missing(field(name)));
+            }
+        }
+    }
+    Ok(sums)
 }
 
 fn shares(options: v1::SharesKind) -> Result<SharesOptions, FieldError> {
@@ -352,6 +379,9 @@ mod tests {
                         (options.timed, options.cpu) = (vec![s.next()], s.next());
                     } else if s.next() {
                         options.event = Some(s.next::<String>().into()).filter(|event: &Arc<str>| !event.is_empty());
+                    } else if options.metrics.len() < 3 {
+                        let [function, expression] = [s.next::<String>(), s.next()].map(|text| format!("f{text}"));
+                        options.sums = vec![ContextSum { name: "sum.1_x-y".into(), function, expression }];
                     }
                     Kind::Contexts(options)
                 }
@@ -493,8 +523,26 @@ mod tests {
         assert_eq!(contexts(&four), "measure.contexts.metrics: has more than 4 entries");
         let timed = |timed: &[&str], metrics: &[&str], cpu| {
             let [timed, metrics] = [timed, metrics].map(|names| names.iter().map(ToString::to_string).collect());
-            of_kind(Wire::Contexts(v1::ContextsKind { metrics, full: false, timed, cpu, event: String::new() }))
+            of_kind(Wire::Contexts(v1::ContextsKind { metrics, timed, cpu, ..v1::ContextsKind::default() }))
         };
+        let sums = |sums: &[(&str, &str)]| {
+            let sum = |(name, expression): &(&str, &str)| v1::ContextSum {
+                name: (*name).to_owned(),
+                function: "f".to_owned(),
+                expression: (*expression).to_owned(),
+            };
+            let sums = sums.iter().map(sum).collect();
+            let event = "page-faults".to_owned();
+            of_kind(Wire::Contexts(v1::ContextsKind { sums, event, ..v1::ContextsKind::default() }))
+        };
+        for name in ["", "1st", "a b", "calls", "wall_ns", "looks"] {
+            assert_eq!(sums(&[(name, "1")]), "measure.contexts.sums[0].name: is no name of a sum", "{name}");
+        }
+        assert_eq!(sums(&[("a", "1"), ("a", "2")]), "measure.contexts.sums[1].name: is used twice");
+        assert_eq!(sums(&[("page-faults", "1")]), "measure.contexts.sums[0].name: is used twice");
+        assert_eq!(sums(&[("a", " ")]), "measure.contexts.sums[0].expression: is missing");
+        let four = ["a", "b", "c", "d"].map(|name| (name, "1"));
+        assert_eq!(sums(&four), "measure.contexts.metrics: has more than 4 entries");
         assert_eq!(timed(&["f"], &["cpu_ns"], false), "measure.contexts.timed: is set with `metrics`");
         assert_eq!(timed(&[], &[], true), "measure.contexts.cpu: is set without `timed`");
         let all = ContextMetric::ALL.map(ContextMetric::name);

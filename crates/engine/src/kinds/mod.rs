@@ -6,6 +6,7 @@ mod code;
 mod contexts;
 mod counts;
 mod coverage;
+pub mod expressions;
 mod graph;
 mod metrics;
 mod paths;

@@ -17,7 +17,7 @@ use crate::api::*;
 use crate::background::in_background;
 use crate::error::{Error, Reason};
 use crate::kinds;
-use crate::kinds::trace::condition;
+use crate::kinds::expressions;
 use crate::measure::internal::Internal;
 use crate::measure::lower;
 use crate::measure::request::{Missing, resolve_patterns};
@@ -327,20 +327,20 @@ impl Engine {
 
     /// Definitions for a request, and one line for each definition that is wrong but not needed.
     fn library_for(&self, request: &EnableRequest) -> Result<(Arc<Library>, Vec<String>), Error> {
-        let condition = request.kind.trace().and_then(|trace| trace.when.as_ref());
-        if request.definitions.is_empty() && condition.is_none() {
+        let defined = expressions::defined(&request.kind);
+        if request.definitions.is_empty() && defined.is_empty() {
             return Ok((self.library_with(&[])?, Vec::new()));
         }
         let mut sources = self.inner.sources.read().unwrap_or_else(PoisonError::into_inner).clone();
         sources.extend_from_slice(&request.definitions);
-        sources.extend(condition.map(condition::definition));
+        sources.extend(defined.iter().map(|defined| defined.source.clone()));
         let (library, mut diagnostics) = load_all(&sources);
         diagnostics.retain(Diagnostic::is_error);
         let own = |metric: &str| Internal::ALL.into_iter().any(|own| own.info().name == metric);
         let concerned = |metric: &str| library.concerned(metric) && !own(metric);
         let by_function = request.function_metrics.iter().map(String::as_str).filter(|_| !request.functions.is_empty());
-        let of_trace = condition.map(|_| condition::METRIC);
-        let mut asked = request.pairs.iter().map(|pair| pair.metric.as_str()).chain(by_function).chain(of_trace);
+        let own_metrics = defined.iter().map(|defined| defined.metric.as_str());
+        let mut asked = request.pairs.iter().map(|pair| pair.metric.as_str()).chain(by_function).chain(own_metrics);
         if !diagnostics.is_empty() && asked.any(concerned) {
             return Err(Error::mdl(diagnostics));
         }

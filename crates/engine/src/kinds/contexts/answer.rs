@@ -162,9 +162,9 @@ impl ContextsKind {
         let nested = self.below_allocations(tree);
         let values = |all: &[i64], is_nested: bool| -> Vec<i64> {
             let of_metrics = metrics.iter().zip(all).map(|(metric, of)| in_units(*metric, is_nested, *of, scale));
-            // The event follows the metrics.
-            let of_event = self.options.event.as_ref().and_then(|_| all.get(metrics.len()).copied());
-            of_metrics.chain(of_event).collect()
+            // The sums follow the metrics, and the event follows the sums.
+            let others = self.options.before_event() - metrics.len() + usize::from(self.options.event.is_some());
+            of_metrics.chain(all.iter().skip(metrics.len()).take(others).copied()).collect()
         };
         let site = |address: u64| match sites.get(&address).copied().flatten() {
             Some((module, at)) => ReturnSite { module: Some(modules.index(module)), at },
@@ -218,6 +218,7 @@ impl ContextsKind {
             }
         };
         let names = self.options.metrics.iter().flat_map(|m| m.names()).copied();
+        let names = names.chain(self.options.sums.iter().map(|sum| &*sum.name));
         ContextProfile {
             functions: self.sites.iter().zip(outcomes).map(|(site, outcome)| function(site, outcome)).collect(),
             contexts: tree.contexts.iter().enumerate().map(context).collect(),

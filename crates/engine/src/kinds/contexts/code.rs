@@ -14,6 +14,7 @@ use crate::api::{ContextMetric, ContextsOptions};
 use crate::kinds::code;
 
 use super::latencies;
+use super::sums::SumCode;
 
 /// Name of the metric of the pairs of functions.
 pub const METRIC: &str = "contexts";
@@ -174,7 +175,9 @@ pub struct ContextCode<'a> {
     pub shape: ContextShape,
     /// The metrics. Their values are numbered in their order.
     pub metrics: &'a [ContextMetric],
-    /// The event that is added up after the metrics.
+    /// Number of the value of the event, which comes after those of the metrics and the sums.
+    pub event_number: u8,
+    /// The event that is added up.
     pub event: Option<&'a ContextEvent>,
     /// The variables of all functions.
     pub variables: &'a Arc<[Variable]>,
@@ -185,22 +188,22 @@ pub struct ContextCode<'a> {
 }
 
 impl ContextCode<'_> {
-    /// The code in a function with a number. `index` is its index among the functions that allocate or free, if it is one.
+    /// The code in a function with a number. `index` is its index among the functions that allocate or free, if it is one. `sums` are those of the
+    /// function.
     pub fn of(
         &self,
         function: FunctionId,
         (number, index): (u32, u16),
-        role: LibraryRole,
+        (role, sums): (LibraryRole, &SumCode),
         timed: Option<Clock>,
     ) -> Instrumentation {
-        let follows = self.metrics.iter().all(|metric| *metric == ContextMetric::WallTime);
+        let follows = self.metrics.iter().all(|metric| *metric == ContextMetric::WallTime) && sums.is_empty();
         if follows && self.event.is_none() && timed.is_none() && self.moving {
             return self.of_moving(function, number);
         }
-        let mut kept = Vec::new();
+        let mut kept = sums.kept.clone();
         // All that has happened since the last reading belongs to the context that the thread is about to leave.
-        let number_of_event = ContextsOptions::values(self.metrics).count() as u8;
-        let event = self.event.map(|of| Stmt::AddContext(TREE_OF, self.shape, number_of_event, of.since()));
+        let event = self.event.map(|of| Stmt::AddContext(TREE_OF, self.shape, self.event_number, of.since()));
         let mut entry: Vec<Stmt> = event.iter().cloned().chain([Stmt::Enter(TREE_OF, self.shape, number)]).collect();
         let mut exit: Vec<Stmt> = event.into_iter().collect();
         for (n, metric) in (0..).zip(ContextsOptions::values(self.metrics)) {
@@ -217,6 +220,8 @@ impl ContextCode<'_> {
                 entry.push(add(size.expr()));
             }
         }
+        entry.extend(sums.entry.iter().cloned());
+        exit.extend(sums.exit.iter().cloned());
         if role.lock.is_some() && self.metrics.contains(&ContextMetric::LockTime) {
             entry.push(Stmt::Set(LOCK_OF, Expr::Arg(0)));
             exit.insert(0, Stmt::Set(LOCK_OF, Expr::Const(0)));
@@ -229,7 +234,7 @@ impl ContextCode<'_> {
             latencies::add(clock, (self.shape, number), &mut kept, &mut exit);
         }
         // Code that reads a clock or a counter cannot stand right at a point.
-        let is_plain = kept.is_empty() && memory.is_none() && self.event.is_none();
+        let is_plain = kept.is_empty() && memory.is_none() && self.event.is_none() && sums.is_empty();
         let placing = if is_plain { Placing::InCopyIfBusy } else { Placing::Anywhere };
         // Times are the first words of a record.
         kept.sort_by_key(|kept| !matches!(kept, KeptValue::Time(_)));
@@ -352,8 +357,20 @@ mod tests {
         let shape = ContextShape::of_bits(4, !metrics.is_empty(), false).expect("a size");
         let held = HeldCounters { tree: 7, records: 9, last_count: 0, lock: 0 };
         let (variables, metric) = (variables(held, false), metric(METRIC));
-        let code = ContextCode { shape, metrics, event: None, variables: &variables, metric: &metric, moving: false };
-        code.of(F, (9, 2), role, None).insertions.iter().map(|i| format!("{:?} {}", i.point, i.snippet)).collect()
+        let code = ContextCode {
+            shape,
+            metrics,
+            event_number: 0,
+            event: None,
+            variables: &variables,
+            metric: &metric,
+            moving: false,
+        };
+        code.of(F, (9, 2), (role, &SumCode::default()), None)
+            .insertions
+            .iter()
+            .map(|i| format!("{:?} {}", i.point, i.snippet))
+            .collect()
     }
 
     #[test]
@@ -368,10 +385,17 @@ mod tests {
     fn the_record_of_a_call_that_moves_keeps_its_context() {
         let shape = ContextShape::of_bits(4, false, false).expect("a size");
         let (variables, metric) = (variables(HeldCounters::default(), false), metric(METRIC));
-        let code =
-            ContextCode { shape, metrics: &[], event: None, variables: &variables, metric: &metric, moving: true };
+        let code = ContextCode {
+            shape,
+            metrics: &[],
+            event_number: 0,
+            event: None,
+            variables: &variables,
+            metric: &metric,
+            moving: true,
+        };
         let of = |code: &ContextCode<'_>, timed| {
-            let insertions = code.of(F, (9, 2), LibraryRole::default(), timed).insertions;
+            let insertions = code.of(F, (9, 2), (LibraryRole::default(), &SumCode::default()), timed).insertions;
             let bound = insertions.iter().any(|i| i.snippet.is_bound_to_thread());
             (insertions.iter().map(|i| i.snippet.to_string()).collect::<Vec<_>>().join(" "), bound)
         };
@@ -388,9 +412,16 @@ mod tests {
         let shape = ContextShape::of_bits(4, true, false).expect("a size");
         let (variables, metric) =
             (variables(HeldCounters { tree: 7, ..HeldCounters::default() }, false), metric(METRIC));
-        let code =
-            ContextCode { shape, metrics: &[], event: None, variables: &variables, metric: &metric, moving: false };
-        let code = code.of(F, (9, 2), LibraryRole::default(), Some(Clock::Cpu));
+        let code = ContextCode {
+            shape,
+            metrics: &[],
+            event_number: 0,
+            event: None,
+            variables: &variables,
+            metric: &metric,
+            moving: false,
+        };
+        let code = code.of(F, (9, 2), (LibraryRole::default(), &SumCode::default()), Some(Clock::Cpu));
         let texts: Vec<String> = code.insertions.iter().map(|i| format!("{:?} {}", i.point, i.snippet)).collect();
         assert_eq!(
             texts,
@@ -414,12 +445,13 @@ mod tests {
             let code = ContextCode {
                 shape,
                 metrics,
+                event_number: 2,
                 event: Some(&event),
                 variables: &variables,
                 metric: &metric,
                 moving: false,
             };
-            let code = code.of(F, (9, 2), LibraryRole::default(), None);
+            let code = code.of(F, (9, 2), (LibraryRole::default(), &SumCode::default()), None);
             let texts = code.insertions.iter().map(|i| i.snippet.to_string()).collect::<Vec<_>>();
             (code.event, texts.join(" "))
         };
@@ -442,10 +474,20 @@ mod tests {
         let (variables, metric) = (variables(held, true), metric(METRIC));
         let [cycles, faults] = [None, Some(Usage::PageFaults)].map(|usage| ContextEvent { name: "e".into(), usage });
         let metrics = &ContextMetric::ALL[..4];
-        let code = ContextCode { shape, metrics, event: None, variables: &variables, metric: &metric, moving: false };
+        let code = ContextCode {
+            shape,
+            metrics,
+            event_number: 0,
+            event: None,
+            variables: &variables,
+            metric: &metric,
+            moving: false,
+        };
         let [counted, asked] = [&cycles, &faults].map(|event| ContextCode { metrics: &[], event: Some(event), ..code });
         let timed = ContextCode { metrics: &[], ..code };
-        let of = |code: &ContextCode<'_>, clock| code.of(F, (1, 0), LibraryRole::default(), clock).insertions;
+        let of = |code: &ContextCode<'_>, clock| {
+            code.of(F, (1, 0), (LibraryRole::default(), &SumCode::default()), clock).insertions
+        };
         let all = [of(&code, None), of(&timed, Some(Clock::Wall)), of(&counted, None), of(&asked, None)];
         for insertion in all.concat() {
             let cost = worst_case(&insertion, &variables, WallClock::Tsc, false);

@@ -1,8 +1,8 @@
 //! Calls by calling context, and what they take in each.
 //!
 //! `code.rs` is the code of functions, `libc.rs` knows functions of the C library, `looks.rs` looks at the contexts of threads and `holders.rs` at
-//! the holders of locks, `answer.rs` makes a profile of the trees of threads. `latencies.rs` tells the times of calls in each context. `live.rs`
-//! follows blocks of memory until they are freed, by records that `memory.rs` takes.
+//! the holders of locks, `answer.rs` makes a profile of the trees of threads. `latencies.rs` tells the times of calls in each context. `sums.rs`
+//! adds up the values of expressions. `live.rs` follows blocks of memory until they are freed, by records that `memory.rs` takes.
 
 mod answer;
 mod code;
@@ -12,13 +12,14 @@ mod libc;
 mod live;
 mod looks;
 mod memory;
+pub mod sums;
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ingraft_mdl::EventReadMethod;
 use ingraft_model::contexts::VALUES;
-use ingraft_model::{ContextShape, Focus, FunctionId, Placing, Variable};
+use ingraft_model::{ContextShape, Focus, FunctionId, Placing, Stmt, Variable};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{ContextMetric, ContextsOptions, EnableRequest, MeasurementId, MetricFocus, Removed};
@@ -30,10 +31,13 @@ use crate::session::{InsertedPairs, KindRequest, Locked, Running, now_ns};
 use crate::weaving::positions::Observer;
 
 use self::answer::FunctionStates;
-use self::code::{ContextCode, ContextEvent, HeldCounters, LAST_COUNT, LOCK, LibraryRole, METRIC, RECORDS, TREE};
+use self::code::{
+    ContextCode, ContextEvent, HeldCounters, LAST_COUNT, LOCK, LibraryRole, METRIC, RECORDS, TREE, TREE_OF,
+};
 use self::holders::HolderLooks;
 use self::looks::{LookingThread, TakenLooks};
 use self::memory::LiveMemory;
+use self::sums::SumCode;
 use super::code::{focus, look, looks_among};
 use super::whole;
 
@@ -52,7 +56,7 @@ const COPIED_AT_ONCE: usize = 200;
 pub struct ContextsKind {
     options: ContextsOptions,
     shape: ContextShape,
-    /// Patterns of the functions of the C library that the metrics need.
+    /// Patterns of the functions that the metrics and the sums need.
     patterns: Vec<String>,
     /// The functions, in the order of their numbers, which begin at 1. They keep their numbers when libraries are loaded.
     sites: Vec<ContextSite>,
@@ -99,7 +103,7 @@ struct ContextSite {
 
 /// Size of the tree. Times need more room: each context has places for the buckets of its times.
 fn shape(options: &ContextsOptions) -> ContextShape {
-    let has_values = !options.metrics.is_empty() || options.event.is_some();
+    let has_values = !options.metrics.is_empty() || !options.sums.is_empty() || options.event.is_some();
     let usual = ContextShape::usual(has_values, options.full);
     let largest = ContextShape::of_bits(*ContextShape::BITS.end(), true, options.full);
     largest.filter(|_| !options.timed.is_empty()).unwrap_or(usual)
@@ -110,7 +114,10 @@ impl ContextsKind {
     pub fn new(options: &ContextsOptions) -> Self {
         ContextsKind {
             shape: shape(options),
-            patterns: libc::patterns(&options.metrics),
+            patterns: libc::patterns(&options.metrics)
+                .into_iter()
+                .chain(options.sums.iter().map(|sum| sum.function.clone()))
+                .collect(),
             options: options.clone(),
             sites: Vec::new(),
             numbers: FxHashMap::default(),
@@ -312,6 +319,7 @@ impl Running for ContextsKind {
         let code = ContextCode {
             shape: self.shape,
             metrics: &self.options.metrics,
+            event_number: self.options.before_event() as u8,
             event: event.as_ref(),
             variables: &variables,
             metric: &metric,
@@ -320,6 +328,10 @@ impl Running for ContextsKind {
         let owner = Owner { measurement: asked.id, hidden: false };
         let looks = asked.missing != Missing::MayCome;
         let has_goroutines = asked.modules.goroutine_pointer().is_some();
+        let first = ContextsOptions::values(&self.options.metrics).count();
+        let add = |n: usize, value| Stmt::AddContext(TREE_OF, self.shape, (first + n) as u8, value);
+        let sums = SumCode::of_functions(asked, &self.options.sums, &add)?;
+        let none = SumCode::default();
         let mut all = Vec::new();
         for (function, role) in functions {
             let Some(focus) = focus(asked.modules, function) else { continue };
@@ -335,7 +347,8 @@ impl Running for ContextsKind {
             let clock = is_timed.then(|| self.clock());
             let is_go = asked.modules.resolve(function).is_some_and(|(_, module, _)| module.image.elf().is_go());
             let code = ContextCode { moving: has_goroutines || is_go, ..code };
-            let instrumentation = code.of(function, (number, index), role, clock);
+            let sums = sums.get(&function).unwrap_or(&none);
+            let instrumentation = code.of(function, (number, index), (role, sums), clock);
             let fits_copy = instrumentation.placing == Placing::InCopyIfBusy;
             let pair = Arc::new(MetricFocus { metric: METRIC.to_owned(), focus: focus.clone() });
             let wanted = WantedPair { function: Some(function), ..WantedPair::owned(owner, pair, instrumentation) };

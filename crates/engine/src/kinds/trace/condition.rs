@@ -1,68 +1,46 @@
 //! The condition of a trace. It is a metric that the engine defines for the request: its value is the number of times at which the condition
 //! held.
 
-use ingraft_mdl::{Evaluated, Evaluator, Library};
-use ingraft_model::{Focus, Instrumentation, ResourcePath};
+use ingraft_model::Instrumentation;
 
-use crate::api::{EnableRequest, TraceCondition};
+use crate::api::TraceCondition;
 use crate::error::{Error, Reason};
+use crate::kinds::expressions::{self, DefinedMetric};
 use crate::measure::request::{Missing, resolve_patterns};
-use crate::program::modules::Modules;
+use crate::session::KindRequest;
 
 /// Name of the metric.
-pub const METRIC: &str = "trace_condition";
-/// Words of the code language that are known at the end of a call only.
-const AT_END: [&str; 5] = ["$return", "$elapsed", "$self", "$own", "$cpu"];
+const METRIC: &str = "trace_condition";
 
-/// The source that defines the metric: its name and its text.
-pub fn definition(condition: &TraceCondition) -> (String, String) {
+/// The definition of the metric.
+pub fn definition(condition: &TraceCondition) -> DefinedMetric {
     let expression = condition.expression.as_str();
-    let point = match AT_END.iter().any(|word| expression.contains(word)) {
-        true => "prepend preInsn $constraint[0].return",
-        false => "append preInsn $constraint[0].entry",
-    };
     let test = if expression.is_empty() { String::new() } else { format!("if ({expression}) ") };
-    let text = format!(
-        "metric {METRIC} {{ name \"{METRIC}\"; units times; aggregateOperator sum; style EventCounter;\n\
-         constraint function /Code/* is replace counter {{\n\
-         {point} (* {test}{METRIC}++; *)\n\
-         }}\n\
-         base is counter {{ }}\n\
-         }}\n"
-    );
-    ("--when".to_owned(), text)
+    DefinedMetric::new("--when", METRIC, expression, &format!("{test}{METRIC}++;"))
 }
 
 /// The code of a condition. Fails if the expression is wrong, and unless the pattern matches one function.
-pub fn evaluate(
-    library: &Library,
-    modules: &Modules,
-    request: &EnableRequest,
-    condition: &TraceCondition,
-) -> Result<Instrumentation, Error> {
-    let functions = resolve_patterns(modules, std::slice::from_ref(&condition.function), Missing::Fails)?;
-    let named = match functions.as_slice() {
-        [function] => modules.focus_name(*function),
+pub fn evaluate(asked: &KindRequest<'_>, condition: &TraceCondition) -> Result<Instrumentation, Error> {
+    let functions = resolve_patterns(asked.modules, std::slice::from_ref(&condition.function), Missing::Fails)?;
+    let code = match functions.as_slice() {
+        [function] => expressions::evaluate(asked, METRIC, *function)?,
         _ => None,
     };
-    let focus = named.and_then(|(module, name)| Focus::new([ResourcePath::new("Code", [module, name])]).ok());
-    let Some(focus) = focus else {
+    code.ok_or_else(|| {
         let what =
             format!("a condition is tested at one function, and `{}` matches {}", condition.function, functions.len());
-        return Err(Error::new(Reason::OneFunction, what, "name one as MODULE:FUNCTION"));
-    };
-    match Evaluator::new(library, modules, &request.flavors).evaluate(METRIC, &focus) {
-        Ok(Evaluated { instrumentation, .. }) => Ok(instrumentation),
-        Err(diagnostics) => Err(Error::mdl(diagnostics)),
-    }
+        Error::new(Reason::OneFunction, what, "name one as MODULE:FUNCTION")
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use ingraft_mdl::Library;
+
     use super::*;
 
     fn text(expression: &str) -> String {
-        definition(&TraceCondition { function: "f".to_owned(), expression: expression.to_owned() }).1
+        definition(&TraceCondition { function: "f".to_owned(), expression: expression.to_owned() }).source.1
     }
 
     #[test]

@@ -95,8 +95,7 @@ impl Running for TraceKind {
             return Err(Error::new(Reason::NotLoadedYet, what, hint));
         }
         let when = self.options.when.as_ref();
-        let condition =
-            when.map(|when| condition::evaluate(asked.library, modules, asked.request, when)).transpose()?;
+        let condition = when.map(|when| condition::evaluate(asked, when)).transpose()?;
         let texts = whole::texts(modules, &functions);
         let plan = |function: &FunctionId| {
             let text = texts.get(&function.module).ok_or(Refusal::NoSuchFunction)?;

@@ -1,0 +1,62 @@
+//! Expressions of a request: each is the code of a metric that the engine defines for the request.
+
+use ingraft_mdl::{Evaluated, Evaluator};
+use ingraft_model::{Focus, FunctionId, Instrumentation, ResourcePath};
+
+use crate::api::Kind;
+use crate::error::Error;
+use crate::session::KindRequest;
+
+use super::contexts::sums;
+use super::trace::condition;
+
+/// Words of the code language that are known at the end of a call only.
+const AT_END: [&str; 5] = ["$return", "$elapsed", "$self", "$own", "$cpu"];
+
+/// A metric that the engine defines for a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DefinedMetric {
+    /// Name of the metric.
+    pub metric: String,
+    /// Name of the source for messages, and its text.
+    pub source: (String, String),
+}
+
+impl DefinedMetric {
+    /// A metric of functions with code that stands where the values of an expression are known. `flag` is the one that has the expression.
+    pub fn new(flag: &str, metric: &str, expression: &str, code: &str) -> DefinedMetric {
+        let point = match AT_END.iter().any(|word| expression.contains(word)) {
+            true => "prepend preInsn $constraint[0].return",
+            false => "append preInsn $constraint[0].entry",
+        };
+        let text = format!(
+            "metric {metric} {{ name \"{metric}\"; units times; aggregateOperator sum; style EventCounter;\n\
+             constraint function /Code/* is replace counter {{\n\
+             {point} (* {code} *)\n\
+             }}\n\
+             base is counter {{ }}\n\
+             }}\n"
+        );
+        DefinedMetric { metric: metric.to_owned(), source: (flag.to_owned(), text) }
+    }
+}
+
+/// The metrics that the engine defines for a measurement of this kind.
+pub fn defined(kind: &Kind) -> Vec<DefinedMetric> {
+    match kind {
+        Kind::Trace(options) => options.when.iter().map(condition::definition).collect(),
+        Kind::Contexts(options) => options.sums.iter().enumerate().map(|(n, sum)| sums::definition(n, sum)).collect(),
+        Kind::Metrics | Kind::Counts(_) | Kind::Coverage(_) | Kind::Print(_) | Kind::Slow(_) => Vec::new(),
+        Kind::Paths(_) | Kind::Shares(_) => Vec::new(),
+    }
+}
+
+/// The code of such a metric in a function; `None` if no name means this function alone. Fails if the expression is wrong.
+pub fn evaluate(asked: &KindRequest<'_>, metric: &str, function: FunctionId) -> Result<Option<Instrumentation>, Error> {
+    let named = asked.modules.focus_name(function);
+    let focus = named.and_then(|(module, name)| Focus::new([ResourcePath::new("Code", [module, name])]).ok());
+    let Some(focus) = focus else { return Ok(None) };
+    let evaluator = Evaluator::new(asked.library, asked.modules, &asked.request.flavors);
+    let Evaluated { instrumentation, .. } = evaluator.evaluate(metric, &focus).map_err(Error::mdl)?;
+    Ok(Some(instrumentation))
+}
