@@ -7,7 +7,7 @@
  * wait N MS                N times, `c_sleeps` sleeps, and `c_locks` waits for a mutex that another thread holds for so long
  * signal N                 N times, `c_raises` gets a signal whose handler is `c_handles`
  * pass N                   N times, `c_begins` calls `c_passes`, which ends by a jump to `c_hands`, and that one by a jump to `c_takes`; then it
- *                          calls `c_after`
+ *                          calls `c_after`, and `c_turns`, which ends by a jump to `c_after`
  * With a number as its argument, the program only does `allocate N`.
  * The answer of `run` has a line for each context: `node ID PARENT FUNCTION SITE CALLS BACK`. SITE is the distance of the return address from the
  * program's beginning, PARENT and BACK are ids. A recursive call has the id of the context to which it leads back in BACK, others have 0. Only calls of
@@ -246,9 +246,11 @@ JUMPS long c_hands(long n) { return c_takes(n + 1); }
 
 JUMPS long c_passes(long n) { return c_hands(n * 2); }
 
+JUMPS long c_turns(long n) { return c_after(n + 5); }
+
 JUMPS long c_begins(long n) {
     long sum = c_passes(n);
-    return sum + c_after(n) * 3;
+    return sum + c_after(n) * 3 + c_turns(n) * 7;
 }
 
 void c_handles(int) {}

@@ -263,25 +263,125 @@ fn a_handler_is_called_by_a_signal() {
 #[test]
 fn a_tail_jump_goes_on_below() {
     let (outcome, _) = profiled(&[], "+pass 300");
+    let expected = [
+        ("c_begins", "c_after", "call", 300),
+        ("c_takes", "c_after", "call", 300),
+        ("c_turns", "c_after", "tail", 300),
+        ("c_third", "c_begins", "call", 300),
+        ("c_passes", "c_hands", "tail", 300),
+        ("c_begins", "c_passes", "call", 300),
+        ("c_hands", "c_takes", "tail", 300),
+        ("c_begins", "c_turns", "call", 300),
+    ];
+    assert_called(&outcome, &expected);
+}
+
+/// The functions that `c_begins` reaches, without `c_after` and `c_takes`.
+const PASSING: [&str; 4] = ["contexts:c_begins", "contexts:c_passes", "contexts:c_hands", "contexts:c_turns"];
+
+/// A function that calls nothing and was not asked for has no code for those that jump to it. One that calls others has.
+#[test]
+fn a_jump_to_a_function_that_calls_nothing_ends_a_call() {
+    let mut target = Mutatee::start("contexts", &[]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let arguments = ["profile", "contexts", "-p", &pid, "--max-overhead", "10000"];
+    let mut session = tool().start(arguments.iter().copied().chain(PASSING));
+    session.wait_for("attached");
+    let has_code = |function: &str| {
+        let inspected = tool().run(["inspect", "-p", &pid, function, "--disassembly"]).assert_code(0);
+        !inspected.all("woven").is_empty()
+    };
+    assert_eq!(["contexts:c_after", "contexts:c_takes", "contexts:c_turns"].map(has_code), [false, true, true]);
+    let _ = target.ask("+pass 300");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    target::assert_clean(target.pid(), &before);
+    let expected = [
+        ("", "c_begins", "call", 300),
+        ("c_passes", "c_hands", "tail", 300),
+        ("c_begins", "c_passes", "call", 300),
+        ("c_begins", "c_turns", "call", 300),
+    ];
+    assert_called(&outcome, &expected);
+}
+
+/// The functions of expressions are measured too. Their values are known: `c_begins` gets the numbers below 300.
+#[test]
+fn values_of_expressions_are_added_up() {
+    let mut target = Mutatee::start("contexts", &[]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let sums = [
+        "--sum=given=contexts:c_after:$arg[0]",
+        "--sum=large=contexts:c_after:($arg[0] > 100) * $return",
+        "--sum=contexts:c_takes:$return",
+        "--sum=spent_ns=contexts:c_begins:$elapsed",
+    ];
+    let arguments = ["profile", "contexts", "-p", &pid, "--max-overhead", "10000"];
+    let mut session = tool().start(arguments.iter().copied().chain(sums).chain(PASSING));
+    session.wait_for("attached");
+    let began = std::time::Instant::now();
+    let _ = target.ask("+pass 300");
+    let most = began.elapsed().as_nanos() as i64;
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    target::assert_clean(target.pid(), &before);
+    let records = outcome.all("context");
+    let value = |caller: &str, function: &str, name: &str| {
+        let is_it = |record: &&&Value| {
+            let parent = records.iter().find(|above| above["id"] == record["parent"]);
+            record["function"] == function
+                && parent.map_or("", |above| above["function"].as_str().expect("a name")) == caller
+        };
+        let found = records.iter().find(is_it).unwrap_or_else(|| panic!("no {function} below {caller}"));
+        found["metrics"][name].as_i64().unwrap_or_else(|| panic!("no {name} in {found}"))
+    };
+    let sum = |of: fn(i64) -> i64| (0..300).map(of).sum::<i64>();
+    let large = |x: i64| if x > 100 { x } else { 0 };
+    assert_eq!(value("c_takes", "c_after", "given"), sum(|n| 2 * n + 1));
+    assert_eq!(value("c_begins", "c_after", "given"), sum(|n| n));
+    assert_eq!(value("c_turns", "c_after", "given"), sum(|n| n + 5));
+    assert_eq!(value("c_turns", "c_after", "large"), (0..300).map(|n| large(n + 5)).sum::<i64>());
+    assert_eq!(value("c_hands", "c_takes", "c_takes"), sum(|n| 2 * n + 2));
+    assert_eq!([value("c_begins", "c_turns", "given"), value("c_hands", "c_takes", "given")], [0, 0]);
+    let spent = value("", "c_begins", "spent_ns");
+    assert!((1..most).contains(&spent), "{spent} of {most} ns");
+    let how = &records[0]["how"];
+    assert_eq!([&how["given"], &how["spent_ns"]], ["counted", "clocked"]);
+}
+
+/// Expressions that are wrong, or whose values contexts cannot add up, are refused before anything is changed.
+#[test]
+fn wrong_sums_are_refused() {
+    let target = Mutatee::start("contexts", &[]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    for (sum, reason, status) in [
+        ("a=contexts:c_after:$arg[0] +", "mdl", 2),
+        ("a=contexts:c_after:$nothing", "mdl", 2),
+        ("a=contexts:nothing:$arg[0]", "no_such_function", 3),
+    ] {
+        let outcome = tool().run(["profile", "contexts", "-p", &pid, "contexts:c_begins", "--sum", sum]);
+        let (outcome, told) = (outcome.assert_code(status), format!("\"reason\":\"{reason}\""));
+        assert!(outcome.stderr.contains(&told), "{sum}: {}", outcome.stderr);
+    }
+    target::assert_clean(target.pid(), &before);
+}
+
+/// Compares callers, functions, how they were called and how often, sorted by function and caller.
+fn assert_called(outcome: &Outcome, expected: &[(&str, &str, &str, u64)]) {
     let records = outcome.all("context");
     let name = |id: &Value| {
         records.iter().find(|record| record["id"] == *id).map_or("", |r| r["function"].as_str().expect("a name"))
     };
     let mut found: Vec<_> = records
         .iter()
-        .map(|record| (name(&record["parent"]), name(&record["id"]), &record["kind"], number(record, "calls")))
+        .map(|record| {
+            let kind = record["kind"].as_str().expect("a kind");
+            (name(&record["parent"]), name(&record["id"]), kind, number(record, "calls"))
+        })
         .filter(|(.., calls)| *calls > 0)
         .collect();
     found.sort_by_key(|(caller, function, ..)| (*function, *caller));
-    let (call, tail) = (Value::from("call"), Value::from("tail"));
-    let expected = [
-        ("c_begins", "c_after", &call, 300),
-        ("c_takes", "c_after", &call, 300),
-        ("c_third", "c_begins", &call, 300),
-        ("c_passes", "c_hands", &tail, 300),
-        ("c_begins", "c_passes", &call, 300),
-        ("c_hands", "c_takes", &tail, 300),
-    ];
     assert_eq!(found, expected);
     assert_eq!([&outcome.one("contexts")["left"], &outcome.one("contexts")["unseen"]], [0, 0]);
 }

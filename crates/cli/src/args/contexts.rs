@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use clap::{Args, ValueEnum};
-use ingraft_api::{ContextMetric, ContextsOptions};
+use ingraft_api::{ContextMetric, ContextSum, ContextsOptions};
 
 use super::{FollowMode, Measure, TargetArgs};
 use crate::exit::Failure;
@@ -161,8 +161,12 @@ impl ContextArgs {
     }
 }
 
-/// Options with the metrics of `--metric`, each once, without the calls, and an event; fails if there are too many.
-pub(super) fn options(names: &[MetricName], event: Option<&str>, full: bool) -> Result<ContextsOptions, Failure> {
+/// Options with the metrics of `--metric`, each once, without the calls, an event and sums; fails if there are too many.
+pub(super) fn options(
+    names: &[MetricName],
+    (event, sums): (Option<&str>, &[ContextSum]),
+    full: bool,
+) -> Result<ContextsOptions, Failure> {
     let mut metrics: Vec<ContextMetric> = Vec::new();
     for metric in names.iter().filter_map(|name| name.metric()) {
         if !metrics.contains(&metric) {
@@ -176,18 +180,25 @@ pub(super) fn options(names: &[MetricName], event: Option<&str>, full: bool) -> 
     if event.is_some_and(|event| event.trim().is_empty()) {
         return Err(Failure::usage("an event without a name", "`ingraft metrics --events` lists events"));
     }
-    let number = metrics.len() + usize::from(event.is_some());
-    let options = ContextsOptions { metrics, full, event: event.map(Into::into), ..ContextsOptions::default() };
+    let mut names: Vec<&str> = event.into_iter().chain(sums.iter().map(|sum| &*sum.name)).collect();
+    names.sort_unstable();
+    if let Some([name, _]) = names.windows(2).find(|two| two[0] == two[1]) {
+        let what = format!("two values have the name `{name}`");
+        return Err(Failure::usage(what, "name sums: --sum NAME=FUNCTION:EXPR"));
+    }
+    let number = metrics.len() + names.len();
+    let (event, sums) = (event.map(Into::into), sums.to_vec());
+    let options = ContextsOptions { metrics, full, event, sums, ..ContextsOptions::default() };
     if options.mixes_executed() {
         let what = "instructions, reads and writes come from paths, which go with nothing else";
-        let hint =
-            "leave out other metrics of --metric, --event and --recursion full, or measure them in a second command";
+        let hint = "leave out other metrics of --metric, --event, --sum and --recursion full, or measure them in a second command";
         return Err(Failure::usage(what, hint));
     }
     if !options.fit() {
         let what = format!("{number} metrics are more than contexts have room for");
         let most = ContextsOptions::METRICS_MAX;
-        let hint = format!("name at most {most} with --metric, where looks count as two and --event as one");
+        let hint =
+            format!("name at most {most} with --metric, where looks count as two, --event and each --sum as one");
         return Err(Failure::usage(what, hint));
     }
     Ok(options)
@@ -267,11 +278,16 @@ mod tests {
         assert_eq!(of("live,blocks"), Ok(vec![ContextMetric::LiveBytes, ContextMetric::LiveBlocks]));
         let executed = [ContextMetric::Instructions, ContextMetric::Writes];
         assert_eq!(of("instructions,writes"), Ok(executed.to_vec()));
-        for mixed in ["reads,time", "instructions --event faults", "writes --recursion full"] {
+        for mixed in ["reads,time", "instructions --event faults", "writes --recursion full", "reads --sum f:$return"] {
             assert!(of(mixed).is_err_and(|error| error.contains("come from paths")), "{mixed}");
         }
         assert_eq!(of("time,cpu,bytes --event faults").map(|metrics| metrics.len()), Ok(3));
         assert!(of("time,cpu,bytes,wait --event faults").is_err_and(|error| error.starts_with("5 metrics are more")));
+        let sums = "time,cpu --sum a=f:$return --sum f:$arg[0]";
+        assert_eq!(of(sums).map(|metrics| metrics.len()), Ok(2));
+        assert!(of(&format!("{sums} --event faults")).is_err_and(|error| error.starts_with("5 metrics are more")));
+        assert_eq!(of("cpu --sum f:$return --sum f:$arg[0]"), Err("two values have the name `f`".to_owned()));
+        assert!(of("cpu --sum f").is_err_and(|error| error.contains("FUNCTION:EXPR")));
         assert!(of("steps").is_err_and(|error| error.contains("steps")));
     }
 

@@ -3,6 +3,7 @@
 mod calls;
 mod contexts;
 mod diagnose;
+pub(crate) mod expressions;
 mod hot;
 mod print;
 mod profile;

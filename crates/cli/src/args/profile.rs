@@ -4,12 +4,13 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use ingraft_api::ContextsOptions;
+use ingraft_api::{ContextSum, ContextsOptions};
 use ingraft_model::EVENT_NAMES;
 
 use crate::exit::Failure;
 
 use super::contexts::{self, ContextArgs, MetricName};
+use super::expressions;
 use super::{FollowMode, Measure, TargetArgs};
 
 /// Kind of a profile.
@@ -59,6 +60,7 @@ pub(crate) enum TimesUnit {
   ingraft profile times -p 4711 'shop:*' --for 10s --unit ns --measured latency.json
   ingraft profile contexts -n postgres --for 10s                 (who calls whom, and how often)
   ingraft profile contexts -p 4711 --metric time,bytes --for 10s -o shop.contexts
+  ingraft profile contexts -p 4711 --sum 'written_bytes=libc:write:$return'    (who writes how much)
   ingraft profile paths -p 4711 'shop:*' --for 10s               (which ways control takes through functions)
   ingraft profile paths -p 4711 'shop:*' --contexts --for 10s    (and who has called them)
 
@@ -87,7 +89,10 @@ those that are not freed yet (`live`) and their `blocks`, time in functions that
 those that wait for `locks`. `instructions` and their `reads` and `writes` of memory are what the
 functions have executed themselves; paths tell that exactly, so they cost more, and go alone, and
 what a call has executed counts when its path ends. --event adds up how often an event of the kernel or of the processor
-has happened in the functions: each thread reads its own count when a call begins and ends. SELF is the value of a
+has happened in the functions: each thread reads its own count when a call begins and ends.
+--sum adds up the values of an expression in the contexts of a function, which is measured too:
+arguments where its calls begin, results and times where they return. A name that ends with
+`_bytes` or `_ns` tells the unit. SELF is the value of a
 context alone, TOTAL that of all contexts below it too. `→` marks a function that its caller has
 jumped to as the last thing it did, `⟨signal⟩` a handler in what it has interrupted, and `↑` a
 recursive call: what it does is in the context above that has the same name, unless --recursion
@@ -173,6 +178,10 @@ pub(crate) struct ProfileArgs {
     #[arg(long, value_name = "EVENT", help_heading = "Contexts")]
     pub(crate) event: Option<String>,
 
+    /// Add up also the values of this expression in the calls of a function: MDL such as 'written_bytes=libc:write:$return'; may be repeated
+    #[arg(long, value_name = "[NAME=]FUNCTION:EXPR", value_parser = expressions::sum, help_heading = "Contexts")]
+    pub(crate) sum: Vec<ContextSum>,
+
     #[command(flatten)]
     pub(crate) contexts: ContextArgs,
 
@@ -191,7 +200,7 @@ pub(crate) struct ProfileArgs {
 impl ProfileArgs {
     /// Options of contexts.
     pub(crate) fn context_options(&self) -> Result<ContextsOptions, Failure> {
-        contexts::options(&self.metric, self.event.as_deref(), self.contexts.full())
+        contexts::options(&self.metric, (self.event.as_deref(), &self.sum), self.contexts.full())
     }
 
     /// Refuses to follow children where their counts would be lost.

@@ -2,6 +2,7 @@
 //! MDL, and nothing more: `--show-mdl` prints the definition.
 
 use super::mdl;
+use crate::args::expressions::with_names;
 use crate::args::{CallSelection, Format};
 use crate::exit::{Failure, Stop};
 use crate::output::Output;
@@ -99,43 +100,6 @@ impl ExpressionMetric {
     }
 }
 
-/// An expression with `$arg.NAME` in the place of each bare `NAME`: an expression at a call has no variables but the call's arguments.
-pub(super) fn with_names(expr: &str) -> String {
-    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '$';
-    let (mut out, mut rest) = (String::new(), expr);
-    while let Some(first) = rest.chars().next() {
-        let len = match first {
-            '"' => string_length(rest),
-            c if is_word(c) => rest.find(|c| !is_word(c)).unwrap_or(rest.len()),
-            c => c.len_utf8(),
-        };
-        let (word, after) = rest.split_at(len);
-        let before = out.trim_end();
-        let is_member = before.ends_with('.') || before.ends_with("->");
-        let is_name = (first.is_ascii_alphabetic() || first == '_')
-            && !is_member
-            && !after.trim_start().starts_with('(')
-            && !["true", "false"].contains(&word.to_ascii_lowercase().as_str());
-        if is_name {
-            out.push_str("$arg.");
-        }
-        out.push_str(word);
-        rest = after;
-    }
-    out
-}
-
-/// Length in bytes of the string in quotation marks at the beginning of a text; of the whole text if the string has no end.
-fn string_length(text: &str) -> usize {
-    let mut escaped = false;
-    let end = text.char_indices().skip(1).find(|(_, c)| {
-        let is_end = *c == '"' && !escaped;
-        escaped = *c == '\\' && !escaped;
-        is_end
-    });
-    end.map_or(text.len(), |(at, _)| at + 1)
-}
-
 /// Whether a text has a name of MDL that begins with `$`, and not only as a part of a longer one.
 fn mentions(code: &str, name: &str) -> bool {
     code.match_indices(name).any(|(at, _)| {
@@ -174,22 +138,6 @@ mod tests {
             let found: Vec<_> = library.load("x", &text).into_iter().filter(|d| d.is_error()).collect();
             assert!(found.is_empty(), "{found:?}\n{text}");
             assert!(library.metrics().iter().any(|known| known.name == metric), "{metric}\n{text}");
-        }
-    }
-
-    #[test]
-    fn bare_names_are_arguments() {
-        let of = [
-            ("req->method & 0xff", "$arg.req->method & 0xff"),
-            ("$arg[0].size + n", "$arg[0].size + $arg.n"),
-            ("readSymbol(\"a b\") == size || TRUE", "readSymbol(\"a b\") == $arg.size || TRUE"),
-            ("f(\"a\\\"b\", c)", "f(\"a\\\"b\", $arg.c)"),
-            ("$return", "$return"),
-            ("\"open", "\"open"),
-            ("(x)", "($arg.x)"),
-        ];
-        for (expr, expected) in of {
-            assert_eq!(with_names(expr), expected);
         }
     }
 

@@ -8,7 +8,8 @@ use ingraft_api::{
 };
 use ingraft_model::{ColumnContent, Offset};
 
-use super::expression::{ExpressionMetric, with_names};
+use super::expression::ExpressionMetric;
+use crate::args::expressions::with_names;
 use crate::args::{Measure, PrintArgs, TargetArgs};
 use crate::conn::RequestTarget;
 use crate::exit::Stop;

@@ -10,7 +10,7 @@ use ingraft_model::Capacity;
 use ingraft_model::token::Token;
 use ingraft_report::{TraceError, TraceRecord, TraceRecords};
 
-use crate::args::TraceArgs;
+use crate::args::{TraceArgs, expressions};
 use crate::conn::RequestTarget;
 use crate::exit::{Failure, Stop};
 use crate::measure::{self, CommandContext, MeasurementPlan, MeasurementView, TargetMeasurement, TracePart};
@@ -40,14 +40,10 @@ pub(crate) async fn run(args: TraceArgs, context: CommandContext<'_>, out: &mut 
     measure::run(plan, context, &mut Traces { path: &path, lossless, format }, out).await
 }
 
-/// The function and the expression of a condition. The expression begins after the last colon before its first value.
+/// The function and the expression of a condition.
 fn condition(text: &str) -> TraceCondition {
-    const VALUES: [&str; 4] = ["$", "readSymbol", "readAddress", "Call("];
-    let value = VALUES.iter().filter_map(|word| text.find(word)).min();
-    let colon = value.and_then(|value| text.get(..value)?.rfind(':'));
-    let parts = colon.and_then(|colon| Some((text.get(..colon)?, text.get(colon + 1..)?)));
-    let (function, expression) = parts.unwrap_or((text, ""));
-    TraceCondition { function: function.to_owned(), expression: expression.trim().to_owned() }
+    let (function, expression) = expressions::split(text).unwrap_or((text, ""));
+    TraceCondition { function: function.to_owned(), expression: expression.to_owned() }
 }
 
 struct Traces<'a> {

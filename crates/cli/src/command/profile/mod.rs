@@ -116,7 +116,8 @@ fn check_flags(args: &ProfileArgs) -> Result<(), Failure> {
         .given()
         .filter(|flag| !paths || !["--top", "--stats"].contains(flag))
         .or_else(|| (!args.metric.is_empty()).then_some("--metric"))
-        .or_else(|| args.event.as_ref().map(|_| "--event"));
+        .or_else(|| args.event.as_ref().map(|_| "--event"))
+        .or_else(|| (!args.sum.is_empty()).then_some("--sum"));
     if let Some(flag) = of_contexts.filter(|_| !contexts) {
         return Err(Failure::usage(
             format!("{flag} belongs to contexts"),
