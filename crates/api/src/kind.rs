@@ -70,10 +70,21 @@ pub struct SlowOptions {
     /// Patterns of the functions whose calls are told inside of a slow call. Names that are not loaded are left out. Empty for all functions of
     /// the modules of `functions`, and the functions of the C library in which threads wait.
     pub callees: Vec<String>,
+    /// Values of calls inside. Their functions are told too, whatever `callees` says.
+    pub told: Vec<ToldValue>,
     /// Largest number of slow calls that are told in a second; `None` for all. Further calls are counted as skipped.
     pub limit: Option<u32>,
     /// Capacity of the buffer of each thread.
     pub capacity: Capacity,
+}
+
+/// A value of calls inside of slow calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToldValue {
+    /// Pattern of the functions. Of those whose slow calls are told, calls inside of each other have no values.
+    pub function: String,
+    /// Expression of MDL's code language, as `print` takes it. It is evaluated at the returns.
+    pub expression: String,
 }
 
 /// Options of calling contexts.

@@ -51,7 +51,7 @@ pub struct PrintedCall {
 }
 
 /// A call with the calls that it has made. Own times and times of calls inside add up to the whole.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct CallTree {
     /// Time of the call, in nanoseconds.
     pub elapsed_ns: u64,
@@ -64,7 +64,7 @@ pub struct CallTree {
 }
 
 /// A call inside of another one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct InnerCall {
     /// Index of the function among [`PrintedCalls::sites`].
     pub site: u32,
@@ -76,6 +76,8 @@ pub struct InnerCall {
     pub elapsed_ns: u64,
     /// The same without the calls inside that are told.
     pub self_ns: u64,
+    /// A value for each column of the function.
+    pub values: Vec<PrintedValue>,
 }
 
 /// A value of a printed call.

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use ingraft_api::{
     ContextMetric, ContextSum, ContextsOptions, CountsOptions, CoverageOptions, EnableRequest, Inclusive, Kind,
-    LaunchRequest, PathsOptions, PrintOptions, SharesOptions, SlowOptions, Suspect, TargetSpec, Terms, TraceCondition,
-    TraceOptions,
+    LaunchRequest, PathsOptions, PrintOptions, SharesOptions, SlowOptions, Suspect, TargetSpec, Terms, ToldValue,
+    TraceCondition, TraceOptions,
 };
 use ingraft_model::{Capacity, EVENT_NAMES, FLAVORS_MAX, Flavor};
 
@@ -22,6 +22,7 @@ use v1::measure::Kind as Wire;
 messages! {
     TraceCondition => TraceCondition { function, expression }
     ContextSum => ContextSum { name, function, expression }
+    ToldValue => ToldValue { function, expression }
     CoverageOptions => CoverageKind { branches, in_place }
 }
 
@@ -168,9 +169,10 @@ fn kind_to_wire(kind: Kind) -> Option<Wire> {
         Kind::Print(PrintOptions { limit, capacity }) => {
             Some(Wire::Print(v1::PrintKind { limit: limit.unwrap_or(0), buffer: capacity.bytes() }))
         }
-        Kind::Slow(SlowOptions { over_ns, least_ns, callees, limit, capacity }) => {
+        Kind::Slow(SlowOptions { over_ns, least_ns, callees, told, limit, capacity }) => {
             let (limit, buffer) = (limit.unwrap_or(0), capacity.bytes());
-            Some(Wire::Slow(v1::SlowKind { over_ns, least_ns, callees, limit, buffer }))
+            let told = told.into_iter().map(Into::into).collect();
+            Some(Wire::Slow(v1::SlowKind { over_ns, least_ns, callees, limit, buffer, told }))
         }
         Kind::Contexts(ContextsOptions { metrics, full, timed, cpu, event, sums }) => {
             let metrics = metrics.into_iter().map(|metric| metric.name().to_owned()).collect();
@@ -240,12 +242,20 @@ fn print(options: v1::PrintKind) -> Result<PrintOptions, FieldError> {
 }
 
 fn slow(options: v1::SlowKind) -> Result<SlowOptions, FieldError> {
-    let v1::SlowKind { over_ns, least_ns, callees, limit, buffer } = options;
+    let v1::SlowKind { over_ns, least_ns, callees, limit, buffer, told } = options;
     if over_ns == 0 {
         return Err(FieldError::missing("over_ns"));
     }
+    let told: Vec<ToldValue> = read("told", told)?;
+    for (i, value) in told.iter().enumerate() {
+        for (name, text) in [("function", &value.function), ("expression", &value.expression)] {
+            if text.trim().is_empty() {
+                return Err(FieldError::missing(format!("told[{i}].{name}")));
+            }
+        }
+    }
     let limit = Some(limit).filter(|limit| *limit != 0);
-    Ok(SlowOptions { over_ns, least_ns, callees, limit, capacity: capacity(buffer)? })
+    Ok(SlowOptions { over_ns, least_ns, callees, told, limit, capacity: capacity(buffer)? })
 }
 
 fn contexts(options: v1::ContextsKind) -> Result<ContextsOptions, FieldError> {
@@ -365,6 +375,7 @@ mod tests {
                     over_ns: s.next::<u64>().max(1),
                     least_ns: s.next(),
                     callees: vec![s.next(), s.next()],
+                    told: vec![ToldValue { function: "f".to_owned(), expression: "$return".to_owned() }],
                     limit: s.next::<Option<u32>>().map(|limit| limit.max(1)),
                     capacity: Capacity::of_bytes(s.one_of(&[1, 4096, 1 << 20])).expect("a capacity"),
                 }),

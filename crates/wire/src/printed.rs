@@ -20,7 +20,7 @@ messages! {
     PrintedSite => PrintedSite { function, columns, left_out }
     PrintedCall => PrintedCall { tid, time_ns, values, site, tree }
     CallTree => CallTree { elapsed_ns, self_ns, lost, calls }
-    InnerCall => InnerCall { site, depth, at_ns, elapsed_ns, self_ns }
+    InnerCall => InnerCall { site, depth, at_ns, elapsed_ns, self_ns, values }
 }
 
 nested! {

@@ -1,13 +1,14 @@
 //! Expressions of a request: each is the code of a metric that the engine defines for the request.
 
 use ingraft_mdl::{Evaluated, Evaluator};
-use ingraft_model::{Focus, FunctionId, Instrumentation, ResourcePath};
+use ingraft_model::{Expr, Focus, FunctionId, Instrumentation, ResourcePath};
 
 use crate::api::Kind;
 use crate::error::Error;
 use crate::session::KindRequest;
 
 use super::contexts::sums;
+use super::slow::told;
 use super::trace::condition;
 
 /// Words of the code language that are known at the end of a call only.
@@ -25,10 +26,18 @@ pub struct DefinedMetric {
 impl DefinedMetric {
     /// A metric of functions with code that stands where the values of an expression are known. `flag` is the one that has the expression.
     pub fn new(flag: &str, metric: &str, expression: &str, code: &str) -> DefinedMetric {
-        let point = match AT_END.iter().any(|word| expression.contains(word)) {
-            true => "prepend preInsn $constraint[0].return",
-            false => "append preInsn $constraint[0].entry",
-        };
+        if AT_END.iter().any(|word| expression.contains(word)) {
+            return DefinedMetric::at_return(flag, metric, code);
+        }
+        DefinedMetric::at(flag, metric, "append preInsn $constraint[0].entry", code)
+    }
+
+    /// A metric of functions with code that stands at their returns.
+    pub fn at_return(flag: &str, metric: &str, code: &str) -> DefinedMetric {
+        DefinedMetric::at(flag, metric, "prepend preInsn $constraint[0].return", code)
+    }
+
+    fn at(flag: &str, metric: &str, point: &str, code: &str) -> DefinedMetric {
         let text = format!(
             "metric {metric} {{ name \"{metric}\"; units times; aggregateOperator sum; style EventCounter;\n\
              constraint function /Code/* is replace counter {{\n\
@@ -46,7 +55,8 @@ pub fn defined(kind: &Kind) -> Vec<DefinedMetric> {
     match kind {
         Kind::Trace(options) => options.when.iter().map(condition::definition).collect(),
         Kind::Contexts(options) => options.sums.iter().enumerate().map(|(n, sum)| sums::definition(n, sum)).collect(),
-        Kind::Metrics | Kind::Counts(_) | Kind::Coverage(_) | Kind::Print(_) | Kind::Slow(_) => Vec::new(),
+        Kind::Slow(options) => options.told.iter().enumerate().map(|(n, told)| told::definition(n, told)).collect(),
+        Kind::Metrics | Kind::Counts(_) | Kind::Coverage(_) | Kind::Print(_) => Vec::new(),
         Kind::Paths(_) | Kind::Shares(_) => Vec::new(),
     }
 }
@@ -59,4 +69,24 @@ pub fn evaluate(asked: &KindRequest<'_>, metric: &str, function: FunctionId) -> 
     let evaluator = Evaluator::new(asked.library, asked.modules, &asked.request.flavors);
     let Evaluated { instrumentation, .. } = evaluator.evaluate(metric, &focus).map_err(Error::mdl)?;
     Ok(Some(instrumentation))
+}
+
+/// Whether an expression uses no variable of its metric: other code has other variables.
+pub fn has_no_variable(e: &Expr) -> bool {
+    let mut none = true;
+    e.each(&mut |part| {
+        none &= !matches!(
+            part,
+            Expr::Variable(_)
+                | Expr::ValueAt(..)
+                | Expr::ValueIn(..)
+                | Expr::Since(..)
+                | Expr::Event(_)
+                | Expr::Address(_)
+                | Expr::Lost(_)
+                | Expr::Number(_)
+                | Expr::Restored
+        );
+    });
+    none
 }

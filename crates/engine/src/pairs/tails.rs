@@ -179,7 +179,7 @@ impl TailCalls {
             }
             .run();
         }
-        // What ends a call comes before what ends those that have jumped to it.
+        // The end of a call comes before the ends of those that have jumped to it.
         found.derived.sort_by_key(|derived| !closes(&derived.snippet.stmts));
         found
     }
@@ -247,7 +247,7 @@ fn uses_result(snippet: &Snippet) -> bool {
 
 /// Whether the records of a pair only restore the calling context, and no value is added up in contexts.
 fn only_restore_contexts(instrumentation: &Instrumentation) -> bool {
-    // Its runs may be counted besides.
+    // Code also counts its runs.
     let counts = |stmt: &&Stmt| matches!(stmt, Stmt::Add(_, Expr::Const(_)));
     let own = |i: &Insertion| i.snippet.stmts.iter().filter(|stmt| !counts(stmt)).cloned().collect::<Vec<Stmt>>();
     instrumentation.insertions.iter().all(|i| match (i.point, own(i).as_slice()) {

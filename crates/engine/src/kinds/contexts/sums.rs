@@ -26,7 +26,7 @@ pub fn definition(index: usize, sum: &ContextSum) -> DefinedMetric {
     DefinedMetric::new(FLAG, &metric, expression, &format!("{metric} += {expression};"))
 }
 
-/// What sums add to the code of a function.
+/// Code that sums add to that of a function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SumCode {
     /// Values that the record of a call keeps.
@@ -113,33 +113,13 @@ impl Adding<'_> {
 
     fn one(&self, stmt: &Stmt) -> Option<Stmt> {
         match stmt {
-            Stmt::Add(v, e) if *v == self.value && has_no_variable(e) => Some((self.add)(e.clone())),
-            Stmt::If(condition, body) if has_no_variable(condition) => {
+            Stmt::Add(v, e) if *v == self.value && expressions::has_no_variable(e) => Some((self.add)(e.clone())),
+            Stmt::If(condition, body) if expressions::has_no_variable(condition) => {
                 Some(Stmt::If(condition.clone(), self.all(body)?))
             }
             _ => None,
         }
     }
-}
-
-/// Whether an expression uses no variable of its metric: the variables of contexts are others.
-fn has_no_variable(e: &Expr) -> bool {
-    let mut none = true;
-    e.each(&mut |part| {
-        none &= !matches!(
-            part,
-            Expr::Variable(_)
-                | Expr::ValueAt(..)
-                | Expr::ValueIn(..)
-                | Expr::Since(..)
-                | Expr::Event(_)
-                | Expr::Address(_)
-                | Expr::Lost(_)
-                | Expr::Number(_)
-                | Expr::Restored
-        );
-    });
-    none
 }
 
 #[cfg(test)]

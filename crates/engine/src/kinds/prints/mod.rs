@@ -143,7 +143,11 @@ pub(super) fn printed_column(column: &RecordColumn) -> PrintedColumn {
 
 /// Adds the places of callers.
 pub(super) fn place_callers(calls: &mut [PrintedCall], at: &Locked<'_>) {
-    let callers = calls.iter_mut().flat_map(|call| &mut call.values).filter_map(|value| match value {
+    let values = calls.iter_mut().flat_map(|PrintedCall { values, tree, .. }| {
+        let inside = tree.iter_mut().flat_map(|tree| &mut tree.calls).flat_map(|call| &mut call.values);
+        values.iter_mut().chain(inside)
+    });
+    let callers = values.filter_map(|value| match value {
         PrintedValue::Caller(address, place) => Some((*address, place)),
         _ => None,
     });

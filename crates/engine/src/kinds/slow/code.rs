@@ -15,6 +15,8 @@ use crate::api::SlowOptions;
 use crate::error::{Error, Reason};
 use crate::kinds::code;
 
+use super::told::ToldValues;
+
 /// Name of the metric of the pairs of functions whose calls are looked at.
 pub const SLOW: &str = "slow_calls";
 /// Name of the metric of the pairs of functions inside.
@@ -39,9 +41,10 @@ const ACTIVATIONS_INSIDE: VariableId = VariableId(1);
 const OPEN_INSIDE: VariableId = VariableId(2);
 const RECORDS_INSIDE: VariableId = VariableId(3);
 
-/// Number of words of a record before the values: the beginning and the length of the call in ticks, and the number of records lost inside.
-/// Records of calls inside have the first two alone.
-pub const HEAD: usize = 3;
+/// Number of words of the record of a call inside before its values: the beginning and the length of the call in ticks.
+pub const HEAD_INSIDE: usize = 2;
+/// Number of words of the record of a slow call before its values: the same, and the number of records lost inside.
+pub const HEAD: usize = HEAD_INSIDE + 1;
 
 /// The counters that the code of all functions shares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,9 +96,10 @@ fn head() -> Vec<RecordField> {
     [began, Expr::Elapsed(Clock::Wall, TimeUnit::Ticks)].map(RecordField::Number).into()
 }
 
-/// The record of a call inside.
-fn inside(number: u16, options: &SlowOptions, records: VariableId) -> Vec<Stmt> {
-    let recorded = Recorded { number, time: false, fields: head(), limit: None, leaves_room: true };
+/// The record of a call inside, with values.
+fn inside(number: u16, options: &SlowOptions, (records, values): (VariableId, &[RecordField])) -> Vec<Stmt> {
+    let fields = head().into_iter().chain(values.iter().cloned()).collect();
+    let recorded = Recorded { number, time: false, fields, limit: None, leaves_room: true };
     if_long(options.least_ns, vec![Stmt::Record(records, options.capacity, recorded)])
 }
 
@@ -103,17 +107,21 @@ fn inside(number: u16, options: &SlowOptions, records: VariableId) -> Vec<Stmt> 
 pub struct InsideCode {
     entry: Arc<Snippet>,
     record: CallRecord,
+    fields: Vec<RecordField>,
     metric: Arc<MetricInfo>,
 }
 
 impl InsideCode {
-    /// Code for any function.
+    /// Code for any function, without values.
     pub fn new() -> InsideCode {
         let kept = vec![KeptValue::Time(Clock::Wall), KeptValue::Began(Clock::Wall)];
-        let record = CallRecord { activations: ACTIVATIONS_INSIDE, kept, restore: None };
+        InsideCode::opening(CallRecord { activations: ACTIVATIONS_INSIDE, kept, restore: None }, metric(INSIDE))
+    }
+
+    fn opening(record: CallRecord, metric: Arc<MetricInfo>) -> InsideCode {
         let open = Stmt::Open(record.clone(), Vec::new());
         let entry = Snippet { stmts: vec![Stmt::If(is_not_zero(Expr::Variable(OPEN_INSIDE)), vec![open])] };
-        InsideCode { entry: Arc::new(entry), record, metric: metric(INSIDE) }
+        InsideCode { entry: Arc::new(entry), record, fields: Vec::new(), metric }
     }
 
     /// The variables of all functions inside.
@@ -125,6 +133,21 @@ impl InsideCode {
         own.into_iter().chain(shared(counters)).collect()
     }
 
+    /// The code in a function whose calls have values.
+    pub fn telling(&self, values: &ToldValues) -> Result<InsideCode, Error> {
+        let more = values.kept.iter().filter(|value| !self.record.kept.contains(value));
+        let kept: Vec<KeptValue> = self.record.kept.iter().chain(more).copied().collect();
+        let fields = head().into_iter().chain(values.fields.iter().cloned()).collect();
+        let recorded = Recorded { number: 0, time: false, fields, limit: None, leaves_room: true };
+        if kept.len() > CallRecord::KEPT_MAX || recorded.words() > Recorded::WORDS_MAX {
+            let what = "the values of a call inside of a slow call take too much room";
+            let hint = "name fewer values of one function, with at most three arguments";
+            return Err(Error::new(Reason::NoPrint, what, hint));
+        }
+        let record = CallRecord { kept, ..self.record.clone() };
+        Ok(InsideCode { fields: values.fields.clone(), ..InsideCode::opening(record, Arc::clone(&self.metric)) })
+    }
+
     /// The code in a function.
     pub fn of(
         &self,
@@ -132,7 +155,7 @@ impl InsideCode {
         options: &SlowOptions,
         variables: &Arc<[Variable]>,
     ) -> Instrumentation {
-        let close = Stmt::Close(self.record.clone(), inside(number, options, RECORDS_INSIDE));
+        let close = Stmt::Close(self.record.clone(), inside(number, options, (RECORDS_INSIDE, &self.fields)));
         let exit = Snippet { stmts: vec![Stmt::If(is_not_zero(Expr::Variable(OPEN_INSIDE)), vec![close])] };
         let at = |point, order, snippet| Insertion { order, ..code::insertion_of(function, point, snippet) };
         let insertions = vec![
@@ -266,7 +289,7 @@ impl Making<'_> {
         let mut outermost = vec![Stmt::Add(ENDED, Expr::Const(1))];
         outermost.extend(if_long(self.options.over_ns, slow));
         Ok(vec![
-            Stmt::If(is_not_zero(Expr::Restored), inside(self.inner, self.options, RECORDS_OF)),
+            Stmt::If(is_not_zero(Expr::Restored), inside(self.inner, self.options, (RECORDS_OF, &[]))),
             Stmt::If(is_zero(Expr::Restored), outermost),
             Stmt::Set(OPEN_OF, Expr::Restored),
         ])
@@ -283,7 +306,7 @@ mod tests {
 
     fn options(least_ns: u64) -> SlowOptions {
         let capacity = Capacity::of_bytes(1 << 16).expect("small");
-        SlowOptions { over_ns: 10_000_000, least_ns, callees: Vec::new(), limit: None, capacity }
+        SlowOptions { over_ns: 10_000_000, least_ns, callees: Vec::new(), told: Vec::new(), limit: None, capacity }
     }
 
     fn printed(kept: Vec<KeptValue>, stmts: &dyn Fn(CallRecord, Recorded) -> [Vec<Stmt>; 2]) -> Instrumentation {

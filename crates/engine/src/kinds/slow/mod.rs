@@ -1,9 +1,10 @@
 //! Slow calls, each with the calls that it has made.
 //!
 //! The `print` statement of a metric says which values of a slow call are told. `code.rs` makes code of it, and that of the functions inside;
-//! `tree.rs` puts the records of a slow call together.
+//! `told.rs` has the values of the latter, and `tree.rs` puts the records of a slow call together.
 
 mod code;
+pub mod told;
 mod tree;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,8 +15,8 @@ use ingraft_process::TickClock;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{
-    CallNumbers, EnableRequest, MeasurementId, MetricFocus, PrintedCall, PrintedCalls, PrintedSite, Removed,
-    SlowOptions,
+    CallNumbers, EnableRequest, MeasurementId, MetricFocus, PrintedCall, PrintedCalls, PrintedSite, PrintedValue,
+    Removed, SlowOptions,
 };
 use crate::error::{Error, Reason};
 use crate::measure::request::{self, Missing, Owner, WantedPair};
@@ -24,8 +25,9 @@ use crate::program::modules::Modules;
 use crate::session::{Drained, InsertedPairs, KindRequest, Locked, NewBuffers, Records, Running, Session, values_in};
 use crate::weaving::positions::Observer;
 
-use self::code::{BEGAN, ENDED, HEAD, INSIDE, InsideCode, MET, OPEN, RECORDS, SLOW, SharedCounters};
-use self::tree::{CallSpan, tree};
+use self::code::{BEGAN, ENDED, HEAD, HEAD_INSIDE, INSIDE, InsideCode, MET, OPEN, RECORDS, SLOW, SharedCounters};
+use self::told::ToldValues;
+use self::tree::{CallSpan, RecordedCall, tree};
 use super::code::{focus, look, looks_among, metric_named};
 use super::no_print;
 use super::prints::answer::{Counted, Limiter, call};
@@ -79,8 +81,8 @@ struct SlowState {
     limited: u64,
 }
 
-/// Calls inside of a slow call in the order of their ends, each with the index of its function.
-type InsideCalls = Vec<(u32, CallSpan)>;
+/// Calls inside of a slow call in the order of their ends.
+type InsideCalls = Vec<RecordedCall>;
 
 /// A slow call as its thread has recorded it.
 struct SlowRecord {
@@ -146,6 +148,8 @@ impl SlowKind {
             asked => asked.to_vec(),
         };
         let outer: FxHashSet<FunctionId> = outer.iter().copied().collect();
+        let told = self.options.told.iter().map(|told| told.function.clone());
+        let patterns: Vec<String> = patterns.into_iter().chain(told).collect();
         let mut found = request::resolve_patterns(modules, &patterns, Missing::MayCome)?;
         found.retain(|function| !outer.contains(function));
         Ok(found)
@@ -184,8 +188,9 @@ impl SlowKind {
             for record in values_in(&bytes) {
                 let [began, ticks, ..] = *record.words else { continue };
                 let span = CallSpan { began, ended: began.saturating_add(ticks) };
-                if record.words.len() < HEAD {
-                    inside.push((record.number.into(), span));
+                if usize::from(record.number) >= self.outer {
+                    let values = record.words.iter().skip(HEAD_INSIDE).copied().collect();
+                    inside.push(RecordedCall { site: record.number.into(), span, values });
                 } else {
                     found.push(SlowRecord { tid, span, record, inside: std::mem::take(inside) });
                 }
@@ -204,13 +209,24 @@ impl SlowKind {
             let values = TakenRecord { number: record.number, words: values };
             let Some((ended, values)) = call(&values, columns) else { continue };
             let time_ns = unix.saturating_sub(ns(now.saturating_sub(ended)));
-            let tree = Some(tree(span, &inside, lost, &ns));
+            let tree = Some(tree(span, &inside, lost, (&ns, &|inside| self.values(inside))));
             calls.push(PrintedCall { site: record.number.into(), tid, time_ns, values, tree });
         }
         state.told += calls.len() as u64;
         drop(state);
         place_callers(&mut calls, at);
         PrintedCalls { sites: begun.sites.clone(), calls, counts: CallNumbers::default() }
+    }
+
+    /// The values of a call inside.
+    fn values(&self, inside: &RecordedCall) -> Vec<PrintedValue> {
+        let site = self.sites.get(inside.site as usize).filter(|site| !site.columns.is_empty());
+        let values = site.and_then(|site| {
+            // A time comes first, which these records do not have.
+            let words = std::iter::once(0).chain(inside.values.iter().copied()).collect();
+            call(&TakenRecord { number: 0, words }, &site.columns)
+        });
+        values.map(|(_, values)| values).unwrap_or_default()
     }
 
     /// Numbers of calls.
@@ -251,6 +267,7 @@ impl Running for SlowKind {
         let printed = printing(asked)?;
         let outer: Vec<FunctionId> = printed.iter().filter_map(|printed| printed.function).collect();
         let inside = self.inside(asked.modules, &outer)?;
+        let told = ToldValues::of_functions(asked, &self.options.told)?;
         let count = 2 * outer.len() + inside.len();
         if count >= FUNCTIONS_MAX {
             let what = format!("calls of {count} functions cannot be followed at once");
@@ -273,9 +290,13 @@ impl Running for SlowKind {
         let (of_inside, variables) = (InsideCode::new(), InsideCode::variables(SharedCounters::default()));
         for function in inside {
             let Some(focus) = focus(asked.modules, function) else { continue };
-            let instrumentation = of_inside.of((function, number(sites.len())), &self.options, &variables);
+            let values = told.get(&function);
+            let telling = values.map(|values| of_inside.telling(values)).transpose()?;
+            let code = telling.as_ref().unwrap_or(&of_inside);
+            let instrumentation = code.of((function, number(sites.len())), &self.options, &variables);
             let wanted = pair(owner(true), INSIDE, (function, focus.clone()), instrumentation);
-            sites.push(SlowSite { function, key: PairKey::of(&wanted), columns: Vec::new() });
+            let columns = values.map_or_else(Vec::new, |values| values.columns.clone());
+            sites.push(SlowSite { function, key: PairKey::of(&wanted), columns });
             all.extend([look(function, focus, asked.id), wanted]);
         }
         (self.sites, self.outer) = (sites, outer.len());

@@ -1,6 +1,17 @@
 //! The tree of a slow call, from the records of the calls that it has made.
 
-use crate::api::{CallTree, InnerCall};
+use crate::api::{CallTree, InnerCall, PrintedValue};
+
+/// A call inside of another one, as its thread has recorded it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordedCall {
+    /// Index of the function.
+    pub site: u32,
+    /// Time of the call.
+    pub span: CallSpan,
+    /// The words of its values.
+    pub values: Vec<u64>,
+}
 
 /// The time of a call, in ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,20 +32,28 @@ impl CallSpan {
     }
 }
 
-/// Makes the tree of a call. `inner` are the calls of its thread in the order of their ends, each with the index of its function; those that
-/// were not made by the call are left out. `ns` converts ticks to nanoseconds, rounded down.
+/// Gives the values of a call.
+pub type ValuesOf<'a> = &'a dyn Fn(&RecordedCall) -> Vec<PrintedValue>;
+
+/// Makes the tree of a call. `inner` are the calls of its thread in the order of their ends; those that were not made by the call are left out.
+/// `ns` converts ticks to nanoseconds, rounded down, and `values` gives the values of a call.
 ///
 /// Calls of one thread lie within or beside each other. So the caller of each is the innermost one that contains its time.
-pub fn tree(outer: CallSpan, inner: &[(u32, CallSpan)], lost: u64, ns: &dyn Fn(u64) -> u64) -> CallTree {
+pub fn tree(
+    outer: CallSpan,
+    inner: &[RecordedCall],
+    lost: u64,
+    (ns, values): (&dyn Fn(u64) -> u64, ValuesOf<'_>),
+) -> CallTree {
     // Of two calls that begin in one tick, the one that ended later contains the other.
-    let mut order: Vec<(u32, CallSpan)> =
-        inner.iter().rev().filter(|(_, span)| outer.contains(*span)).copied().collect();
-    order.sort_by_key(|(_, span)| span.began);
+    let mut order: Vec<&RecordedCall> = inner.iter().rev().filter(|call| outer.contains(call.span)).collect();
+    order.sort_by_key(|call| call.span.began);
     let mut calls: Vec<InnerCall> = Vec::with_capacity(order.len());
     let mut open: Vec<(usize, CallSpan)> = Vec::new();
     let elapsed_ns = ns(outer.ticks());
     let mut whole = CallTree { elapsed_ns, self_ns: elapsed_ns, lost, calls: Vec::new() };
-    for (site, span) in order {
+    for call in order {
+        let RecordedCall { site, span, .. } = *call;
         while open.pop_if(|(_, around)| !around.contains(span)).is_some() {}
         let elapsed_ns = ns(span.ticks());
         let around = open.last().and_then(|(caller, _)| calls.get_mut(*caller)).map(|caller| &mut caller.self_ns);
@@ -43,7 +62,7 @@ pub fn tree(outer: CallSpan, inner: &[(u32, CallSpan)], lost: u64, ns: &dyn Fn(u
         open.push((calls.len(), span));
         let depth = u32::try_from(open.len() - 1).unwrap_or(u32::MAX);
         let at_ns = ns(span.began.saturating_sub(outer.began));
-        calls.push(InnerCall { site, depth, at_ns, elapsed_ns, self_ns: elapsed_ns });
+        calls.push(InnerCall { site, depth, at_ns, elapsed_ns, self_ns: elapsed_ns, values: values(call) });
     }
     CallTree { calls, ..whole }
 }
@@ -58,11 +77,21 @@ mod tests {
 
     fn lines(tree: &CallTree) -> Vec<String> {
         let line = |call: &InnerCall| {
-            let InnerCall { site, depth, at_ns, elapsed_ns, self_ns } = call;
+            let InnerCall { site, depth, at_ns, elapsed_ns, self_ns, values } = call;
+            assert_eq!(values, &[PrintedValue::Number(i64::from(*site))]);
             format!("{}{site} at {at_ns}: {elapsed_ns}, {self_ns}", " ".repeat(*depth as usize))
         };
         let CallTree { elapsed_ns, self_ns, calls, .. } = tree;
         std::iter::once(format!("{elapsed_ns}, {self_ns}")).chain(calls.iter().map(line)).collect()
+    }
+
+    /// Each call has the index of its function as its value.
+    fn tree(outer: CallSpan, inner: &[(u32, CallSpan)], lost: u64, ns: &dyn Fn(u64) -> u64) -> CallTree {
+        let call =
+            |(site, span): &(u32, CallSpan)| RecordedCall { site: *site, span: *span, values: vec![(*site).into()] };
+        let inner: Vec<RecordedCall> = inner.iter().map(call).collect();
+        let values = |call: &RecordedCall| call.values.iter().map(|n| PrintedValue::Number(n.cast_signed())).collect();
+        super::tree(outer, &inner, lost, (ns, &values))
     }
 
     #[test]
