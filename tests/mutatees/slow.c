@@ -34,10 +34,12 @@ COUNTED static void wait_for_part(long ms) {
     while (nanosleep(&t, &t)) {}
 }
 
-COUNTED static void fetch(long number, int part) { wait_for_part(3 + part + number * 0); }
+static const char *const names[] = {"first", "second", "third"};
+
+COUNTED static void fetch(long number, int part, const char *name) { wait_for_part(3 + part + number * 0 + name[0] * 0); }
 
 COUNTED static void load(long number) {
-    for (int part = 0; part < 3; part++) fetch(number, part);
+    for (int part = 0; part < 3; part++) fetch(number, part, names[part]);
     if (number % 1000 == 700) longjmp(back, 1);
 }
 

@@ -171,6 +171,48 @@ fn one_slow_call_among_many_is_found() {
     }
 }
 
+/// The calls of a function in a tree.
+fn all_of<'a>(calls: &'a [Value], function: &str) -> Vec<&'a Value> {
+    let of = |call: &'a Value| {
+        let own = (call["function"] == function).then_some(call);
+        own.into_iter().chain(all_of(calls_of(call), function))
+    };
+    calls.iter().flat_map(of).collect()
+}
+
+/// The program knows what it passes to the functions inside.
+#[test]
+fn calls_inside_have_the_values_that_were_asked_for() {
+    let arguments = [
+        "serve",
+        "$arg[0]",
+        "--least=1500us",
+        "--callees=slow:load",
+        "--tell=slow:fetch:$arg[0]",
+        "--tell=slow:fetch:str(name)",
+        "--tell=slow:fetch:part",
+        "--tell=slow:store:$return > 0",
+    ];
+    let (outcome, _) = found(&tool(), &arguments, "run 1000 1");
+    let planted = outcome.all("slow").into_iter().filter(|slow| number(&slow["values"], "$arg[0]") % 200 == 100);
+    let planted: Vec<&Value> = planted.collect();
+    assert!(planted.len() >= 2, "{planted:?}");
+    for slow in planted {
+        let n = number(&slow["values"], "$arg[0]");
+        // The call with the number 900 makes another one with the number 1,500.
+        let n = if n == 900 { 1500 } else { n };
+        let fetched: Vec<Value> =
+            all_of(calls_of(slow), "fetch").into_iter().map(|call| call["values"].clone()).collect();
+        let of = |(part, name): (usize, &str)| serde_json::json!({"$arg[0]": n, "part": part, "str(name)": name});
+        let expected: Vec<Value> = ["first", "second", "third"].into_iter().enumerate().map(of).collect();
+        assert_eq!(fetched, expected, "{slow}");
+        let [store] = *all_of(calls_of(slow), "store") else { panic!("one call of store in {slow}") };
+        assert_eq!(store["values"], serde_json::json!({"$return > 0": 1}));
+        let [load] = *all_of(calls_of(slow), "load") else { panic!("one call of load in {slow}") };
+        assert!(load["values"].is_null() && all_of(calls_of(slow), "wait_for_part").is_empty(), "{slow}");
+    }
+}
+
 #[test]
 fn the_functions_inside_can_be_chosen() {
     let callees = ["serve", "$arg[0]", "--callees", "store", "--callees", "slow:fe*", "--callees", "no_such_function"];
@@ -293,6 +335,25 @@ fn what_cannot_be_told_is_refused_in_plain_words() {
     refused(&["no_such_function", "--over", "1ms"], 3, &["no function matches"]);
     refused(&["serve", "$arg[0", "--over", "1ms"], 2, &["expression"]);
     refused(&["serve", "$arg[0]", "$arg[1]", "$arg[2]", "$arg[3]", "--over", "1ms"], 2, &["arguments"]);
+    let tell = |value: &str, code, words: &[&str]| refused(&["serve", "--over", "1ms", "--tell", value], code, words);
+    tell("fetch", 2, &["FUNCTION:EXPR"]);
+    tell("fetch:$arg[0", 2, &["expression"]);
+    tell("no_such_function:$arg[0]", 3, &["no function matches"]);
+    refused(
+        &[
+            "serve",
+            "--over",
+            "1ms",
+            "--tell",
+            "load:$arg[0], $arg[1]",
+            "--tell",
+            "load:$arg[2]",
+            "--tell",
+            "load:$arg[3]",
+        ],
+        2,
+        &["arguments"],
+    );
     let without = tool().run(["slow", "-p", &pid, "serve"]);
     assert_eq!(without.status.code(), Some(2));
     let shown = tool().run(["slow", "--show-mdl", "serve", "str($arg[1])", "--over", "1ms"]).assert_code(0);

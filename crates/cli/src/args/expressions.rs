@@ -1,9 +1,9 @@
 //! Expressions on the command line.
 
-use ingraft_api::ContextSum;
+use ingraft_api::{ContextSum, ToldValue};
 
 /// The words with which values begin.
-const VALUES: [&str; 4] = ["$", "readSymbol", "readAddress", "Call("];
+const VALUES: [&str; 5] = ["$", "str(", "readSymbol", "readAddress", "Call("];
 
 /// The function and the expression of a text. The expression begins after the last colon before its first value. `None` without a value.
 pub(crate) fn split(text: &str) -> Option<(&str, &str)> {
@@ -49,12 +49,22 @@ fn string_length(text: &str) -> usize {
     end.map_or(text.len(), |(at, _)| at + 1)
 }
 
+/// The function and the expression of `FUNCTION:EXPR`, which may consist of names of arguments alone. `None` if one of them is missing.
+fn parts(text: &str) -> Option<(&str, &str)> {
+    let last = || text.rsplit_once(':').filter(|(head, _)| !head.ends_with(':'));
+    let parts = split(text).or_else(last);
+    parts.filter(|(function, expression)| !function.trim().is_empty() && !expression.trim().is_empty())
+}
+
+/// Reads `FUNCTION:EXPR`.
+pub(super) fn told(text: &str) -> Result<ToldValue, String> {
+    let (function, expression) = parts(text).ok_or("not FUNCTION:EXPR, such as 'run_query:str($arg[1])'")?;
+    Ok(ToldValue { function: function.to_owned(), expression: with_names(expression) })
+}
+
 /// Reads `[NAME=]FUNCTION:EXPR`. Without a name, the sum has that of the function.
 pub(super) fn sum(text: &str) -> Result<ContextSum, String> {
-    // An expression may consist of names of arguments alone.
-    let last = || text.rsplit_once(':').filter(|(head, _)| !head.ends_with(':'));
-    let parts = split(text).or_else(last).filter(|(_, expression)| !expression.trim().is_empty());
-    let (head, expression) = parts.ok_or("not FUNCTION:EXPR, such as 'libc:write:$return'")?;
+    let (head, expression) = parts(text).ok_or("not FUNCTION:EXPR, such as 'libc:write:$return'")?;
     // A name is followed by one `=`, unlike the beginning of `operator==`.
     let named = head.split_once('=').filter(|(name, rest)| ContextSum::is_name(name) && !rest.starts_with('='));
     let named = named.filter(|(name, _)| *name != "operator");
@@ -86,6 +96,22 @@ mod tests {
         }
         for text in ["write", "$return", "shop:*:$arg[0]", "operator==:$arg[0]", "looks=f:$return", "calls:$return"] {
             assert!(sum(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_value_is_of_a_function() {
+        for (text, function, expression) in [
+            ("shop:load:str($arg[1])", "shop:load", "str($arg[1])"),
+            ("load:str(sql)", "load", "str($arg.sql)"),
+            ("ns::load:size", "ns::load", "$arg.size"),
+            ("load:$return", "load", "$return"),
+        ] {
+            let ToldValue { function: of, expression: value } = told(text).expect("a value");
+            assert_eq!((of.as_str(), value.as_str()), (function, expression), "{text}");
+        }
+        for text in ["load", "load:", ":$return", "ns::load"] {
+            assert!(told(text).is_err(), "{text}");
         }
     }
 

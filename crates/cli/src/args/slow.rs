@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use ingraft_api::ToldValue;
 
+use super::expressions;
 use super::print::{Limit, RecordArgs, limit, value};
 use super::{Measure, TargetArgs};
 use crate::exit::Failure;
@@ -24,6 +26,7 @@ const PART: u32 = 100;
   ingraft slow -p 4711 handle_request --over 50ms
   ingraft slow -n postgres exec_simple_query 'str($arg[0])' --over 100ms --for 1m
   ingraft slow -p 4711 handle_request --over 50ms --callees 'libssl:*' --callees 'libpq:PQ*' --least 1ms
+  ingraft slow -p 4711 handle_request --over 50ms --tell 'run_query:str($arg[1])' --tell 'libc:read:$return'
   ingraft slow -n redis-server call --over 1ms --perfetto slow.json --for 1m
   ingraft slow -p 4711 handle_request --over 1s --then trace handle.trace
 
@@ -36,7 +39,7 @@ With --then, the first slow call starts `ingraft trace` or `ingraft profile edge
 ends with this command.
 EXPR is an MDL expression: $arg[0] to $arg[255], with debugging information also arguments by name and members, such
 as request->size. str(EXPR) is the text at an address, at most 64 bytes of it. At most three arguments are kept;
-memory, so texts and members too, is read when the call returns."
+memory, so texts and members too, is read when the call returns. --tell shows values of calls inside in the same way."
 )]
 pub(crate) struct SlowArgs {
     /// Show calls of FUNCTION that take longer than this
@@ -50,6 +53,10 @@ pub(crate) struct SlowArgs {
     /// Functions whose calls are shown inside of slow calls: a glob or MODULE:GLOB; repeat it for more
     #[arg(long, value_name = "GLOB")]
     pub(crate) callees: Vec<String>,
+
+    /// Show also this value of the calls of a function inside, such as 'run_query:str($arg[1])'; repeat it for more
+    #[arg(long, value_name = "FUNCTION:EXPR", value_parser = expressions::told)]
+    pub(crate) tell: Vec<ToldValue>,
 
     /// Show at most so many slow calls in a second, or `none`
     #[arg(long, value_name = "N/s", default_value = "100", value_parser = limit)]

@@ -1,6 +1,6 @@
 //! `ingraft print`: one line for each call of a function.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use ingraft_api::{
@@ -15,7 +15,7 @@ use crate::conn::RequestTarget;
 use crate::exit::Stop;
 use crate::measure::{self, CommandContext, MeasurementPlan, MeasurementView, Query, TargetMeasurement};
 use crate::objects::Object;
-use crate::objects::printed::{CallObject, CallValue, CallValues, CallsObject};
+use crate::objects::printed::{CallObject, CallValue, CallValues, CallsObject, ToldObject};
 use crate::output::number::{grouped_u64, plural, time};
 use crate::output::{self, DIM, HEADING, Output};
 
@@ -187,8 +187,7 @@ impl PrintView<'_> {
 pub(super) struct NamedCall<'a> {
     of: &'a PrintedSite,
     call: &'a PrintedCall,
-    /// The values that were asked for, by their expressions.
-    values: Vec<(&'a str, &'a PrintedValue)>,
+    values: NamedValues<'a>,
     caller: Option<String>,
     result: Option<&'a PrintedValue>,
     elapsed_ns: Option<i64>,
@@ -204,8 +203,8 @@ impl<'a> NamedCall<'a> {
         let name = |(n, column): (usize, &'a PrintedColumn)| {
             exprs.get(n).filter(|_| own_names).map_or(column.name.as_str(), String::as_str)
         };
-        let names = of.columns.iter().take(asked).enumerate().map(name);
-        let values = names.zip(&call.values).collect();
+        let names = of.columns.iter().take(asked).enumerate().map(name).map(Cow::Borrowed);
+        let values = NamedValues { values: names.zip(&call.values).collect() };
         let own = || of.columns.iter().zip(&call.values).skip(asked);
         let find = |content| own().find(|(column, _)| column.content == content).map(|(_, value)| value);
         let caller = own().find_map(|(_, value)| match value {
@@ -231,15 +230,9 @@ impl<'a> NamedCall<'a> {
 
     /// The values for scripts.
     pub(super) fn recorded(self) -> CallValues {
-        let cut = self.values.iter().filter(|(_, value)| is_cut(value)).map(|(expr, _)| (*expr).to_owned()).collect();
-        let values: BTreeMap<String, CallValue> =
-            self.values.iter().map(|(expr, value)| ((*expr).to_owned(), recorded_whole(value))).collect();
-        let all = self.values.into_iter().chain(self.result.map(|result| (RESULT, result)));
-        let names = all.filter_map(|(expr, value)| match value {
-            PrintedValue::Enumerator(_, name) => Some((expr.to_owned(), name.clone())),
-            _ => None,
-        });
-        CallValues { names: names.collect(), values, result: self.result.and_then(as_number), caller: self.caller, cut }
+        let ToldObject { values, mut names, cut } = self.values.recorded();
+        names.extend(self.result.and_then(|result| Some((RESULT.to_owned(), enumerator(result)?.to_owned()))));
+        CallValues { names, values, result: self.result.and_then(as_number), caller: self.caller, cut }
     }
 
     fn line(self, pid: Option<i32>) -> String {
@@ -255,9 +248,7 @@ impl<'a> NamedCall<'a> {
         let pid = pid.map_or_else(String::new, |pid| format!("{pid}/"));
         let mut line =
             format!("{DIM}{moment} {pid}{}{DIM:#} {HEADING}{}{HEADING:#}", self.call.tid, self.of.function.function);
-        for (expr, value) in &self.values {
-            line += &format!(" {expr}={}", shown(value));
-        }
+        line += &self.values.text();
         line
     }
 
@@ -269,6 +260,42 @@ impl<'a> NamedCall<'a> {
     /// The caller for the call's line.
     pub(super) fn caller_text(&self) -> String {
         self.caller.as_ref().map_or_else(String::new, |caller| format!(" {DIM}from {caller}{DIM:#}"))
+    }
+}
+
+/// Values of a call, by their expressions.
+pub(super) struct NamedValues<'a> {
+    values: Vec<(Cow<'a, str>, &'a PrintedValue)>,
+}
+
+impl<'a> NamedValues<'a> {
+    /// The values of a call inside of a slow one.
+    pub(super) fn inside(of: &'a PrintedSite, values: &'a [PrintedValue]) -> Self {
+        // The command line takes names of arguments without this word.
+        let name = |column: &PrintedColumn| column.name.replace("$arg.", "").into();
+        NamedValues { values: of.columns.iter().map(name).zip(values).collect() }
+    }
+
+    /// The values for a line.
+    pub(super) fn text(&self) -> String {
+        self.values.iter().map(|(expr, value)| format!(" {expr}={}", shown(value))).collect()
+    }
+
+    /// The values for scripts.
+    pub(super) fn recorded(&self) -> ToldObject {
+        let values = self.values.iter().map(|(expr, value)| (expr.to_string(), recorded_whole(value)));
+        let names =
+            self.values.iter().filter_map(|(expr, value)| Some((expr.to_string(), enumerator(value)?.to_owned())));
+        let cut = self.values.iter().filter(|(_, value)| is_cut(value)).map(|(expr, _)| expr.to_string());
+        ToldObject { values: values.collect(), names: names.collect(), cut: cut.collect() }
+    }
+}
+
+/// The name of an enumerator.
+fn enumerator(value: &PrintedValue) -> Option<&str> {
+    match value {
+        PrintedValue::Enumerator(_, name) => Some(name),
+        _ => None,
     }
 }
 

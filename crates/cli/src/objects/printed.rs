@@ -59,6 +59,19 @@ pub(crate) struct CallValues {
     pub(crate) cut: Vec<String>,
 }
 
+/// Values of a call inside of a slow one.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct ToldObject {
+    /// The values by their expressions.
+    pub(crate) values: BTreeMap<String, CallValue>,
+    /// The names of values that are enumerators, by their expressions; left out if there are none.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) names: BTreeMap<String, String>,
+    /// Expressions whose texts go on behind what was read; left out if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) cut: Vec<String>,
+}
+
 /// A printed call.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct CallObject {

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::Host;
-use super::printed::CallValues;
+use super::printed::{CallValues, ToldObject};
 
 /// Largest number of calls within each other in a record: some readers of JSON refuse more.
 const DEPTH_MAX: usize = 60;
@@ -43,6 +43,9 @@ pub(crate) struct InnerCallObject {
     pub(crate) elapsed_ns: u64,
     /// The same without `calls`.
     pub(crate) self_ns: u64,
+    /// Values of the call, if some were asked for.
+    #[serde(flatten)]
+    pub(crate) told: Option<ToldObject>,
     /// The calls that it has made, in the order in which they began.
     pub(crate) calls: Vec<InnerCallObject>,
     /// Number of calls inside that are too deep for a record; left out if there are none.
@@ -90,7 +93,7 @@ mod tests {
 
     fn call(at_ns: u64) -> InnerCallObject {
         let (module, function) = (String::new(), String::new());
-        InnerCallObject { module, function, at_ns, elapsed_ns: 0, self_ns: 0, calls: Vec::new(), deeper: 0 }
+        InnerCallObject { module, function, at_ns, elapsed_ns: 0, self_ns: 0, told: None, calls: Vec::new(), deeper: 0 }
     }
 
     fn text(calls: &[InnerCallObject]) -> String {

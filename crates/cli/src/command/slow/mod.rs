@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use ingraft_api::{CallTree, EnableRequest, Kind, PrintedCall, PrintedSite, SlowOptions};
 
 use super::expression::ExpressionMetric;
-use super::print::{NamedCall, at_return, measured_until, numbers, summary};
+use super::print::{NamedCall, NamedValues, at_return, measured_until, numbers, summary};
 use crate::args::{Format, SlowArgs};
 use crate::exit::Stop;
 use crate::measure::{CommandContext, MeasurementView, TargetMeasurement};
@@ -42,6 +42,7 @@ pub(crate) async fn run(mut args: SlowArgs, context: CommandContext<'_>, out: &m
         over_ns: ns(args.over),
         least_ns: ns(args.least()),
         callees: args.callees.clone(),
+        told: args.tell.clone(),
         limit: args.limit.0,
         capacity,
     };
@@ -194,8 +195,10 @@ impl SlowCall<'_> {
                 false => format!("{}:", of.function.module),
             };
             let function = &of.function.function;
-            text +=
-                &format!("{DIM}{at:>12}{DIM:#} {elapsed:>10} {DIM}self {own:>10}{DIM:#}{indent}{module}{function}\n");
+            let values = NamedValues::inside(of, &call.values).text();
+            text += &format!(
+                "{DIM}{at:>12}{DIM:#} {elapsed:>10} {DIM}self {own:>10}{DIM:#}{indent}{module}{function}{values}\n"
+            );
         }
         if *lost > 0 {
             text += &format!("  {} inside were lost (--buffer)\n", plural(*lost, "call", "calls"));
@@ -213,6 +216,7 @@ impl SlowCall<'_> {
                 at_ns: call.at_ns,
                 elapsed_ns: call.elapsed_ns,
                 self_ns: call.self_ns,
+                told: (!call.values.is_empty()).then(|| NamedValues::inside(of, &call.values).recorded()),
                 calls: Vec::new(),
                 deeper: 0,
             };
@@ -272,12 +276,23 @@ mod tests {
         vec![
             site("shop", "serve", of_serve.map(column).to_vec()),
             site("shop", "load", Vec::new()),
-            site("libc.so.6", "read", Vec::new()),
+            site(
+                "libc.so.6",
+                "read",
+                vec![PrintedColumn { name: "$arg.n".to_owned(), content: ColumnContent::Return }],
+            ),
         ]
     }
 
     fn call() -> PrintedCall {
-        let inner = |(site, depth, at_ns, elapsed_ns, self_ns)| InnerCall { site, depth, at_ns, elapsed_ns, self_ns };
+        let inner = |(site, depth, at_ns, elapsed_ns, self_ns)| InnerCall {
+            site,
+            depth,
+            at_ns,
+            elapsed_ns,
+            self_ns,
+            values: if site == 2 { vec![PrintedValue::Number(512)] } else { Vec::new() },
+        };
         let calls =
             [(1, 0, 1_000, 40_000_000, 1_000_000), (2, 1, 2_000, 39_000_000, 39_000_000), (1, 0, 41_000_000, 500, 500)];
         PrintedCall {
@@ -307,7 +322,7 @@ mod tests {
         expect![[r#"
             22:13:20.073456 4711/7 serve n=12 50 ms, self 10 ms = -1 from 0x7f00
                     1 µs      40 ms self       1 ms  load
-                    2 µs      39 ms self      39 ms    libc.so.6:read
+                    2 µs      39 ms self      39 ms    libc.so.6:read n=512
                    41 ms     500 ns self     500 ns  load
               2 calls inside were lost (--buffer)
         "#]]
