@@ -364,6 +364,11 @@ fn wrong_sums_are_refused() {
         let (outcome, told) = (outcome.assert_code(status), format!("\"reason\":\"{reason}\""));
         assert!(outcome.stderr.contains(&told), "{sum}: {}", outcome.stderr);
     }
+    // Both clocks take four of the five words that the record of a call can keep.
+    let sum = "a=contexts:c_after:$return + $arg[0] * $arg[1]";
+    let outcome =
+        tool().run(["profile", "contexts", "-p", &pid, "--metric", "time,cpu", "contexts:c_begins", "--sum", sum]);
+    assert!(outcome.assert_code(2).stderr.contains("\"reason\":\"no_sum\""));
     target::assert_clean(target.pid(), &before);
 }
 

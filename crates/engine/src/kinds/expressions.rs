@@ -5,6 +5,7 @@ use ingraft_model::{Expr, Focus, FunctionId, Instrumentation, ResourcePath};
 
 use crate::api::Kind;
 use crate::error::Error;
+use crate::measure::request::resolve_patterns;
 use crate::session::KindRequest;
 
 use super::contexts::sums;
@@ -69,6 +70,39 @@ pub fn evaluate(asked: &KindRequest<'_>, metric: &str, function: FunctionId) -> 
     let evaluator = Evaluator::new(asked.library, asked.modules, &asked.request.flavors);
     let Evaluated { instrumentation, .. } = evaluator.evaluate(metric, &focus).map_err(Error::mdl)?;
     Ok(Some(instrumentation))
+}
+
+/// The metrics of several expressions of a request, which are told apart by a number.
+pub struct ExpressionMetrics {
+    /// The flag that has the expressions.
+    pub flag: &'static str,
+    /// Name of the metrics without the number.
+    pub prefix: &'static str,
+}
+
+impl ExpressionMetrics {
+    /// Name of the metric of an expression.
+    pub fn name(&self, index: usize) -> String {
+        format!("{}_{index}", self.prefix)
+    }
+
+    /// Calls `each` with the code of each expression in each function that its pattern matches, and with the index of the expression.
+    pub fn evaluate<'p>(
+        &self,
+        asked: &KindRequest<'_>,
+        patterns: impl Iterator<Item = &'p String>,
+        mut each: impl FnMut(usize, FunctionId, &Instrumentation) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        for (index, pattern) in patterns.enumerate() {
+            let functions = resolve_patterns(asked.modules, std::slice::from_ref(pattern), asked.missing)?;
+            for function in functions {
+                if let Some(code) = evaluate(asked, &self.name(index), function)? {
+                    each(index, function, &code)?;
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Whether an expression uses no variable of its metric: other code has other variables.

@@ -555,7 +555,8 @@ impl Woven {
             let its: Vec<_> = wanted.iter().zip(&sites).filter(|(w, _)| is_its(w)).collect();
             // Each attempt looks at every point twice, generates its code and proves it.
             let how = if again.is_some() { " in another way" } else { "" };
-            begin_step(|| format!("generating code for {} points{how}", its.len()), 4 * its.len() as u64);
+            let points = || if its.len() == 1 { "1 point".to_owned() } else { format!("{} points", its.len()) };
+            begin_step(|| format!("generating code for {}{how}", points()), 4 * its.len() as u64);
             let found = each(&its, |(w, sites)| w.points(sites, &refused_at_all, &copies));
             let moves_again = |function: &FunctionId| again.as_ref().is_none_or(|again| again.contains(function));
             attempt.move_points(subject, (&moving, moves_again), (&copies, &found), mapped)?;

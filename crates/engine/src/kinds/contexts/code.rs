@@ -275,6 +275,12 @@ fn both_ends(function: FunctionId, record: CallRecord, entry: Vec<Stmt>, exit: V
     ]
 }
 
+/// Whether the record of a call has room for all values that it keeps.
+pub fn fits(code: &Instrumentation) -> bool {
+    let fits = |stmt: &Stmt| !matches!(stmt, Stmt::Open(record, _) if record.kept.len() > CallRecord::KEPT_MAX);
+    code.insertions.iter().flat_map(|insertion| &insertion.snippet.stmts).all(fits)
+}
+
 /// The clock whose own time of a call is added to the metric in a function; `None` if none is.
 fn clock(metric: ContextMetric, role: LibraryRole) -> Option<Clock> {
     match metric {
@@ -353,24 +359,34 @@ mod tests {
 
     const F: FunctionId = FunctionId { module: ModuleId(0), function: 3 };
 
+    /// Code that only counts calls.
+    fn plain<'a>(shape: ContextShape, variables: &'a Arc<[Variable]>, metric: &'a Arc<MetricInfo>) -> ContextCode<'a> {
+        ContextCode { shape, metrics: &[], event_number: 0, event: None, variables, metric, moving: false }
+    }
+
+    fn code_of(code: &ContextCode<'_>, role: LibraryRole, timed: Option<Clock>) -> Instrumentation {
+        code.of(F, (9, 2), (role, &SumCode::default()), timed)
+    }
+
     fn texts(metrics: &[ContextMetric], role: LibraryRole) -> Vec<String> {
         let shape = ContextShape::of_bits(4, !metrics.is_empty(), false).expect("a size");
         let held = HeldCounters { tree: 7, records: 9, last_count: 0, lock: 0 };
         let (variables, metric) = (variables(held, false), metric(METRIC));
-        let code = ContextCode {
-            shape,
-            metrics,
-            event_number: 0,
-            event: None,
-            variables: &variables,
-            metric: &metric,
-            moving: false,
+        let code = ContextCode { metrics, ..plain(shape, &variables, &metric) };
+        code_of(&code, role, None).insertions.iter().map(|i| format!("{:?} {}", i.point, i.snippet)).collect()
+    }
+
+    #[test]
+    fn the_record_of_a_call_has_limited_room() {
+        let shape = ContextShape::of_bits(4, true, false).expect("a size");
+        let (variables, metric) = (variables(HeldCounters::default(), false), metric(METRIC));
+        let metrics = &[ContextMetric::WallTime, ContextMetric::CpuTime];
+        let code = ContextCode { metrics, ..plain(shape, &variables, &metric) };
+        let with = |arguments: u8| {
+            let sums = SumCode { kept: (0..arguments).map(KeptValue::Argument).collect(), ..SumCode::default() };
+            code.of(F, (9, 2), (LibraryRole::default(), &sums), None)
         };
-        code.of(F, (9, 2), (role, &SumCode::default()), None)
-            .insertions
-            .iter()
-            .map(|i| format!("{:?} {}", i.point, i.snippet))
-            .collect()
+        assert_eq!([0, 1, 2].map(|arguments| fits(&with(arguments))), [true, true, false]);
     }
 
     #[test]
@@ -385,17 +401,9 @@ mod tests {
     fn the_record_of_a_call_that_moves_keeps_its_context() {
         let shape = ContextShape::of_bits(4, false, false).expect("a size");
         let (variables, metric) = (variables(HeldCounters::default(), false), metric(METRIC));
-        let code = ContextCode {
-            shape,
-            metrics: &[],
-            event_number: 0,
-            event: None,
-            variables: &variables,
-            metric: &metric,
-            moving: true,
-        };
+        let code = ContextCode { moving: true, ..plain(shape, &variables, &metric) };
         let of = |code: &ContextCode<'_>, timed| {
-            let insertions = code.of(F, (9, 2), (LibraryRole::default(), &SumCode::default()), timed).insertions;
+            let insertions = code_of(code, LibraryRole::default(), timed).insertions;
             let bound = insertions.iter().any(|i| i.snippet.is_bound_to_thread());
             (insertions.iter().map(|i| i.snippet.to_string()).collect::<Vec<_>>().join(" "), bound)
         };
@@ -412,16 +420,8 @@ mod tests {
         let shape = ContextShape::of_bits(4, true, false).expect("a size");
         let (variables, metric) =
             (variables(HeldCounters { tree: 7, ..HeldCounters::default() }, false), metric(METRIC));
-        let code = ContextCode {
-            shape,
-            metrics: &[],
-            event_number: 0,
-            event: None,
-            variables: &variables,
-            metric: &metric,
-            moving: false,
-        };
-        let code = code.of(F, (9, 2), (LibraryRole::default(), &SumCode::default()), Some(Clock::Cpu));
+        let code = plain(shape, &variables, &metric);
+        let code = code_of(&code, LibraryRole::default(), Some(Clock::Cpu));
         let texts: Vec<String> = code.insertions.iter().map(|i| format!("{:?} {}", i.point, i.snippet)).collect();
         assert_eq!(
             texts,
@@ -442,16 +442,9 @@ mod tests {
         let texts = |usage| {
             let event = ContextEvent { name: "cycles".into(), usage };
             let metrics = &[ContextMetric::Looks];
-            let code = ContextCode {
-                shape,
-                metrics,
-                event_number: 2,
-                event: Some(&event),
-                variables: &variables,
-                metric: &metric,
-                moving: false,
-            };
-            let code = code.of(F, (9, 2), (LibraryRole::default(), &SumCode::default()), None);
+            let plain = plain(shape, &variables, &metric);
+            let code = ContextCode { metrics, event_number: 2, event: Some(&event), ..plain };
+            let code = code_of(&code, LibraryRole::default(), None);
             let texts = code.insertions.iter().map(|i| i.snippet.to_string()).collect::<Vec<_>>();
             (code.event, texts.join(" "))
         };
@@ -474,20 +467,10 @@ mod tests {
         let (variables, metric) = (variables(held, true), metric(METRIC));
         let [cycles, faults] = [None, Some(Usage::PageFaults)].map(|usage| ContextEvent { name: "e".into(), usage });
         let metrics = &ContextMetric::ALL[..4];
-        let code = ContextCode {
-            shape,
-            metrics,
-            event_number: 0,
-            event: None,
-            variables: &variables,
-            metric: &metric,
-            moving: false,
-        };
+        let code = ContextCode { metrics, ..plain(shape, &variables, &metric) };
         let [counted, asked] = [&cycles, &faults].map(|event| ContextCode { metrics: &[], event: Some(event), ..code });
         let timed = ContextCode { metrics: &[], ..code };
-        let of = |code: &ContextCode<'_>, clock| {
-            code.of(F, (1, 0), (LibraryRole::default(), &SumCode::default()), clock).insertions
-        };
+        let of = |code: &ContextCode<'_>, clock| code_of(code, LibraryRole::default(), clock).insertions;
         let all = [of(&code, None), of(&timed, Some(Clock::Wall)), of(&counted, None), of(&asked, None)];
         for insertion in all.concat() {
             let cost = worst_case(&insertion, &variables, WallClock::Tsc, false);

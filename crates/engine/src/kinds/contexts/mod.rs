@@ -349,6 +349,9 @@ impl Running for ContextsKind {
             let code = ContextCode { moving: has_goroutines || is_go, ..code };
             let sums = sums.get(&function).unwrap_or(&none);
             let instrumentation = code.of(function, (number, index), (role, sums), clock);
+            if !sums.is_empty() && !code::fits(&instrumentation) {
+                return Err(sums::refused(self.options.sums.first()));
+            }
             let fits_copy = instrumentation.placing == Placing::InCopyIfBusy;
             let pair = Arc::new(MetricFocus { metric: METRIC.to_owned(), focus: focus.clone() });
             let wanted = WantedPair { function: Some(function), ..WantedPair::owned(owner, pair, instrumentation) };

@@ -8,22 +8,16 @@ use rustc_hash::FxHashMap;
 
 use crate::api::ContextSum;
 use crate::error::{Error, Reason};
-use crate::kinds::expressions::{self, DefinedMetric};
-use crate::measure::request::resolve_patterns;
+use crate::kinds::expressions::{self, DefinedMetric, ExpressionMetrics};
 use crate::session::KindRequest;
 
-/// The flag of the command line that has the expressions.
-const FLAG: &str = "--sum";
-
-/// Name of the metric of a sum.
-fn metric(index: usize) -> String {
-    format!("context_sum_{index}")
-}
+/// The metrics of sums.
+const METRICS: ExpressionMetrics = ExpressionMetrics { flag: "--sum", prefix: "context_sum" };
 
 /// The definition of the metric of a sum.
 pub fn definition(index: usize, sum: &ContextSum) -> DefinedMetric {
-    let (metric, expression) = (metric(index), sum.expression.as_str());
-    DefinedMetric::new(FLAG, &metric, expression, &format!("{metric} += {expression};"))
+    let (metric, expression) = (METRICS.name(index), sum.expression.as_str());
+    DefinedMetric::new(METRICS.flag, &metric, expression, &format!("{metric} += {expression};"))
 }
 
 /// Code that sums add to that of a function.
@@ -45,18 +39,10 @@ impl SumCode {
         add: &dyn Fn(usize, Expr) -> Stmt,
     ) -> Result<FxHashMap<FunctionId, SumCode>, Error> {
         let mut all: FxHashMap<FunctionId, SumCode> = FxHashMap::default();
-        for (index, sum) in sums.iter().enumerate() {
-            let functions = resolve_patterns(asked.modules, std::slice::from_ref(&sum.function), asked.missing)?;
-            for function in functions {
-                let Some(code) = expressions::evaluate(asked, &metric(index), function)? else { continue };
-                let of_function = all.entry(function).or_default();
-                if of_function.join(&code, &|value| add(index, value)).is_none() {
-                    let what = format!("the values of `{}` cannot be added up in contexts", sum.expression);
-                    let hint = "use arguments of the call, its result, and `$elapsed`, in few sums of one function";
-                    return Err(Error::new(Reason::NoSum, what, hint));
-                }
-            }
-        }
+        METRICS.evaluate(asked, sums.iter().map(|sum| &sum.function), |index, function, code| {
+            let joined = all.entry(function).or_default().join(code, &|value| add(index, value));
+            joined.ok_or_else(|| refused(sums.get(index)))
+        })?;
         Ok(all)
     }
 
@@ -88,6 +74,14 @@ impl SumCode {
         }
         Some(())
     }
+}
+
+/// The error for a sum that is not possible.
+pub fn refused(sum: Option<&ContextSum>) -> Error {
+    let expression = sum.map_or("", |sum| sum.expression.as_str());
+    let what = format!("the values of `{expression}` cannot be added up in contexts");
+    let hint = "use arguments of the call, its result, and `$elapsed`, in few sums and times of one function";
+    Error::new(Reason::NoSum, what, hint)
 }
 
 /// Adds the values that a record keeps. `None` if there are too many, or if the record restores a variable.
@@ -143,7 +137,7 @@ mod tests {
         assert!(text("$return * $arg[0]").contains("prepend preInsn $constraint[0].return (* context_sum_3 +="));
         for expression in ["$arg[0]", "$return * ($return > 0)", "$elapsed"] {
             let mut library = Library::new(ParseOptions::default());
-            assert_eq!(library.load(FLAG, &definition(0, &sum("a", expression)).source.1), []);
+            assert_eq!(library.load(METRICS.flag, &definition(0, &sum("a", expression)).source.1), []);
             assert!(library.metric("context_sum_0").is_some());
         }
     }

@@ -7,22 +7,16 @@ use rustc_hash::FxHashMap;
 
 use crate::api::ToldValue;
 use crate::error::{Error, Reason};
-use crate::kinds::expressions::{self, DefinedMetric};
-use crate::measure::request::resolve_patterns;
+use crate::kinds::expressions::{self, DefinedMetric, ExpressionMetrics};
 use crate::session::KindRequest;
 
-/// The flag of the command line that has the expressions.
-const FLAG: &str = "--tell";
-
-/// Name of the metric of a value.
-fn metric(index: usize) -> String {
-    format!("told_value_{index}")
-}
+/// The metrics of values.
+const METRICS: ExpressionMetrics = ExpressionMetrics { flag: "--tell", prefix: "told_value" };
 
 /// The definition of the metric of a value.
 pub fn definition(index: usize, told: &ToldValue) -> DefinedMetric {
-    let metric = metric(index);
-    DefinedMetric::at_return(FLAG, &metric, &format!("{metric}++; print({});", told.expression))
+    let metric = METRICS.name(index);
+    DefinedMetric::at_return(METRICS.flag, &metric, &format!("{metric}++; print({});", told.expression))
 }
 
 /// The values of the calls of a function.
@@ -43,16 +37,13 @@ impl ToldValues {
         told: &[ToldValue],
     ) -> Result<FxHashMap<FunctionId, ToldValues>, Error> {
         let mut all: FxHashMap<FunctionId, ToldValues> = FxHashMap::default();
-        for (index, value) in told.iter().enumerate() {
-            let functions = resolve_patterns(asked.modules, std::slice::from_ref(&value.function), asked.missing)?;
-            for function in functions {
-                let Some(code) = expressions::evaluate(asked, &metric(index), function)? else { continue };
-                if all.entry(function).or_default().join(&code).is_none() {
-                    let what = format!("`{}` cannot be told of calls inside of slow calls", value.expression);
-                    return Err(Error::new(Reason::NoPrint, what, "use other values than those that a metric keeps"));
-                }
-            }
-        }
+        METRICS.evaluate(asked, told.iter().map(|value| &value.function), |index, function, code| {
+            all.entry(function).or_default().join(code).ok_or_else(|| {
+                let expression = told.get(index).map_or("", |value| value.expression.as_str());
+                let what = format!("`{expression}` cannot be told of calls inside of slow calls");
+                Error::new(Reason::NoPrint, what, "use arguments, results, times and members of them")
+            })
+        })?;
         Ok(all)
     }
 
@@ -111,7 +102,7 @@ mod tests {
             let told = ToldValue { function: "f".to_owned(), expression: expression.to_owned() };
             let DefinedMetric { metric, source } = definition(2, &told);
             let mut library = Library::new(ParseOptions::default());
-            assert_eq!(library.load(FLAG, &source.1), []);
+            assert_eq!(library.load(METRICS.flag, &source.1), []);
             assert!(library.metric(&metric).is_some() && source.1.contains(".return"));
         }
     }
