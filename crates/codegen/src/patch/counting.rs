@@ -3,8 +3,9 @@
 //!
 //! A gate lies at every way in from which a count can be reached. It lets only those threads in that own a shard; all others run the ordinary
 //! copy, whose probes lead to the code of the points. Calls and system calls are not in the copy, so the owner is checked again when they
-//! return. Where a point does more than that, or where the flags are live, the counting copy leads to the probe of the ordinary one. Where no
-//! register is free, a gate saves one below the red zone: small functions leave most registers to their callers.
+//! return. Where a point does more than that, the counting copy leads to the probe of the ordinary one. Where no register is free, a gate saves
+//! one below the red zone: small functions leave most registers to their callers. Where the flags are live, it compares without them: behind a
+//! first instruction that stays in the text, which often is the test that decides whether the function has anything to do.
 //!
 //! The count of a taken branch lies at its target if no other way leads there. If others do, it lies right before the target where the code
 //! before it does not run on, or else at the end of the copy, from where a jump leads back.
@@ -47,6 +48,8 @@ enum GateRegister {
     Free(Gpr),
     /// One that the gate saves on the stack. Threads are told apart by the word with this offset from the fs base.
     Saved(u32),
+    /// None, because the flags are live: the gate saves rax and rcx, and compares by their sum.
+    WithoutFlags(u32),
 }
 
 /// Passage of a point.
@@ -221,12 +224,13 @@ impl<'a> CountingCopyBuilder<'_, 'a> {
         Ok(only.into_iter().filter_map(|(to, point)| Some((to, point?))).collect())
     }
 
-    /// The register that the gate of a block uses; `None` if the flags are not free, or if the gate needs more code than one that saves a register.
+    /// The register that the gate of a block uses; `None` if the gate needs more code than one that saves registers.
     fn register(&self, block: BlockId) -> Option<GateRegister> {
         let free = &self.copy.request.body.blocks.get(block)?.free;
         let spare = [Gpr(10), Gpr(11)].into_iter().find(|r| free.scratch.contains(r));
         let free_one = spare.or_else(|| free.scratch.first().copied()).map(GateRegister::Free);
         let saved = match self.env.identity {
+            ThreadIdentity::FsOffset(offset) if !free.flags => return Some(GateRegister::WithoutFlags(offset)),
             ThreadIdentity::FsOffset(offset) => Some(GateRegister::Saved(offset)),
             ThreadIdentity::FsBase | ThreadIdentity::Locked => None,
         };
@@ -356,9 +360,12 @@ impl<'a> CountingCopyBuilder<'_, 'a> {
         match register {
             GateRegister::Free(r) => self.compare_owner(r, ordinary, back)?,
             GateRegister::Saved(offset) => self.compare_owner_in_saved(offset, back),
+            GateRegister::WithoutFlags(offset) => self.compare_owner_without_flags(offset, (ordinary, back))?,
         }
-        self.note(ordinary);
-        self.copy.out.put_relative(&[0x0f, 0x80 | NOT_EQUAL], ordinary, back)?;
+        if !matches!(register, GateRegister::WithoutFlags(_)) {
+            self.note(ordinary);
+            self.copy.out.put_relative(&[0x0f, 0x80 | NOT_EQUAL], ordinary, back)?;
+        }
         for point in self.copy.arrivals_of(block)?.iter().flatten() {
             self.pass(point, start)?;
         }
@@ -401,6 +408,35 @@ impl<'a> CountingCopyBuilder<'_, 'a> {
         let saving = Avma(first)..Avma(self.here());
         self.inside.push(saving.clone());
         self.saving.push(saving);
+    }
+
+    /// Compares the thread with the owner of its shard by the sum of one number and the complement of the other, which needs no flags, and leads other
+    /// threads to the ordinary copy. A thread within it goes on to the end before it is moved.
+    fn compare_owner_without_flags(&mut self, offset: u32, (ordinary, back): (u64, Back)) -> Result<(), EmitError> {
+        let (rax, rcx, owner) = (Gpr(0), Gpr(1), self.env.data.displacement(OWNER));
+        let out = &mut self.copy.out;
+        out.put(&LOWER_STACK, back);
+        let first = out.here();
+        out.push_pop(0x50, rcx, Back::StepOut);
+        out.push_pop(0x50, rax, Back::StepOut);
+        out.segment_absolute(0x65, 0x8b, rcx, false, owner, Back::StepOut);
+        // not rcx
+        out.put(&[0x48, 0xf7, 0xd1], Back::StepOut);
+        out.segment_absolute(0x64, 0x8b, rax, false, offset, Back::StepOut);
+        // lea rcx, [rcx + rax + 1]
+        out.put(&[0x48, 0x8d, 0x4c, 0x01, 0x01], Back::StepOut);
+        out.push_pop(0x58, rax, Back::StepOut);
+        // jrcxz, over the way to the ordinary copy
+        out.put(&[0xe3, (1 + RAISE_STACK.len() + PROBE) as u8], Back::StepOut);
+        out.push_pop(0x58, rcx, Back::StepOut);
+        out.put(&RAISE_STACK, Back::StepOut);
+        out.jmp(ordinary, Back::StepOut)?;
+        out.push_pop(0x58, rcx, Back::StepOut);
+        out.put(&RAISE_STACK, Back::StepOut);
+        let saving = Avma(first)..Avma(self.here());
+        self.inside.push(saving.clone());
+        self.saving.push(saving);
+        Ok(())
     }
 
     /// Copies a block. Returns whether control runs on behind it.

@@ -226,6 +226,18 @@ impl Encoder {
         self.push_or_pop(0x58, r);
     }
 
+    /// Loads the arithmetic flags into ax.
+    pub fn load_flags(&mut self) {
+        self.put(&[0x9f]);
+        self.put(&[0x0f, 0x90, 0xc0]);
+    }
+
+    /// Sets the arithmetic flags to those that [`Encoder::load_flags`] has loaded into ax.
+    pub fn restore_flags(&mut self) {
+        self.put(&[0x04, 0x7f]);
+        self.put(&[0x9e]);
+    }
+
     fn push_or_pop(&mut self, opcode: u8, r: Gpr) {
         match r.0 < 8 {
             true => self.put(&[opcode | r.0]),

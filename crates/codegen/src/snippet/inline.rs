@@ -5,7 +5,7 @@
 //! record of the call is the last one, the key is at its place. If anything is not, the thread has changed nothing yet, and goes to the probe in
 //! the ordinary copy, where the whole code of the point runs. So nothing rare is here: no search, no routine, no system call.
 //!
-//! The code uses registers that are free at the point. If these are too few, it saves others on the stack.
+//! The code uses registers that are free at the point. If these are too few, it saves others on the stack, and the flags too if they are not free.
 
 use std::borrow::Cow;
 
@@ -30,6 +30,8 @@ const STEPS_MAX: usize = 48;
 const SAVED: [Gpr; 6] = [Gpr(11), Gpr(10), Gpr(9), Gpr(7), Gpr(6), Gpr(1)];
 /// Registers that may be free, in the order in which they are taken: those with short instructions first.
 const SCRATCH: [Gpr; 9] = [Gpr(0), Gpr(1), Gpr(2), Gpr(6), Gpr(7), Gpr(8), Gpr(9), Gpr(10), Gpr(11)];
+/// The register from which and to which flags are moved.
+const RAX: Gpr = Gpr(0);
 /// The stack pointer.
 const STACK: Gpr = Gpr(4);
 /// Size of an activation record.
@@ -120,7 +122,7 @@ impl InlineCode {
         point: InlinePoint,
         snippets: impl Iterator<Item = BoundSnippet<'s>>,
     ) -> Option<InlineCode> {
-        if !point.flags || point.moving || matches!(point.kind, PointKind::CallBefore | PointKind::CallAfter) {
+        if point.moving || matches!(point.kind, PointKind::CallBefore | PointKind::CallAfter) {
             return None;
         }
         let mut steps = Vec::new();
@@ -141,9 +143,9 @@ impl InlineCode {
     }
 
     /// The code with such flags on the way to the probe that a conditional jump there is taken. `None` if no register is free for that, or if there
-    /// are no such flags.
+    /// are no such flags. Code that saves the flags goes there with those by which the thread has taken the jump.
     pub(crate) fn at_branch(&self, condition: u8) -> Option<Cow<'_, InlineCode>> {
-        let Some(way_out) = self.way_out() else { return Some(Cow::Borrowed(self)) };
+        let Some(way_out) = self.way_out().filter(|_| self.point.flags) else { return Some(Cow::Borrowed(self)) };
         let r = SCRATCH.into_iter().find(|r| self.point.registers >> r.0 & 1 != 0)?;
         let (value, with) = compared(condition)?;
         let mut code = self.clone();
@@ -156,6 +158,18 @@ impl InlineCode {
         code.aside = aside.bytes;
         code.jumps.push(InlineJump { field: (InlinePart::Aside, field), to: None });
         Some(Cow::Owned(code))
+    }
+
+    /// Whether the first `len` of these bytes are the code at the point, whatever the displacements of its branches.
+    pub(crate) fn is_main(&self, bytes: &[u8], len: u64) -> bool {
+        let Some(bytes) = bytes.get(..self.main.len()).filter(|_| len == self.main.len() as u64) else { return false };
+        let (mut own, mut bytes) = (self.main.clone(), bytes.to_vec());
+        for InlineJump { field: (part, offset), .. } in &self.jumps {
+            let field = *offset as usize..*offset as usize + 4;
+            let fields = [&mut own, &mut bytes].into_iter().filter(|_| *part == InlinePart::Main);
+            fields.filter_map(|code| code.get_mut(field.clone())).for_each(|field| field.fill(0));
+        }
+        own == bytes
     }
 
     /// Number of bytes of both parts.
@@ -421,11 +435,16 @@ impl<'e> InlineWriter<'e> {
             (false, true) => 2 + places,
             (false, false) => 1,
         };
-        let mut own: Vec<Gpr> = SCRATCH.into_iter().filter(|r| point.registers >> r.0 & 1 != 0).take(needed).collect();
-        let missing = needed - own.len();
-        let saved = if missing > 0 { missing + usize::from(has(InlineStep::is_of_records)) } else { 0 };
-        let pushed: Vec<Gpr> = SAVED.into_iter().filter(|r| point.registers >> r.0 & 1 == 0).take(saved).collect();
-        if pushed.len() < saved {
+        // rax is on the stack while the flags are.
+        let free = point.registers | u16::from(!point.flags);
+        let lacks = needed > SCRATCH.into_iter().filter(|r| free >> r.0 & 1 != 0).count();
+        // The stack pointer is that of the call as long as nothing is saved.
+        let needed_too = usize::from((lacks || !point.flags) && has(InlineStep::is_of_records));
+        let mut own: Vec<Gpr> =
+            SCRATCH.into_iter().filter(|r| free >> r.0 & 1 != 0).take(needed + needed_too).collect();
+        let missing = needed + needed_too - own.len();
+        let pushed: Vec<Gpr> = SAVED.into_iter().filter(|r| free >> r.0 & 1 == 0).take(missing).collect();
+        if pushed.len() < missing {
             return None;
         }
         own.extend(&pushed);
@@ -509,9 +528,19 @@ impl<'e> InlineWriter<'e> {
         self.branch(condition, self.unusual);
     }
 
-    /// Saves registers that are not free.
+    /// Number of bytes that are saved on the stack, without the red zone.
+    fn saved(&self) -> i32 {
+        let flags = if self.point.flags { 0 } else { 1 + usize::from(!self.has_free_rax()) };
+        8 * (self.pushed.len() + flags) as i32
+    }
+
+    fn has_free_rax(&self) -> bool {
+        self.point.registers & 1 != 0
+    }
+
+    /// Saves registers that are not free, and the flags if they are not.
     fn save(&mut self) {
-        if self.pushed.is_empty() {
+        if self.saved() == 0 {
             return;
         }
         if self.point.has_red_zone() {
@@ -520,16 +549,34 @@ impl<'e> InlineWriter<'e> {
         for r in &self.pushed {
             self.main.push(*r);
         }
+        if !self.point.flags {
+            if !self.has_free_rax() {
+                self.main.push(RAX);
+            }
+            self.main.load_flags();
+            self.main.push(RAX);
+        }
+        let saved = self.saved();
         if let Some(frame) = self.registers.frame {
-            self.main.lea_stack(frame, 8 * self.pushed.len() as i32);
+            self.main.lea_stack(frame, saved);
         }
     }
 
     fn restore(&mut self) {
+        if self.saved() == 0 {
+            return;
+        }
+        if !self.point.flags {
+            self.code().pop(RAX);
+            self.code().restore_flags();
+            if !self.has_free_rax() {
+                self.code().pop(RAX);
+            }
+        }
         for r in self.pushed.clone().into_iter().rev() {
             self.code().pop(r);
         }
-        if !self.pushed.is_empty() && self.point.has_red_zone() {
+        if self.point.has_red_zone() {
             self.code().raise_stack(RED_ZONE);
         }
     }
@@ -753,7 +800,7 @@ impl<'e> InlineWriter<'e> {
 
     /// Looks whether the context of the call is at one of its first places.
     fn find_context(&mut self, tree: u32, shape: ContextShape, function: u32) -> Option<()> {
-        let (value, pushed) = (self.registers.value, 8 * self.pushed.len() as i32);
+        let (value, pushed) = (self.registers.value, self.saved());
         self.code().load_stack(value, pushed);
         self.find_below(tree, shape, function)
     }

@@ -1,8 +1,8 @@
 //! Proof of the counting copy of a function, after that of the ordinary one. The text and the counting copy are decoded side by side.
 //!
 //! The counting copy passes if
-//! - every gate compares the thread with the owner of its shard, in flags that are free and in a register that is free or saved below the red
-//!   zone, and leads all others to the arrival in the ordinary copy;
+//! - every gate compares the thread with the owner of its shard, and leads all others to the arrival in the ordinary copy. It uses flags that are
+//!   free and a register that is free or saved below the red zone, or no flags and two registers that are saved there;
 //! - each block has one copy, whose instructions have the same effect, and every edge leads to the counting copy of its target;
 //! - each point of the request that has a probe is passed where the probe is, by one increment of its counter, by other code, or by a jump to
 //!   the probe; nothing else is added;
@@ -27,7 +27,7 @@ use crate::code::block::jmp_target;
 use crate::code::body::{CountingCopy, Gate, Held};
 use crate::code::environment::Environment;
 use crate::patch::body::BodyCode;
-use crate::snippet::inline::InlinePoint;
+use crate::snippet::inline::InlineCode;
 
 /// First bytes of `inc qword gs:[disp32]`.
 const INCREMENT: [u8; 5] = [0x65, 0x48, 0xff, 0x04, 0x25];
@@ -52,7 +52,7 @@ pub(super) fn prove(env: &Environment, arena: &Arena, proof: &mut BodyProof<'_>)
             BodyCode::Count(counter) => ProvenPassage::Count(env.data.counter(*counter)),
             BodyCode::Inline(code) => {
                 let is_branch = proof.held_at(&point.point).is_some_and(|held| matches!(held, Held::Branch(..)));
-                ProvenPassage::Inline(code.point, is_branch)
+                ProvenPassage::Inline(code, is_branch)
             }
             BodyCode::Elsewhere => ProvenPassage::Leave,
         };
@@ -96,11 +96,11 @@ pub(super) fn prove(env: &Environment, arena: &Arena, proof: &mut BodyProof<'_>)
 
 /// Way in which a point is passed.
 #[derive(Clone, Copy)]
-enum ProvenPassage {
+enum ProvenPassage<'a> {
     /// The increment of the counter at this displacement.
     Count(u32),
-    /// Code for this point, and whether its probe holds a conditional jump.
-    Inline(InlinePoint, bool),
+    /// Other code, and whether its probe holds a conditional jump.
+    Inline(&'a InlineCode, bool),
     /// A jump to the probe.
     Leave,
 }
@@ -111,7 +111,7 @@ struct Checked<'c, 'a> {
     counting: &'a CountingCopy,
     interpreter: Interpreter<'c>,
     /// For each point, how it is passed, and its probe in the ordinary copy.
-    passages: FxHashMap<PointId, (ProvenPassage, u64)>,
+    passages: FxHashMap<PointId, (ProvenPassage<'a>, u64)>,
     /// For each block to which edges lead, the point of one of them, and their number.
     into: FxHashMap<BlockId, (PointId, u32)>,
     /// The instructions that were met, each with the equivalent address in the ordinary copy.
@@ -141,7 +141,7 @@ impl Checked<'_, '_> {
         let i = self.take(at, original, probe)?;
         let leaves = i.code() == Code::Jmp_rel32_64 && i.near_branch_target() == probe;
         let right = match passage {
-            ProvenPassage::Inline(point, is_branch) if !leaves => return self.inline(&i, point, (probe, is_branch)),
+            ProvenPassage::Inline(code, is_branch) if !leaves => return self.inline(&i, code, (probe, is_branch)),
             ProvenPassage::Count(counter) => {
                 let bytes = self.proof.memory.bytes(at).unwrap_or_default();
                 let operand = bytes.get(INCREMENT.len()..INCREMENT.len() + 4);
@@ -156,18 +156,23 @@ impl Checked<'_, '_> {
     fn inline(
         &mut self,
         first: &Instruction,
-        point: InlinePoint,
+        code: &InlineCode,
         (probe, is_branch): (u64, bool),
     ) -> Result<u64, VerifyError> {
-        let (at, second) = (first.ip(), first.next_ip());
+        let (at, second, point) = (first.ip(), first.next_ip(), code.point);
         let claimed = self.counting.inside.binary_search_by_key(&Avma(second), |range| range.start).ok();
         let end = claimed.and_then(|index| self.counting.inside.get(index)).map_or(second, |range| range.end.0);
+        // The counters are those of the request.
+        if end.checked_sub(at).is_none_or(|len| !code.is_main(self.proof.memory.bytes(at).unwrap_or_default(), len)) {
+            return fail(at, Flaw::NotEquivalent);
+        }
         for (instruction, end) in self.interpreter.inline((at, end), point, probe)? {
             if instruction != at {
                 self.proof.take_inside(instruction, end)?;
             }
         }
-        if is_branch {
+        // Code that saves the flags has them back at the probe.
+        if is_branch && point.flags() {
             self.interpreter.takes_branch(probe)?;
         }
         Ok(end)
@@ -353,9 +358,13 @@ impl Checked<'_, '_> {
             && moves_stack(&decode(first, at)?, RED_ZONE.wrapping_neg())
         {
             let lower = self.take(at, start, gate.arrival.0)?;
+            if !own.free.flags {
+                let end = self.compares_without_flags(lower.next_ip(), offset, gate.arrival.0)?;
+                return self.arrivals(block, end, (start, label, ordinary));
+            }
             let end = self.compares_in_saved(lower.next_ip(), offset)?;
             let leave = self.take(end, start, gate.arrival.0)?;
-            if !(own.free.flags && leave.code() == Code::Jne_rel32_64 && leave.near_branch_target() == gate.arrival.0) {
+            if !(leave.code() == Code::Jne_rel32_64 && leave.near_branch_target() == gate.arrival.0) {
                 return fail(gate.at.0, Flaw::NotEquivalent);
             }
             return self.arrivals(block, leave.next_ip(), (start, label, ordinary));
@@ -426,6 +435,25 @@ impl Checked<'_, '_> {
         if right { Ok(at) } else { fail(first, Flaw::NotEquivalent) }
     }
 
+    /// Checks that a gate compares the thread with the owner of its shard in registers that it saves below the red zone, without a change of flags,
+    /// and leads all others to `arrival`. Returns the address behind that.
+    fn compares_without_flags(&mut self, first: u64, offset: u32, arrival: u64) -> Result<u64, VerifyError> {
+        let owner = self.env.data.displacement(OWNER);
+        let Some(code) = without_flags(first, (offset, owner), arrival) else { return fail(first, Flaw::Astray) };
+        let end = first + code.len() as u64;
+        if !self.proof.memory.bytes(first).is_some_and(|bytes| bytes.starts_with(&code)) {
+            return fail(first, Flaw::NotEquivalent);
+        }
+        let mut at = first;
+        while at < end {
+            let i = decode(self.proof.memory.bytes(at).unwrap_or_default(), at)?;
+            self.proof.take_inside(at, i.next_ip())?;
+            at = i.next_ip();
+        }
+        self.saving.push(Avma(first)..Avma(end));
+        Ok(end)
+    }
+
     /// Checks what lies behind the comparison of a gate: the passages of the arrival, and the way to the block.
     fn arrivals(
         &mut self,
@@ -441,6 +469,28 @@ impl Checked<'_, '_> {
         }
         self.jump(at, start, (label, ordinary))
     }
+}
+
+/// The one form of a comparison without flags, from where the stack pointer is below the red zone. A thread is told apart by the word at `offset`
+/// from the fs base, the owner by that at `owner` from the gs base.
+fn without_flags(at: u64, (offset, owner): (u32, u32), arrival: u64) -> Option<Vec<u8>> {
+    const RAISE: [u8; 8] = [0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0];
+    // push rcx; push rax; mov ecx, gs:[owner]
+    let mut code = vec![0x51, 0x50, 0x65, 0x8b, 0x0c, 0x25];
+    code.extend(owner.to_le_bytes());
+    // not rcx; mov eax, fs:[offset]
+    code.extend([0x48, 0xf7, 0xd1, 0x64, 0x8b, 0x04, 0x25]);
+    code.extend(offset.to_le_bytes());
+    // lea rcx, [rcx + rax + 1]; pop rax; jrcxz +14; pop rcx; lea rsp, [rsp + 128]; jmp arrival
+    code.extend([0x48, 0x8d, 0x4c, 0x01, 0x01, 0x58, 0xe3, 14, 0x59]);
+    code.extend(RAISE);
+    let next = at + code.len() as u64 + SPRINGBOARD;
+    code.push(0xe9);
+    code.extend(i32::try_from(arrival.wrapping_sub(next).cast_signed()).ok()?.to_le_bytes());
+    // pop rcx; lea rsp, [rsp + 128]
+    code.push(0x59);
+    code.extend(RAISE);
+    Some(code)
 }
 
 /// Whether an instruction adds a number to the stack pointer, and does nothing else.
