@@ -350,7 +350,7 @@ impl Profiles {
             | ProfileMode::Events
             | ProfileMode::Times
             | ProfileMode::Contexts => {
-                format!("the counts of `{name}`{more} are not exact: {why}")
+                format!("the counts of `{name}`{more} are not exact, or not all there: {why}")
             }
         };
         output::warn(&what, self.format);
