@@ -206,7 +206,9 @@ fn a_program_is_started_and_sampled_to_its_end() {
     let outcome = tool().run(["hot", "--", "sh", "-c", script]).assert_code(5);
     assert_eq!(outcome.one("ended")["status"], 5, "{outcome:#?}");
     assert!(number(&outcome.one("samples")["samples"]) > 10.0, "{outcome:#?}");
-    assert!(outcome.all("hot").iter().any(|row| row["self"].as_f64().is_some_and(|own| own > 0.05)), "{outcome:#?}");
+    // The time is spread over many functions of the shell, of which the table has those with the most samples.
+    let own: f64 = outcome.all("hot").iter().map(|row| number(&row["self"])).sum();
+    assert!(own > 0.1, "{own} in {outcome:#?}");
 }
 
 #[test]
