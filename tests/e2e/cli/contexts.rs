@@ -349,6 +349,22 @@ fn values_of_expressions_are_added_up() {
     assert_eq!([&how["given"], &how["spent_ns"]], ["counted", "clocked"]);
 }
 
+/// A call that ends by a jump to another function has its value in its own context, not where the other function ends.
+#[test]
+fn a_value_behind_a_tail_jump_is_in_the_context_of_its_call() {
+    let sums = ["--sum=passes=contexts:c_passes:$return", "--sum=turns=contexts:c_turns:$return"];
+    let (outcome, _) = profiled(&sums, "+pass 300");
+    let values = |name: &str| -> Vec<(&str, i64)> {
+        let value = |record: &&Value| record["metrics"][name].as_i64().filter(|value| *value != 0);
+        let named = outcome.all("context").into_iter();
+        let named = named.filter_map(|record| Some((record["function"].as_str()?, value(&record)?)));
+        named.collect()
+    };
+    let sum = |of: fn(i64) -> i64| (0..300).map(of).sum::<i64>();
+    assert_eq!(values("passes"), [("c_passes", sum(|n| 2 * n + 2))]);
+    assert_eq!(values("turns"), [("c_turns", sum(|n| n + 5))]);
+}
+
 /// Expressions that are wrong, or whose values contexts cannot add up, are refused before anything is changed.
 #[test]
 fn wrong_sums_are_refused() {

@@ -221,7 +221,10 @@ impl ContextCode<'_> {
             }
         }
         entry.extend(sums.entry.iter().cloned());
-        exit.extend(sums.exit.iter().cloned());
+        if !sums.exit.is_empty() {
+            kept.push(KeptValue::Inside);
+            exit.push(in_own_context(sums.exit.clone()));
+        }
         if role.lock.is_some() && self.metrics.contains(&ContextMetric::LockTime) {
             entry.push(Stmt::Set(LOCK_OF, Expr::Arg(0)));
             exit.insert(0, Stmt::Set(LOCK_OF, Expr::Const(0)));
@@ -273,6 +276,14 @@ fn both_ends(function: FunctionId, record: CallRecord, entry: Vec<Stmt>, exit: V
         at(PointKind::Entry, Order::Append, Stmt::Open(record.clone(), entry)),
         at(PointKind::Exit, Order::Prepend, Stmt::Close(record, exit)),
     ]
+}
+
+/// The statements in the context of the call that ends. Its record keeps that ([`KeptValue::Inside`]), because a call that ends by a tail jump may end
+/// in another one. A call that had begun before the measurement keeps none, and does nothing.
+pub fn in_own_context(stmts: Vec<Stmt>) -> Stmt {
+    let own = Expr::Saved(KeptValue::Inside);
+    let stmts = std::iter::once(Stmt::Set(CURRENT_OF, own.clone())).chain(stmts).collect();
+    Stmt::If(compared(BinaryOp::NotEqual, own), stmts)
 }
 
 /// Whether the record of a call has room for all values that it keeps.
@@ -387,6 +398,23 @@ mod tests {
             code.of(F, (9, 2), (LibraryRole::default(), &sums), None)
         };
         assert_eq!([0, 1, 2].map(|arguments| fits(&with(arguments))), [true, true, false]);
+    }
+
+    #[test]
+    fn a_sum_is_in_the_context_of_its_call() {
+        let shape = ContextShape::of_bits(4, true, false).expect("a size");
+        let (variables, metric) = (variables(HeldCounters::default(), false), metric(METRIC));
+        let add = |e| vec![Stmt::AddContext(TREE_OF, shape, 0, e)];
+        let sums = SumCode { kept: Vec::new(), entry: add(Expr::Arg(0)), exit: add(Expr::Return) };
+        let code = plain(shape, &variables, &metric).of(F, (9, 2), (LibraryRole::default(), &sums), None);
+        let texts: Vec<String> = code.insertions.iter().map(|i| i.snippet.to_string()).collect();
+        assert_eq!(
+            texts,
+            [
+                "open r1 inside restore v3 { enter v2 9; v2 metric 0 += $arg[0]; }",
+                "close r1 inside restore v3 { if ((saved inside != 0)) { v3 = saved inside; v2 metric 0 += $return; } v3 = restored; }",
+            ]
+        );
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::readings::values::Columns;
 use crate::session::Locked;
 
 use super::ContextsKind;
-use super::code::{CURRENT_OF, TREE_OF};
+use super::code::{TREE_OF, in_own_context};
 
 /// Width of the buckets.
 const RESOLUTION: Resolution = Resolution::Fine;
@@ -36,16 +36,14 @@ pub(super) fn add(
 ) {
     kept.extend([KeptValue::Time(clock), KeptValue::Spent(clock), KeptValue::Inside]);
     let time = || Expr::Elapsed(clock, TimeUnit::Ticks);
-    let inside = Expr::Saved(KeptValue::Inside);
-    let is_known = |op| Expr::Binary(op, Box::new(inside.clone()), Box::new(Expr::Const(0)));
+    let is_unknown = Expr::Binary(BinaryOp::Equal, Box::new(Expr::Saved(KeptValue::Inside)), Box::new(Expr::Const(0)));
     let timed = vec![
-        Stmt::Set(CURRENT_OF, inside.clone()),
         Stmt::EnterBucket(TREE_OF, shape, VALUES | function, RESOLUTION, time()),
         Stmt::AddContext(TREE_OF, shape, SUM, time()),
         Stmt::AddContext(TREE_OF, shape, OWN_SUM, Expr::Saved(KeptValue::Spent(clock))),
     ];
-    exit.push(Stmt::If(is_known(BinaryOp::NotEqual), timed));
-    exit.push(Stmt::If(is_known(BinaryOp::Equal), vec![Stmt::Add(EARLIER, Expr::Const(1))]));
+    exit.push(in_own_context(timed));
+    exit.push(Stmt::If(is_unknown, vec![Stmt::Add(EARLIER, Expr::Const(1))]));
 }
 
 impl ContextsKind {
