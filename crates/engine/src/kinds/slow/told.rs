@@ -1,7 +1,7 @@
 //! Values of calls inside of slow calls. Each is the `print` statement of a metric that the engine defines for the request.
 
 use ingraft_model::{
-    CallRecord, FunctionId, Instrumentation, KeptValue, PointKind, RecordColumn, RecordField, Snippet, Stmt,
+    CallRecord, Expr, FunctionId, Instrumentation, KeptValue, PointKind, RecordColumn, RecordField, Snippet, Stmt,
 };
 use rustc_hash::FxHashMap;
 
@@ -55,8 +55,8 @@ impl ToldValues {
             for stmt in &insertion.snippet.stmts {
                 match (insertion.point, stmt) {
                     (PointKind::Entry, Stmt::Open(record, body)) if body.is_empty() => self.keep(record),
-                    (PointKind::Exit, Stmt::Close(_, body)) => printed.extend(body.iter().filter_map(fields)),
-                    (PointKind::Exit, other) => printed.extend(fields(other)),
+                    (PointKind::Exit, Stmt::Close(_, body)) => read(body, &mut printed)?,
+                    (PointKind::Exit, other) => read(std::slice::from_ref(other), &mut printed)?,
                     _ => return None,
                 }
             }
@@ -76,6 +76,16 @@ impl ToldValues {
     }
 }
 
+/// Adds the fields of all records that statements make. `None` if they do something else than to count and to make records.
+fn read(stmts: &[Stmt], printed: &mut Vec<Vec<RecordField>>) -> Option<()> {
+    for stmt in stmts {
+        if !matches!(stmt, Stmt::Add(_, Expr::Const(_))) {
+            printed.push(fields(stmt)?);
+        }
+    }
+    Some(())
+}
+
 /// The fields of a statement that makes a record. They use no variable of their metric.
 fn fields(stmt: &Stmt) -> Option<Vec<RecordField>> {
     let Stmt::Record(_, _, recorded) = stmt else { return None };
@@ -89,7 +99,7 @@ mod tests {
     use std::sync::Arc;
 
     use ingraft_mdl::{Library, ParseOptions};
-    use ingraft_model::{Capacity, Clock, Expr, Insertion, ModuleId, RecordContent, Recorded, ValueNames, VariableId};
+    use ingraft_model::{Capacity, Clock, Insertion, ModuleId, RecordContent, Recorded, ValueNames, VariableId};
 
     use super::*;
     use crate::kinds::code;
@@ -135,5 +145,7 @@ mod tests {
         assert_eq!(told.kept, all, "each once");
         let variable = vec![RecordField::Number(Expr::Variable(VariableId(1)))];
         assert_eq!(told.join(&printing(Vec::new(), variable, Vec::new())), None, "a variable of the metric");
+        let set = vec![Stmt::Set(VariableId(0), Expr::Const(1))];
+        assert_eq!(told.join(&printing(Vec::new(), vec![argument(0)], set)), None, "another statement");
     }
 }
