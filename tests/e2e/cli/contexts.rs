@@ -365,6 +365,19 @@ fn a_value_behind_a_tail_jump_is_in_the_context_of_its_call() {
     assert_eq!(values("turns"), [("c_turns", sum(|n| n + 5))]);
 }
 
+/// The own time of such a call is in its own context, too: that of `c_passes`, which only jumps, or jumps and calls.
+#[test]
+fn own_time_before_a_tail_jump_is_in_the_context_of_its_call() {
+    let (outcome, _) = profiled(&["--metric", "time,cpu"], "+pass 300");
+    let records = outcome.all("context");
+    let called: Vec<_> = records.iter().filter(|record| number(record, "calls") > 0).collect();
+    assert!(called.len() >= 8, "{called:?}");
+    for metric in ["wall_ns", "cpu_ns"] {
+        let without: Vec<_> = called.iter().filter(|record| record["metrics"][metric].as_i64() <= Some(0)).collect();
+        assert!(without.is_empty(), "{metric}: {without:?}");
+    }
+}
+
 /// Expressions that are wrong, or whose values contexts cannot add up, are refused before anything is changed.
 #[test]
 fn wrong_sums_are_refused() {

@@ -206,6 +206,7 @@ impl ContextCode<'_> {
         let event = self.event.map(|of| Stmt::AddContext(TREE_OF, self.shape, self.event_number, of.since()));
         let mut entry: Vec<Stmt> = event.iter().cloned().chain([Stmt::Enter(TREE_OF, self.shape, number)]).collect();
         let mut exit: Vec<Stmt> = event.into_iter().collect();
+        let mut spent = Vec::new();
         for (n, metric) in (0..).zip(ContextsOptions::values(self.metrics)) {
             let add = |e| Stmt::AddContext(TREE_OF, self.shape, n, e);
             if let Some(clock) = clock(metric, role) {
@@ -214,17 +215,13 @@ impl ContextCode<'_> {
                         kept.push(value);
                     }
                 }
-                exit.push(add(Expr::Saved(KeptValue::Spent(clock))));
+                spent.push(add(Expr::Saved(KeptValue::Spent(clock))));
             }
             if let Some(size) = role.allocates.filter(|_| metric == ContextMetric::AllocatedBytes) {
                 entry.push(add(size.expr()));
             }
         }
         entry.extend(sums.entry.iter().cloned());
-        if !sums.exit.is_empty() {
-            kept.push(KeptValue::Inside);
-            exit.push(in_own_context(sums.exit.clone()));
-        }
         if role.lock.is_some() && self.metrics.contains(&ContextMetric::LockTime) {
             entry.push(Stmt::Set(LOCK_OF, Expr::Arg(0)));
             exit.insert(0, Stmt::Set(LOCK_OF, Expr::Const(0)));
@@ -233,6 +230,13 @@ impl ContextCode<'_> {
         if let Some(memory) = memory {
             memory.add(KINDS.saturating_mul(index), &mut kept, &mut entry, &mut exit);
         }
+        // Beside the times of both clocks and an argument, the record has no room for the context.
+        if !sums.exit.is_empty() || (!spent.is_empty() && kept.len() < CallRecord::KEPT_MAX) {
+            kept.push(KeptValue::Inside);
+            exit.push(in_own_context(sums.exit.clone()));
+        }
+        // A call that had begun before the measurement keeps no context. What it has spent since then is in the one where it ends.
+        exit.extend(spent);
         if let Some(clock) = timed {
             latencies::add(clock, (self.shape, number), &mut kept, &mut exit);
         }
@@ -564,16 +568,18 @@ mod tests {
         assert_eq!(
             all,
             [
-                "Entry open r1 time spent restore v3 { enter v2 9; v2 metric 3 += ($arg[0] * $arg[1]); }",
-                "Exit close r1 time spent restore v3 { v2 metric 0 += saved spent; v2 metric 1 += saved spent; v3 = restored; }",
+                "Entry open r1 time spent inside restore v3 { enter v2 9; v2 metric 3 += ($arg[0] * $arg[1]); }",
+                "Exit close r1 time spent inside restore v3 { if ((saved inside != 0)) { v3 = saved inside; } \
+                 v2 metric 0 += saved spent; v2 metric 1 += saved spent; v3 = restored; }",
             ]
         );
         let lock = LibraryRole { waits: true, lock: Some(LockKind::Mutex), ..LibraryRole::default() };
         assert_eq!(
             texts(&[LockTime], lock),
             [
-                "Entry open r1 time spent restore v3 { enter v2 9; v6 = $arg[0]; }",
-                "Exit close r1 time spent restore v3 { v6 = 0; v2 metric 0 += saved spent; v3 = restored; }",
+                "Entry open r1 time spent inside restore v3 { enter v2 9; v6 = $arg[0]; }",
+                "Exit close r1 time spent inside restore v3 { v6 = 0; if ((saved inside != 0)) { v3 = saved inside; } \
+                 v2 metric 0 += saved spent; v3 = restored; }",
             ]
         );
         assert!(!texts(&[WaitTime], lock).concat().contains("v6"));
@@ -583,7 +589,7 @@ mod tests {
             "two values without code: {looks:?}"
         );
         assert!(
-            texts(&[WallTime, CpuTime], LibraryRole::default())[0].contains("time cpu_time spent cpu_spent"),
+            texts(&[WallTime, CpuTime], LibraryRole::default())[0].contains("time cpu_time spent cpu_spent inside"),
             "times first"
         );
     }
