@@ -114,6 +114,7 @@ impl Evaluator {
             Expr::Float(_)
             | Expr::Lost(_)
             | Expr::Usage(_)
+            | Expr::Now(_)
             | Expr::Event(_)
             | Expr::Since(..)
             | Expr::Text(_)

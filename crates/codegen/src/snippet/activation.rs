@@ -91,6 +91,12 @@ impl Generator<'_> {
         self.clock(clock)
     }
 
+    /// Reads the clock into rax for [`Expr::Now`].
+    pub(crate) fn now(&mut self, clock: Clock) -> Result<(), Assembly> {
+        self.used = [true; 3];
+        self.clock_at_end(clock)
+    }
+
     /// Computes the clock minus `since` in rax, or 0 if that is negative. The clocks of two processors may differ, by less time than a
     /// migration takes.
     fn clock_since(&mut self, clock: Clock, since: AsmMemoryOperand) -> Result<(), Assembly> {

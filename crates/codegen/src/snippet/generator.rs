@@ -146,7 +146,7 @@ fn check_expr(e: &Expr, bound: &BindingCheck<'_>, depth: u32) -> Result<(), Code
         Expr::Saved(_) | Expr::Elapsed(..) | Expr::Restored => Ok(()),
         Expr::Lost(v) => bound(*v, Shape::Records(Capacity::SMALLEST, false)),
         // The environment decides whether these can be read, see [`crate::snippet::reading`].
-        Expr::Load(..) | Expr::Usage(_) | Expr::ThreadPointer => Ok(()),
+        Expr::Load(..) | Expr::Usage(_) | Expr::Now(_) | Expr::ThreadPointer => Ok(()),
         Expr::Event(v) => bound(*v, Shape::Event),
         Expr::Float(float) if float.register < Float::ARGS_MAX => Ok(()),
         Expr::Float(_) => Err(CodegenError::NoFloat),
@@ -467,6 +467,7 @@ impl Generator<'_> {
             | Expr::ValueIn(..)
             | Expr::Float(_)
             | Expr::Usage(_)
+            | Expr::Now(_)
             | Expr::Event(_)
             | Expr::Since(..)
             | Expr::Text(_)
@@ -614,6 +615,7 @@ impl Generator<'_> {
                 self.truncate(float.format)?;
             }
             Expr::Usage(usage) => self.usage(*usage)?,
+            Expr::Now(clock) => self.now(*clock)?,
             Expr::Event(v) => self.event(*v)?,
             Expr::Since(v, e) => self.since(*v, e)?,
             // These occur only as arguments, see `call_function`.
@@ -932,6 +934,7 @@ fn fold(e: &Expr) -> Expr {
         | Expr::ReturnAddress
         | Expr::Float(_)
         | Expr::Usage(_)
+        | Expr::Now(_)
         | Expr::Event(_)
         | Expr::Text(_)
         | Expr::Address(_)

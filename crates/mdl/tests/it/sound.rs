@@ -172,7 +172,9 @@ impl Check<'_> {
             Expr::Elapsed(clock, _) => assert!(closed.is_some_and(|r| r.kept.contains(&KeptValue::Time(*clock)))),
             Expr::Restored => assert!(closed.is_some_and(|r| matches!(r.restore, Some(Restore::Value(_))))),
             Expr::Variable(v) => assert_eq!(self.shape(*v), Shape::Counter),
-            Expr::Lost(_) | Expr::Since(..) => panic!("the engine alone makes groups of records, and differences"),
+            Expr::Lost(_) | Expr::Now(_) | Expr::Since(..) => {
+                panic!("the engine alone makes groups of records, and differences")
+            }
             Expr::Number(v) => assert!((v.0 as usize) < self.done.variables.len()),
             Expr::Load(..) | Expr::ThreadPointer | Expr::Usage(_) | Expr::Event(_) | Expr::Text(_) => {}
             Expr::Address(v) => assert_eq!(self.shape(*v), Shape::Counter),

@@ -365,6 +365,8 @@ pub enum Expr {
     /// Number of occurrences of an event in this thread since its first reading, read by RDPMC without a system call. The variable has
     /// [`Shape::Event`]. If a reading fails, the result is that of the last one, and the failure is counted.
     Event(VariableId),
+    /// Present time of a clock, in ticks. Instructions before the point have ended by then.
+    Now(Clock),
     /// Difference of a value from the one where this thread has computed the expression last; 0 at the first time, and in threads without a shard. The
     /// variable keeps the value, which must not be 0. If a signal handler computes it meanwhile, the sum of all results is still the whole difference.
     Since(VariableId, Box<Expr>),
@@ -425,6 +427,7 @@ impl Expr {
             | Expr::ReturnAddress
             | Expr::Float(_)
             | Expr::Usage(_)
+            | Expr::Now(_)
             | Expr::Event(_)
             | Expr::Text(_)
             | Expr::Address(_)
@@ -669,7 +672,9 @@ impl Snippet {
                 Stmt::Forked => clock == Clock::Wall,
             })
         }
-        any(&self.stmts, clock)
+        let mut found = any(&self.stmts, clock);
+        self.each_expr(&mut |e| found |= *e == Expr::Now(clock));
+        found
     }
 
     /// Returns the snippet with other sizes of its histograms and of its tables of sums.

@@ -99,6 +99,7 @@ fn expr(e: &mut Expr, by: u32) {
         | Expr::ReturnAddress
         | Expr::Float(_)
         | Expr::Usage(_)
+        | Expr::Now(_)
         | Expr::Text(_)
         | Expr::Saved(_)
         | Expr::Elapsed(..)

@@ -75,6 +75,7 @@ fn expr(e: &mut Expr, places: Places) {
         | Expr::ReturnAddress
         | Expr::Float(_)
         | Expr::Usage(_)
+        | Expr::Now(_)
         | Expr::Event(_)
         | Expr::Text(_)
         | Expr::Address(_)

@@ -12,6 +12,7 @@ impl fmt::Display for Expr {
             Expr::Return => f.write_str("$return"),
             Expr::Float(float) => float.fmt(f),
             Expr::Usage(usage) => usage.fmt(f),
+            Expr::Now(clock) => write!(f, "{clock}now"),
             Expr::Event(v) => write!(f, "event v{}", v.0),
             Expr::Since(v, e) => write!(f, "({e} since v{})", v.0),
             Expr::Text(text) => write!(f, "{text:?}"),

@@ -120,7 +120,8 @@ fn known(e: &Expr) -> Result<(), Uncaught> {
         Expr::Float(_) | Expr::Text(_) | Expr::Address(_) => Err(Uncaught::Arguments),
         Expr::Load(..) | Expr::Read(..) | Expr::ValueAt(..) | Expr::ValueIn(..) => Err(Uncaught::Memory),
         Expr::ThreadPointer => Err(Uncaught::Memory),
-        Expr::Elapsed(..) | Expr::Lost(_) | Expr::Usage(_) | Expr::Event(_) | Expr::Since(..) => Err(Uncaught::Begin),
+        Expr::Elapsed(..) | Expr::Lost(_) | Expr::Usage(_) | Expr::Event(_) => Err(Uncaught::Begin),
+        Expr::Now(_) | Expr::Since(..) => Err(Uncaught::Begin),
     }
 }
 
@@ -341,7 +342,7 @@ impl<'a> Shard<'a> {
             Expr::Load(..) | Expr::Read(..) | Expr::Float(_) | Expr::Usage(_) | Expr::Text(_) | Expr::Address(_) => 0,
             Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored | Expr::Elapsed(..) | Expr::Call(_) => 0,
             Expr::Event(_) | Expr::ValueAt(..) | Expr::ValueIn(..) | Expr::ThreadPointer | Expr::ReturnAddress => 0,
-            Expr::Lost(_) | Expr::Since(..) => 0,
+            Expr::Lost(_) | Expr::Now(_) | Expr::Since(..) => 0,
         }
     }
 
