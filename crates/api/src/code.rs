@@ -1,11 +1,12 @@
 //! Answers about the code of a target: functions in detail, and what lies at an address.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use ingraft_model::{Avma, BlockId, Cfg, EdgeKind, EdgeTarget, Loop, Loops, Offset, Pid, PointKind, Svma, WayInReason};
 use ingraft_profile::{PathBegin, PathEnd};
 
-use crate::{NamedFunction, PathsOptions, TargetSpec, WhyNot};
+use crate::{NamedFunction, TargetSpec, WhyNot};
 
 /// Largest number of functions that one request describes in detail.
 pub const INSPECTED_MAX: usize = 20;
@@ -28,8 +29,8 @@ pub struct InspectRequest {
 pub struct PathChoice {
     /// Number of the path.
     pub number: u64,
-    /// The options with which the paths are counted.
-    pub options: PathsOptions,
+    /// The length of the paths, see [`PathsOptions::longest`](crate::PathsOptions::longest).
+    pub longest: Option<NonZeroU32>,
 }
 
 /// A way of control through a function without repetitions.

@@ -251,14 +251,51 @@ impl ContextMetric {
     }
 }
 
+/// A value that is added up for each path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PathMetric {
+    /// Time on the path, without that on the paths of calls that it makes.
+    WallTime,
+    /// Processor time on the path, without that on the paths of calls that it makes.
+    CpuTime,
+}
+
+impl PathMetric {
+    /// All metrics.
+    pub const ALL: [PathMetric; 2] = [PathMetric::WallTime, PathMetric::CpuTime];
+
+    /// Name in a request, and of the value in a profile. It ends with the unit.
+    pub fn name(self) -> &'static str {
+        match self {
+            PathMetric::WallTime => "wall_ns",
+            PathMetric::CpuTime => "cpu_ns",
+        }
+    }
+}
+
 /// Options of paths.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathsOptions {
     /// Largest number of paths from a block to their ends. Where there would be more, paths end earlier and others begin. `None` for a number
     /// that few functions exceed.
     pub longest: Option<NonZeroU32>,
     /// Whether the paths of a call are told apart by its calling context. The contexts are counted too.
     pub contexts: bool,
+    /// Values that are added up for each path, each once. Not with `contexts`.
+    pub metrics: Vec<PathMetric>,
+    /// Name of an event, as in `perf list`, that is added up for each path too. Threads read their own counts at the ends of paths. Not with `contexts`.
+    pub event: Option<Arc<str>>,
+    /// Whether the metrics and the event are also told with all that happens in the calls that a path makes.
+    pub callees: bool,
+}
+
+impl PathsOptions {
+    /// Names of the values of each path, in the order of a profile: those of the metrics, then that of the event, then all of them with callees.
+    pub fn names(&self) -> impl Iterator<Item = String> {
+        let own = || self.metrics.iter().map(|metric| metric.name()).chain(self.event.as_deref());
+        let total = own().filter(|_| self.callees).map(|name| format!("total_{name}"));
+        own().map(str::to_owned).chain(total)
+    }
 }
 
 /// Options of shares of variance.

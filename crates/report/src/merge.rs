@@ -27,7 +27,7 @@ pub enum MergeError {
     /// One profile has calling contexts, the other one has counts or is a coverage.
     #[error("one of the profiles has calling contexts, and the other one has none")]
     OtherContexts,
-    /// The calling contexts of the profiles have different metrics.
+    /// The calling contexts or the paths of the profiles have different metrics.
     #[error("the profiles have different metrics: {}, and {}", metrics(one), metrics(other))]
     OtherMetrics {
         /// Names of the metrics of one profile, with commas between them.
@@ -109,6 +109,10 @@ impl SavedProfile {
     /// profiles do not fit.
     pub fn add(&mut self, other: &SavedProfile) -> Result<(), MergeError> {
         same_kind(self.kind, other.kind)?;
+        if self.path_metrics != other.path_metrics {
+            let [one, other] = [self, other].map(|profile| profile.path_metrics.join(", "));
+            return Err(MergeError::OtherMetrics { one, other });
+        }
         let kind = self.kind;
         self.leave_counts();
         let modules = self.join_modules(other)?;
@@ -280,14 +284,19 @@ impl PathProfile {
 
     /// Adds the counts of the same function in another profile. Paths are the same if their blocks are. Returns `None` if a sum does not fit.
     fn add(&mut self, other: &PathProfile) -> Option<()> {
-        let way = |path: &PathCount| PathCount { number: 0, count: 0, ..path.clone() };
+        let way = |path: &PathCount| PathCount { number: 0, count: 0, values: Vec::new(), ..path.clone() };
         let known: FxHashMap<PathCount, usize> =
             self.paths.iter().enumerate().map(|(at, path)| (way(path), at)).collect();
         let mut places = Vec::with_capacity(other.paths.len());
         for path in &other.paths {
             let at = known.get(&way(path)).copied();
             match at.and_then(|at| self.paths.get_mut(at)) {
-                Some(own) => own.count = own.count.checked_add(path.count)?,
+                Some(own) => {
+                    own.count = own.count.checked_add(path.count)?;
+                    for (sum, value) in own.values.iter_mut().zip(&path.values) {
+                        *sum = sum.checked_add(*value)?;
+                    }
+                }
                 None => self.paths.push(path.clone()),
             }
             places.push(at.unwrap_or(self.paths.len() - 1));

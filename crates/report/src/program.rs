@@ -42,6 +42,11 @@ impl<'a> ProfiledProgram<'a> {
         self.profile.contexts.as_ref()
     }
 
+    /// Names of the values of each path.
+    pub fn path_metrics(&self) -> &'a [String] {
+        &self.profile.path_metrics
+    }
+
     /// The code of a module, by its index.
     pub fn code(&self, module: usize) -> Option<&ModuleCode> {
         self.code.get(module)

@@ -46,6 +46,8 @@ pub struct SavedProfile {
     pub inclusive: String,
     /// The calling contexts; `None` if they were not told apart. Counts have them if those of paths are by context ([`PathProfile::by_context`]).
     pub contexts: Option<ContextProfile>,
+    /// Names of the values of each path, such as `wall_ns`. The unit is the end of the name if that is `ns`.
+    pub path_metrics: Vec<String>,
 }
 
 impl SavedProfile {
@@ -163,6 +165,8 @@ pub struct PathCount {
     pub next: Option<usize>,
     /// Number of times that it has run.
     pub count: u64,
+    /// Sums over all runs, in the order of [`SavedProfile::path_metrics`].
+    pub values: Vec<i64>,
 }
 
 impl PathCount {

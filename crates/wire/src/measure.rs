@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use ingraft_api::{
     ContextMetric, ContextSum, ContextsOptions, CountsOptions, CoverageOptions, EnableRequest, Inclusive, Kind,
-    LaunchRequest, PathsOptions, PrintOptions, SharesOptions, SlowOptions, Suspect, TargetSpec, Terms, ToldValue,
-    TraceCondition, TraceOptions,
+    LaunchRequest, PathMetric, PathsOptions, PrintOptions, SharesOptions, SlowOptions, Suspect, TargetSpec, Terms,
+    ToldValue, TraceCondition, TraceOptions,
 };
 use ingraft_model::{Capacity, EVENT_NAMES, FLAVORS_MAX, Flavor};
 
@@ -180,8 +180,11 @@ fn kind_to_wire(kind: Kind) -> Option<Wire> {
             let sums = sums.into_iter().map(Into::into).collect();
             Some(Wire::Contexts(v1::ContextsKind { metrics, full, timed, cpu, event, sums }))
         }
-        Kind::Paths(PathsOptions { longest, contexts }) => {
-            Some(Wire::Paths(v1::PathsKind { longest: longest.map_or(0, NonZeroU32::get), contexts }))
+        Kind::Paths(PathsOptions { longest, contexts, metrics, event, callees }) => {
+            let metrics = metrics.into_iter().map(|metric| metric.name().to_owned()).collect();
+            let (longest, event) =
+                (longest.map_or(0, NonZeroU32::get), event.as_deref().unwrap_or_default().to_owned());
+            Some(Wire::Paths(v1::PathsKind { longest, contexts, metrics, event, callees }))
         }
         Kind::Shares(SharesOptions { suspects, limit, capacity }) => {
             let (suspects, limit) = (suspects.to_wire(), limit.unwrap_or(0));
@@ -204,12 +207,32 @@ fn kind(kind: Wire) -> Result<Kind, FieldError> {
         Wire::Print(options) => print(options).map(Kind::Print).map_err(|e| e.inside("print")),
         Wire::Slow(options) => slow(options).map(Kind::Slow).map_err(|e| e.inside("slow")),
         Wire::Contexts(options) => contexts(options).map(Kind::Contexts).map_err(|e| e.inside("contexts")),
-        Wire::Paths(v1::PathsKind { longest, contexts }) => {
-            Ok(Kind::Paths(PathsOptions { longest: NonZeroU32::new(longest), contexts }))
-        }
+        Wire::Paths(options) => paths(options).map(Kind::Paths).map_err(|e| e.inside("paths")),
         Wire::Shares(options) => shares(options).map(Kind::Shares).map_err(|e| e.inside("shares")),
         Wire::Trace(options) => trace(options).map(Kind::Trace).map_err(|e| e.inside("trace")),
     }
+}
+
+fn paths(options: v1::PathsKind) -> Result<PathsOptions, FieldError> {
+    let v1::PathsKind { longest, contexts, metrics: names, event, callees } = options;
+    let mut metrics = Vec::with_capacity(names.len().min(PathMetric::ALL.len()));
+    for (i, name) in names.iter().enumerate() {
+        let metric = PathMetric::ALL.into_iter().find(|metric| metric.name() == name);
+        let metric = metric.ok_or_else(|| FieldError::new(format!("metrics[{i}]"), "is no metric of paths"))?;
+        if metrics.contains(&metric) {
+            return Err(FieldError::new(format!("metrics[{i}]"), "is named twice"));
+        }
+        metrics.push(metric);
+    }
+    let event = Some(event).filter(|event| !event.is_empty()).map(Into::into);
+    let options = PathsOptions { longest: NonZeroU32::new(longest), contexts, metrics, event, callees };
+    if contexts && options.names().next().is_some() {
+        return Err(FieldError::new("contexts", "is set with `metrics` or `event`"));
+    }
+    if callees && options.names().next().is_none() {
+        return Err(FieldError::new("callees", "is set without `metrics` and `event`"));
+    }
+    Ok(options)
 }
 
 fn counts(options: v1::CountsKind) -> Result<CountsOptions, FieldError> {
@@ -398,7 +421,12 @@ mod tests {
                 }
                 7 => {
                     let longest = s.next::<Option<u32>>().and_then(NonZeroU32::new);
-                    Kind::Paths(PathsOptions { longest, contexts: s.next() })
+                    let contexts: bool = s.next();
+                    let metrics = PathMetric::ALL.into_iter().filter(|_| !contexts && s.next::<bool>()).collect();
+                    let event = Some(s.next::<String>()).filter(|event| !contexts && !event.is_empty()).map(Into::into);
+                    let options = PathsOptions { longest, contexts, metrics, event, callees: false };
+                    let callees = options.names().next().is_some() && s.next();
+                    Kind::Paths(PathsOptions { callees, ..options })
                 }
                 8 => Kind::Shares(SharesOptions {
                     suspects: vec![Suspect::CallSite(s.next()), Suspect::Loop(s.next())],

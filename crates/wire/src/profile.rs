@@ -162,6 +162,7 @@ mod tests {
             held_ns: 6,
             inclusive: "calls".to_owned(),
             contexts: None,
+            path_metrics: vec!["wall_ns".to_owned()],
         }
     }
 

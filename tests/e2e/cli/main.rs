@@ -75,6 +75,7 @@ mod moved_contexts;
 mod objects;
 mod oracle;
 mod output;
+mod path_metrics;
 mod paths;
 mod patterns;
 mod postgres;

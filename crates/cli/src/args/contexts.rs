@@ -177,9 +177,7 @@ pub(super) fn options(
         let what = "time is told by clocks or by looks, not by both";
         return Err(Failure::usage(what, "leave out time or looks of --metric"));
     }
-    if event.is_some_and(|event| event.trim().is_empty()) {
-        return Err(Failure::usage("an event without a name", "`ingraft metrics --events` lists events"));
-    }
+    check_event(event)?;
     let mut names: Vec<&str> = event.into_iter().chain(sums.iter().map(|sum| &*sum.name)).collect();
     names.sort_unstable();
     if let Some([name, _]) = names.windows(2).find(|two| two[0] == two[1]) {
@@ -202,6 +200,16 @@ pub(super) fn options(
         return Err(Failure::usage(what, hint));
     }
     Ok(options)
+}
+
+/// Refuses an event without a name.
+pub(super) fn check_event(event: Option<&str>) -> Result<(), Failure> {
+    match event {
+        Some(event) if event.trim().is_empty() => {
+            Err(Failure::usage("an event without a name", "`ingraft metrics --events` lists events"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Reads a part of the whole in percent.

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use ingraft_api::{ContextSum, ContextsOptions};
+use ingraft_api::{ContextSum, ContextsOptions, PathMetric, PathsOptions};
 use ingraft_model::EVENT_NAMES;
 
 use crate::exit::Failure;
@@ -63,6 +63,7 @@ pub(crate) enum TimesUnit {
   ingraft profile contexts -p 4711 --sum 'written_bytes=libc:write:$return'    (who writes how much)
   ingraft profile paths -p 4711 'shop:*' --for 10s               (which ways control takes through functions)
   ingraft profile paths -p 4711 'shop:*' --contexts --for 10s    (and who has called them)
+  ingraft profile paths -p 4711 'shop:*' --metric time --callees (and how long they take)
 
 KIND is edges, blocks, events, coverage, times, contexts or paths. A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. Without one, all
 functions of the program are profiled. The counts are exact: counters are on some edges only, and the other counts are
@@ -105,7 +106,10 @@ Functions with too many paths have shorter ones: their paths are cut, also by --
 counts of blocks and edges that are saved with paths are those on the paths. --stats divides paths
 and functions by their part in all reads of memory: hot ones have 1 % or more (--hot), dense ones
 are hot and read more for each instruction than the program does, sparse ones are the other hot ones.
---contexts tells the paths of a call apart by the chain of calls that has led to it."
+--contexts tells the paths of a call apart by the chain of calls that has led to it.
+--metric time or cpu and --event tell what passes on each path: its end reads the clock, or the
+count of the event in its thread. What passes in a call that has paths too counts for these alone.
+With --callees, values are told with all that happens in calls, too."
 )]
 pub(crate) struct ProfileArgs {
     /// Kind of the counts
@@ -170,12 +174,16 @@ pub(crate) struct ProfileArgs {
     #[arg(long, value_name = "PERCENT", value_parser = contexts::part)]
     pub(crate) hot: Option<f64>,
 
-    /// Add up also these metrics [default: calls]
-    #[arg(long, value_enum, value_name = "METRIC", value_delimiter = ',', help_heading = "Contexts")]
+    /// Paths: with --metric and --event, add up also with all that happens in the functions that a path calls
+    #[arg(long)]
+    pub(crate) callees: bool,
+
+    /// Add up also these metrics; for paths, time and cpu [default: calls]
+    #[arg(long, value_enum, value_name = "METRIC", value_delimiter = ',', help_heading = "Contexts and paths")]
     pub(crate) metric: Vec<MetricName>,
 
     /// Add up also this event, one of `ingraft metrics --events`, such as page-faults or cache-misses
-    #[arg(long, value_name = "EVENT", help_heading = "Contexts")]
+    #[arg(long, value_name = "EVENT", help_heading = "Contexts and paths")]
     pub(crate) event: Option<String>,
 
     /// Add up also the values of this expression in the calls of a function: MDL such as 'written_bytes=libc:write:$return'; may be repeated
@@ -201,6 +209,40 @@ impl ProfileArgs {
     /// Options of contexts.
     pub(crate) fn context_options(&self) -> Result<ContextsOptions, Failure> {
         contexts::options(&self.metric, (self.event.as_deref(), &self.sum), self.contexts.full())
+    }
+
+    /// Options of paths.
+    pub(crate) fn path_options(&self) -> Result<PathsOptions, Failure> {
+        let mut metrics: Vec<PathMetric> = Vec::new();
+        for name in &self.metric {
+            let metric = match name {
+                MetricName::Time => PathMetric::WallTime,
+                MetricName::Cpu => PathMetric::CpuTime,
+                MetricName::Calls => continue,
+                other => {
+                    let word = other.to_possible_value().map(|word| word.get_name().to_owned()).unwrap_or_default();
+                    let what = format!("paths have no metric `{word}`");
+                    let hint = "use time, cpu or --event; instructions, reads and writes are always told";
+                    return Err(Failure::usage(what, hint));
+                }
+            };
+            if !metrics.contains(&metric) {
+                metrics.push(metric);
+            }
+        }
+        contexts::check_event(self.event.as_deref())?;
+        let event = self.event.as_deref().map(Into::into);
+        let options =
+            PathsOptions { longest: self.truncate, contexts: self.by_context, metrics, event, callees: self.callees };
+        let has_values = !options.metrics.is_empty() || options.event.is_some();
+        if self.callees && !has_values {
+            return Err(Failure::usage("--callees needs values to add up", "use --metric time, cpu, or --event"));
+        }
+        if self.by_context && has_values {
+            let what = "paths that are told apart by context have no metrics and events";
+            return Err(Failure::usage(what, "leave out --contexts, or --metric and --event"));
+        }
+        Ok(options)
     }
 
     /// Refuses to follow children where their counts would be lost.

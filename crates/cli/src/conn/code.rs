@@ -58,7 +58,7 @@ impl Client {
         use v1::inspect_response::Event;
         let mut client = CodeClient::new(self.service.clone());
         let target = Some(target.spec().into());
-        let longest = path.and_then(|path| path.options.longest).map_or(0, NonZeroU32::get);
+        let longest = path.and_then(|path| path.longest).map_or(0, NonZeroU32::get);
         let path = path.map(|path| path.number);
         let request = v1::InspectRequest { target, pattern: pattern.to_owned(), instructions, path, longest };
         let mut stream = self.answer(client.inspect(request), progress).await?;

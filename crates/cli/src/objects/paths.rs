@@ -31,8 +31,11 @@ pub(crate) struct PathObject {
     pub(crate) late: u64,
     /// Number of runs that have not ended: always 0, because only their number in the function is known.
     pub(crate) open: u64,
-    /// Sums of events over all runs, those of the function itself.
-    pub(crate) metrics: BTreeMap<&'static str, i64>,
+    /// Sums over all runs: of events, those of the function itself, and of the metrics that were asked for.
+    pub(crate) metrics: BTreeMap<String, i64>,
+    /// For each metric that was asked for, whether it was `clocked` or `counted`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) how: BTreeMap<String, &'static str>,
 }
 
 /// The paths of a function together.

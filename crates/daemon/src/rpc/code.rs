@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use ingraft_api::{FunctionList, InspectRequest, PathChoice, PathsOptions};
+use ingraft_api::{FunctionList, InspectRequest, PathChoice};
 use ingraft_model::Avma;
 use ingraft_wire::{FieldError, MessageParts, ProtocolFailure, process, v1};
 use tonic::{Request, Response, Status};
@@ -70,8 +70,7 @@ impl v1::code_server::Code for CodeService {
         if pattern.is_empty() {
             return Err(ProtocolFailure::from(FieldError::missing("pattern")).into_status());
         }
-        let options = PathsOptions { longest: NonZeroU32::new(longest), contexts: false };
-        let path = path.map(|number| PathChoice { number, options });
+        let path = path.map(|number| PathChoice { number, longest: NonZeroU32::new(longest) });
         let request = InspectRequest { target, pattern, instructions, path };
         let (send, told) = waiting::channel(8);
         let core = self.0.clone();

@@ -6,6 +6,7 @@ mod code;
 mod contexts;
 mod counts;
 mod coverage;
+mod event;
 pub mod expressions;
 mod graph;
 mod metrics;

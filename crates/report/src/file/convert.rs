@@ -63,6 +63,7 @@ impl From<&SavedProfile> for Profile {
                 (ProfileKind::Counts | ProfileKind::Coverage, None) => None,
             },
             paths_by_context: profile.kind == ProfileKind::Counts && profile.contexts.is_some(),
+            path_metrics: profile.path_metrics.clone(),
         }
     }
 }
@@ -71,9 +72,9 @@ impl TryFrom<Profile> for SavedProfile {
     type Error = FileError;
 
     fn try_from(message: Profile) -> Result<Self, FileError> {
-        let modules = message.modules.len();
+        let (modules, values) = (message.modules.len(), message.path_metrics.len());
         let functions: Result<Vec<FunctionProfile>, FileError> =
-            message.functions.into_iter().map(|message| function(message, modules)).collect();
+            message.functions.into_iter().map(|message| function(message, (modules, values))).collect();
         let refused = message.refused.into_iter().map(|message| refused(message, modules));
         let contexts = message.contexts.map(|message| contexts::tree(message, modules)).transpose()?;
         let kind = match (message.coverage, &contexts) {
@@ -103,6 +104,7 @@ impl TryFrom<Profile> for SavedProfile {
             held_ns: message.held_ns,
             inclusive: message.inclusive,
             contexts,
+            path_metrics: message.path_metrics,
         })
     }
 }
@@ -161,12 +163,12 @@ impl From<&FunctionProfile> for FunctionCounts {
     }
 }
 
-/// Converts a function from its message, in a profile with this number of modules.
-fn function(message: FunctionCounts, modules: usize) -> Result<FunctionProfile, FileError> {
+/// Converts a function from its message, in a profile with this number of modules, and of values of each path.
+fn function(message: FunctionCounts, (modules, values): (usize, usize)) -> Result<FunctionProfile, FileError> {
     let blocks = blocks(&message)?;
     let edges = edges(&message, blocks.len())?;
     let details = message.details.map(|message| details(message, &blocks)).transpose()?;
-    let paths = message.paths.map(|message| paths::paths(message, blocks.len())).transpose()?;
+    let paths = message.paths.map(|message| paths::paths(message, (blocks.len(), values))).transpose()?;
     let call_sites = message.call_sites.into_iter().map(|message| call(message, modules, blocks.len()));
     let call_sites: Vec<_> = call_sites.collect::<Result<_, _>>()?;
     if !message.edge_from.is_sorted() || !call_sites.is_sorted_by_key(|call| call.block) {

@@ -18,7 +18,8 @@ impl From<&PathProfile> for PathCounts {
         let inexact = paths.inexact.clone();
         let mut message =
             PathCounts { possible, cut: is_cut, late, unlisted, open, left, inexact, ..PathCounts::default() };
-        for PathCount { number, begins, blocks, ends, next, count } in &paths.paths {
+        for PathCount { number, begins, blocks, ends, next, count, values } in &paths.paths {
+            message.value.extend(values);
             message.number.push(*number);
             message.count.push(*count);
             message.begins.push(place(&BEGINS, begins));
@@ -42,17 +43,21 @@ fn place<T: PartialEq>(all: &[T], one: &T) -> u32 {
     all.iter().position(|other| other == one).unwrap_or_default() as u32
 }
 
-/// Converts the paths of a function from their message. The function has this number of blocks.
-pub(super) fn paths(message: PathCounts, blocks: usize) -> Result<PathProfile, FileError> {
+/// Converts the paths of a function from their message. The function has this number of blocks, and each path this number of values.
+pub(super) fn paths(message: PathCounts, (blocks, values): (usize, usize)) -> Result<PathProfile, FileError> {
     let PathCounts { possible, cut, late, unlisted, open, left, ref inexact, .. } = message;
     let all = message.number.len();
     let lists = [message.begins.len(), message.ends.len(), message.length.len(), message.next.len()];
     if message.count.len() != all || lists.iter().any(|other| *other != all) {
         return Err(contradiction("the lists of paths have different lengths"));
     }
+    if message.value.len() != all.saturating_mul(values) {
+        return Err(contradiction("paths have more or fewer values than the profile has metrics of paths"));
+    }
     let ends = message.ends.iter().zip(&message.next);
     let rows = message.number.iter().zip(&message.count).zip(message.begins.iter().zip(ends)).zip(&message.length);
     let (mut paths, mut rest) = (Vec::with_capacity(all), message.block.as_slice());
+    let mut of_paths = message.value.chunks(values.max(1));
     for (((number, count), (begins, (ends, next))), length) in rows {
         if *number >= possible {
             return Err(contradiction("a path has a number that the function does not have"));
@@ -71,6 +76,7 @@ pub(super) fn paths(message: PathCounts, blocks: usize) -> Result<PathProfile, F
                 Some(block) => Some(index(block, blocks, "a path goes on at a block that does not exist")?),
             },
             count: *count,
+            values: of_paths.next().unwrap_or_default().to_vec(),
         });
     }
     if !rest.is_empty() {

@@ -77,6 +77,7 @@ fn paths(blocks: usize) -> impl Strategy<Value = PathProfile> {
                 ends,
                 next,
                 count,
+                values: Vec::new(),
             };
             let paths = paths.into_iter().map(path).collect();
             PathProfile { possible, is_cut, paths, late, unlisted, open, left, inexact, by_context: Vec::new() }
@@ -134,6 +135,11 @@ fn function(modules: usize) -> impl Strategy<Value = FunctionProfile> {
     })
 }
 
+/// Up to three names.
+fn path_metrics(number: u32) -> Vec<String> {
+    ["wall_ns", "page-faults", "total_wall_ns"].into_iter().take(number as usize % 4).map(str::to_owned).collect()
+}
+
 fn profile() -> impl Strategy<Value = SavedProfile> {
     vec(module(), 1..4).prop_flat_map(|modules| {
         let refused = (0..modules.len(), ".{0,8}", any::<u64>(), ".{0,8}");
@@ -152,7 +158,10 @@ fn profile() -> impl Strategy<Value = SavedProfile> {
             };
             let known = contexts.as_ref().filter(|_| kind == ProfileKind::Counts).map(|tree| tree.contexts.len());
             let mut functions = functions;
+            let path_metrics = path_metrics(pid);
             for paths in functions.iter_mut().filter_map(|function| function.paths.as_mut()) {
+                let values = |path: &PathCount| path_metrics.iter().map(|_| path.count.cast_signed()).collect();
+                paths.paths.iter_mut().for_each(|path| path.values = values(path));
                 let all = paths.paths.iter().enumerate().zip(known.into_iter().cycle());
                 let runs = all.map(|((path, of), known)| {
                     let context = (of.count as usize).checked_rem(known).filter(|_| of.count % 3 != 0);
@@ -160,7 +169,7 @@ fn profile() -> impl Strategy<Value = SavedProfile> {
                 });
                 paths.by_context = runs.collect();
             }
-            let saved = SavedProfile { contexts, ..SavedProfile::default() };
+            let saved = SavedProfile { contexts, path_metrics, ..SavedProfile::default() };
             let saved = SavedProfile { kind, host, pid, program, modules, functions, refused, ..saved };
             SavedProfile { began_ns, ended_ns, corrected, held_ns, inclusive, ..saved }
         })
@@ -299,6 +308,7 @@ fn with_paths(change: impl Fn(&mut PathCounts)) -> Result<SavedProfile, FileErro
         ends: PathEnd::Exit,
         next: None,
         count: 7,
+        values: vec![40, -2],
     };
     let paths =
         PathProfile { possible: 2, paths: vec![path(0, vec![0, 1]), path(1, vec![1])], ..PathProfile::default() };
@@ -318,7 +328,9 @@ fn with_paths(change: impl Fn(&mut PathCounts)) -> Result<SavedProfile, FileErro
         paths: Some(paths),
     };
     let modules = vec![ModuleInfo::default()];
-    let mut message = Profile::from(&SavedProfile { modules, functions: vec![function], ..SavedProfile::default() });
+    let functions = vec![function];
+    let mut message =
+        Profile::from(&SavedProfile { modules, functions, path_metrics: path_metrics(2), ..SavedProfile::default() });
     message.functions.iter_mut().filter_map(|function| function.paths.as_mut()).for_each(change);
     message.try_into()
 }
@@ -348,6 +360,8 @@ fn paths_that_contradict_each_other_are_refused() {
     assert!(refused(&in_context(1, 1)).contains("a path has a calling context that does not exist"));
     assert!(with_paths(in_context(0, 1)).is_ok());
     assert_eq!(why(|paths| paths.begins[0] = 4), "a path has an unknown beginning or end");
+    let values = "paths have more or fewer values than the profile has metrics of paths";
+    assert_eq!([why(|paths| paths.value.push(1)), why(|paths| paths.value.clear())], [values; 2]);
     assert!(with_paths(|_| ()).is_ok());
 }
 
@@ -357,8 +371,12 @@ fn counts_of_the_same_paths_are_added_up() {
     let other = with_paths(|paths| paths.block[2] = 0).expect("a profile");
     sum.add(&other).expect("a sum");
     let paths = sum.functions[0].paths.as_ref().expect("paths");
-    let shown: Vec<_> = paths.paths.iter().map(|path| (path.blocks.as_slice(), path.count)).collect();
-    assert_eq!(shown, [(&[0, 1][..], 14), (&[1][..], 7), (&[0][..], 7)]);
+    let shown: Vec<_> = paths.paths.iter().map(|path| (path.blocks.as_slice(), path.count, &path.values)).collect();
+    let [twice, once] = [vec![80, -4], vec![40, -2]];
+    assert_eq!(shown, [(&[0, 1][..], 14, &twice), (&[1][..], 7, &once), (&[0][..], 7, &once)]);
+    let others = SavedProfile { path_metrics: vec!["cpu_ns".to_owned()], ..other.clone() };
+    let refused = sum.clone().add(&others).expect_err("other metrics");
+    assert_eq!(refused.to_string(), "the profiles have different metrics: wall_ns, page-faults, and cpu_ns");
     let mut without = other;
     without.functions[0].paths = None;
     let refused = sum.add(&without).expect_err("a profile without paths");

@@ -41,7 +41,7 @@ pub(super) fn unless_zero(metric: &str, value: i64) -> String {
 }
 
 /// A part of the whole in percent; empty if there is none.
-pub(super) fn share(part: i64, whole: i64) -> String {
+pub(crate) fn share(part: i64, whole: i64) -> String {
     if part <= 0 || whole <= 0 {
         return String::new();
     }

@@ -4,7 +4,7 @@ mod counts;
 mod drawn;
 mod text;
 
-use ingraft_api::{Inspection, PathChoice, PathsOptions};
+use ingraft_api::{Inspection, PathChoice};
 
 use crate::args::InspectArgs;
 use crate::conn::Client;
@@ -70,8 +70,7 @@ fn number(text: &str) -> i64 {
 
 /// Whether the command shows instructions, and the path that it shows.
 fn wanted(args: &InspectArgs) -> (bool, Option<PathChoice>) {
-    let options = PathsOptions { longest: args.truncate, contexts: false };
-    let path = args.path.map(|number| PathChoice { number, options });
+    let path = args.path.map(|number| PathChoice { number, longest: args.truncate });
     (args.disassembly || args.dot || args.svg || path.is_some(), path)
 }
 

@@ -6,13 +6,15 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use ingraft_report::{
-    FunctionProfile, PathBegin, PathCount, PathEnd, PathProfile, ProfiledProgram, ProfiledRoutine, SavedProfile,
+    ContextUnit, FunctionProfile, PathBegin, PathCount, PathEnd, PathProfile, ProfiledProgram, ProfiledRoutine,
+    SavedProfile,
 };
 
 pub(crate) use classes::PathClasses;
 
 use ingraft_model::EVENT_NAMES;
 
+use super::contexts::amounts;
 use super::report::modules;
 use super::report::records::offset;
 use super::report::tables::{callers, shown};
@@ -20,13 +22,15 @@ use crate::objects::paths::{PathObject, PathsObject, begin_word, end_word};
 use crate::objects::{Object, RecordedFunction};
 use crate::output::DIM;
 use crate::output::histogram::share;
-use crate::output::number::{grouped_u64, plural};
+use crate::output::number::{grouped_u64, plural, time};
 use crate::output::table::{Cell, TextTable};
 
 /// Part of all instructions on paths that a hot path has, as in the tables of Ammons, Ball and Larus (1997).
 const HOT: f64 = 0.01;
 /// Largest number of blocks of a path in a table. Longer paths have their first and last blocks there.
 const WAY: usize = 12;
+/// Beginning of the names of values with all that happens in calls.
+const TOTAL: &str = "total_";
 /// Largest number of paths of a function that are compared, so that lines tell them apart.
 const COMPARED: usize = 200;
 
@@ -51,10 +55,17 @@ pub(crate) fn with_files(profile: &SavedProfile, rows: usize, width: Option<usiz
     text(&ProfiledProgram::new(profile, code.collect()), rows, width)
 }
 
-/// The paths with the most instructions, and what they are among all.
+/// The paths with the most instructions, or with the largest values of the first metric, and what they are among all.
 pub(crate) fn text(program: &ProfiledProgram<'_>, rows: usize, width: Option<usize>) -> String {
     let mut all: Vec<RanPath<'_>> = program.functions().flat_map(paths_of).collect();
-    all.sort_by_key(|ran| (Reverse(ran.instructions), ran.routine.key(), ran.path.number, ran.context));
+    all.sort_by_key(|ran| {
+        let value = ran.path.values.first().copied();
+        (Reverse((value, ran.instructions)), ran.routine.key(), ran.path.number, ran.context)
+    });
+    let names = program.path_metrics();
+    if !names.is_empty() {
+        return with_values(program, &all, rows, width);
+    }
     let has_contexts = all.iter().any(|ran| ran.context.is_some());
     let whole = all.iter().fold(0_u64, |sum, ran| sum.saturating_add(ran.instructions));
     let runs = all.iter().fold(0_u64, |sum, ran| sum.saturating_add(ran.runs));
@@ -89,6 +100,46 @@ pub(crate) fn text(program: &ProfiledProgram<'_>, rows: usize, width: Option<usi
         return notes(program, &all, whole);
     }
     table.render(width) + &notes(program, &all, whole)
+}
+
+/// The table of paths with values.
+fn with_values(program: &ProfiledProgram<'_>, all: &[RanPath<'_>], rows: usize, width: Option<usize>) -> String {
+    let names = program.path_metrics();
+    let whole = all.iter().fold(0_i64, |sum, ran| sum.saturating_add(ran.path.values.first().copied().unwrap_or(0)));
+    let mut table = TextTable::new().shrinking("FUNCTION").right("PATH").right("RUNS").right("INSTR/RUN");
+    for (n, name) in names.iter().enumerate() {
+        table = table.right(&format!("{}/RUN", title(name))).right(&title(name));
+        if n == 0 {
+            table = table.right("SHARE");
+        }
+    }
+    table = table.shrinking("WAY").optional(&["INSTR/RUN", "PATH"]);
+    for ran in all.iter().take(rows) {
+        let mut row: Vec<Cell> = vec![
+            shown(&ran.routine.function.name, ran.routine.function.start).into(),
+            grouped_u64(ran.path.number).into(),
+            grouped_u64(ran.runs).into(),
+            grouped_u64(ran.each).into(),
+        ];
+        for (n, (name, value)) in names.iter().zip(&ran.path.values).enumerate() {
+            row.extend([per_run(name, *value, ran.runs).into(), amounts::amount(name, *value).into()]);
+            row.extend((n == 0).then(|| amounts::share(*value, whole).into()));
+        }
+        row.push(way(&ran.routine, ran.path).into());
+        table.row(row);
+    }
+    let instructions = all.iter().fold(0_u64, |sum, ran| sum.saturating_add(ran.instructions));
+    let notes = notes(program, all, instructions);
+    if all.is_empty() { notes } else { table.render(width) + &notes }
+}
+
+/// The mean value of a run.
+fn per_run(name: &str, value: i64, runs: u64) -> String {
+    let mean = value as f64 / runs.max(1) as f64;
+    match ContextUnit::of(name) {
+        ContextUnit::Nanoseconds => time(mean),
+        ContextUnit::Bytes | ContextUnit::Count => format!("{mean:.2}"),
+    }
 }
 
 /// The lines below a table.
@@ -202,11 +253,15 @@ fn start(function: &FunctionProfile, block: usize) -> Option<String> {
     function.blocks.get(block).map(|block| offset(block.start, function.start))
 }
 
-/// The records of a function with paths.
-pub(crate) fn records(function: &FunctionProfile, id: &RecordedFunction) -> Vec<Object> {
+/// The records of a function with paths, whose values have these names.
+pub(crate) fn records(function: &FunctionProfile, id: &RecordedFunction, names: &[String]) -> Vec<Object> {
     let Some(paths) = &function.paths else { return Vec::new() };
+    let how = names.iter().map(|name| (name.clone(), how(name)));
+    let how: BTreeMap<String, &'static str> = how.collect();
     let signed = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
     let path = |(path, context, count): (&PathCount, Option<Option<usize>>, u64)| {
+        let events = metrics(function, path, count).into_iter().map(|(name, sum)| (name.to_owned(), signed(sum)));
+        let values = names.iter().cloned().zip(path.values.iter().copied());
         Object::Path(PathObject {
             id: id.clone(),
             path: path.number,
@@ -218,7 +273,8 @@ pub(crate) fn records(function: &FunctionProfile, id: &RecordedFunction) -> Vec<
             count: signed(count),
             late: 0,
             open: 0,
-            metrics: metrics(function, path, count).into_iter().map(|(name, sum)| (name, signed(sum))).collect(),
+            metrics: events.chain(values).collect(),
+            how: how.clone(),
         })
     };
     let summary = Object::Paths(PathsObject {
@@ -236,6 +292,16 @@ pub(crate) fn records(function: &FunctionProfile, id: &RecordedFunction) -> Vec<
         paths.by_context.iter().filter_map(|of| Some((paths.paths.get(of.path)?, Some(of.context), of.count)));
     let all = paths.paths.iter().filter(|_| paths.by_context.is_empty()).map(|path| (path, None, path.count));
     by_context.chain(all).map(path).chain([summary]).collect()
+}
+
+/// How a value of paths is told.
+fn how(name: &str) -> &'static str {
+    if ContextUnit::of(name) == ContextUnit::Nanoseconds { "clocked" } else { "counted" }
+}
+
+/// Title of a value of paths.
+fn title(name: &str) -> String {
+    name.strip_prefix(TOTAL).map_or_else(|| amounts::title(name), |own| format!("TOTAL {}", amounts::title(own)))
 }
 
 /// Sums of events over so many runs of a path. A saved profile knows only the instructions.

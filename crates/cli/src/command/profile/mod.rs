@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ingraft_api::{CountsOptions, CoverageOptions, EnableRequest, Inclusive, Kind, PathsOptions, TotalsReading};
+use ingraft_api::{CountsOptions, CoverageOptions, EnableRequest, Inclusive, Kind, TotalsReading};
 use ingraft_model::{EVENT_NAMES, Offset, Svma};
 use ingraft_report::{
     Covered, EarlierProfile, EdgeEnd, FunctionProfile, InclusiveTotal, ProfileKind, SavedProfile, UnsavedDetails,
@@ -48,10 +48,10 @@ pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mu
     if args.kind == ProfileMode::Contexts {
         return contexts::run(args, context, out).await;
     }
-    let options = TimesOptions::of(&args)?;
+    let (options, path_options) = (TimesOptions::of(&args)?, args.path_options()?);
     let rows = args.contexts.top.map_or(ROWS, Into::into);
     let hot = args.contexts.tree.stats.then(|| args.hot.unwrap_or(HOT) / 100.0);
-    let ProfileArgs { kind, check, query, inclusive, sites, explain, branches, weights, truncate, measure, .. } = args;
+    let ProfileArgs { kind, check, query, inclusive, sites, explain, branches, weights, measure, .. } = args;
     let (functions, target) = (args.functions, args.target);
     let inclusive = inclusive.and_then(|event| EVENT_NAMES.into_iter().position(|name| *name == event));
     let query = match (query, measure.interval) {
@@ -64,7 +64,7 @@ pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mu
     let functions = functions.into_iter().chain(explain.clone()).collect();
     let measured = match kind {
         ProfileMode::Coverage => Kind::Coverage(CoverageOptions { branches, in_place: !branches }),
-        ProfileMode::Paths => Kind::Paths(PathsOptions { longest: truncate, contexts: args.by_context }),
+        ProfileMode::Paths => Kind::Paths(path_options),
         _ => {
             let inclusive = inclusive.map(|event| Inclusive { event, calls: sites });
             Kind::Counts(CountsOptions { check, inclusive, earlier })
@@ -105,6 +105,7 @@ fn check_flags(args: &ProfileArgs) -> Result<(), Failure> {
         "use `ingraft profile paths --truncate N`",
     )?;
     wrong(args.by_context && !paths, "--contexts belongs to paths", "use `ingraft profile paths --contexts`")?;
+    wrong(args.callees && !paths, "--callees belongs to paths", "use `ingraft profile paths --callees`")?;
     let stats = args.contexts.tree.stats;
     wrong(
         args.hot.is_some() && !(paths && stats),
@@ -115,8 +116,8 @@ fn check_flags(args: &ProfileArgs) -> Result<(), Failure> {
         .contexts
         .given()
         .filter(|flag| !paths || !["--top", "--stats"].contains(flag))
-        .or_else(|| (!args.metric.is_empty()).then_some("--metric"))
-        .or_else(|| args.event.as_ref().map(|_| "--event"))
+        .or_else(|| (!args.metric.is_empty() && !paths).then_some("--metric"))
+        .or_else(|| args.event.as_ref().filter(|_| !paths).map(|_| "--event"))
         .or_else(|| (!args.sum.is_empty()).then_some("--sum"));
     if let Some(flag) = of_contexts.filter(|_| !contexts) {
         return Err(Failure::usage(
@@ -558,6 +559,8 @@ struct Counts<'a> {
     details: &'a UnsavedDetails,
     /// Event of the inclusive totals; empty if there are none.
     event: &'a str,
+    /// Names of the values of each path.
+    path_metrics: &'a [String],
 }
 
 impl<'a> Counts<'a> {
@@ -572,6 +575,7 @@ impl<'a> Counts<'a> {
         let named = all.filter_map(|(index, counts)| Some((index, counts, counts.details.as_ref()?)));
         named.map(move |(index, counts, details)| Counts {
             index,
+            path_metrics: &profile.path_metrics,
             id: RecordedFunction {
                 host: host.clone(),
                 pid,
@@ -642,7 +646,10 @@ impl<'a> Counts<'a> {
                 records::ran_blocks(self.counts, &self.id).iter().try_for_each(|block| out.object(block))?;
                 records::ran_edges(self.counts, &self.id).iter().try_for_each(|edge| out.object(edge))
             }
-            ProfileMode::Paths => paths::records(self.counts, &self.id).iter().try_for_each(|path| out.object(path)),
+            ProfileMode::Paths => {
+                let records = paths::records(self.counts, &self.id, self.path_metrics);
+                records.iter().try_for_each(|path| out.object(path))
+            }
             ProfileMode::Times | ProfileMode::Contexts => Ok(()),
             ProfileMode::Events => EVENT_NAMES.into_iter().zip(self.events()).try_for_each(|(event, own)| {
                 let inclusive = if self.event == event { self.inclusive() } else { InclusiveTotal::default() };

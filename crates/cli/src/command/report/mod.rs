@@ -57,7 +57,7 @@ pub(crate) fn run(args: &ReportArgs, format: Format, out: &mut Output) -> Result
     };
     let Export::Tool(exporter) = export else {
         ShownContexts::of(&profile, ContextLayout::default()).map_or(Ok(()), |shown| shown.export(out))?;
-        return records::profile(&profile, &paths::records, out);
+        return records::profile(&profile, &|function, id| paths::records(function, id, &profile.path_metrics), out);
     };
     write(&profile, exporter, None, args, format, out)
 }

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use ingraft_model::contexts::CURRENT;
 use ingraft_model::{
     BinaryOp, CallRecord, Capacity, Clock, ContextShape, Expr, FunctionId, Insertion, Instrumentation, KeptValue,
-    MetricInfo, Order, Placing, PointKind, RecordField, Recorded, Restore, Scalar, Shape, Snippet, Stmt, Usage,
-    Variable, VariableId, VariableKind,
+    MetricInfo, Order, Placing, PointKind, RecordField, Recorded, Restore, Scalar, Shape, Snippet, Stmt, Variable,
+    VariableId, VariableKind,
 };
 
 use crate::api::{ContextMetric, ContextsOptions};
 use crate::kinds::code;
+use crate::kinds::event::ReadEvent;
 
 use super::latencies;
 use super::sums::SumCode;
@@ -151,24 +152,6 @@ pub fn metric(name: &str) -> Arc<MetricInfo> {
     Arc::new(MetricInfo { unit: "calls".to_owned(), doc, ..(*code::metric_named(name)).clone() })
 }
 
-/// An event that is added up in contexts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ContextEvent {
-    /// Name, as in `perf list`.
-    pub name: Arc<str>,
-    /// The kernel's count of it; `None` for an event of the processor.
-    pub usage: Option<Usage>,
-}
-
-impl ContextEvent {
-    /// Number of times that the event has happened in this thread since the last reading.
-    fn since(&self) -> Expr {
-        let count = self.usage.map_or(Expr::Event(EVENT_OF), Expr::Usage);
-        let count = Expr::Binary(BinaryOp::Add, Box::new(count), Box::new(Expr::Const(1)));
-        Expr::Since(LAST_COUNT_OF, Box::new(count))
-    }
-}
-
 /// The code of functions.
 pub struct ContextCode<'a> {
     /// Size of the tree.
@@ -178,7 +161,7 @@ pub struct ContextCode<'a> {
     /// Number of the value of the event, which comes after those of the metrics and the sums.
     pub event_number: u8,
     /// The event that is added up.
-    pub event: Option<&'a ContextEvent>,
+    pub event: Option<&'a ReadEvent>,
     /// The variables of all functions.
     pub variables: &'a Arc<[Variable]>,
     /// The metric of their pairs.
@@ -203,7 +186,8 @@ impl ContextCode<'_> {
         }
         let mut kept = sums.kept.clone();
         // All that has happened since the last reading belongs to the context that the thread is about to leave.
-        let event = self.event.map(|of| Stmt::AddContext(TREE_OF, self.shape, self.event_number, of.since()));
+        let since = |of: &ReadEvent| Expr::Since(LAST_COUNT_OF, Box::new(of.count(EVENT_OF)));
+        let event = self.event.map(|of| Stmt::AddContext(TREE_OF, self.shape, self.event_number, since(of)));
         let mut entry: Vec<Stmt> = event.iter().cloned().chain([Stmt::Enter(TREE_OF, self.shape, number)]).collect();
         let mut exit: Vec<Stmt> = event.into_iter().collect();
         let mut spent = Vec::new();
@@ -249,7 +233,7 @@ impl ContextCode<'_> {
         let record = CallRecord { activations: ACTIVATIONS, kept, restore: Some(Restore::Value(CURRENT_OF)) };
         let insertions = both_ends(function, record, entry, exit);
         let variables = Arc::clone(self.variables);
-        let counter = self.event.filter(|event| event.usage.is_none()).map(|event| Arc::clone(&event.name));
+        let counter = self.event.and_then(ReadEvent::counter);
         Instrumentation { variables, placing, event: counter, ..code::empty(insertions, Arc::clone(self.metric)) }
     }
 
@@ -366,7 +350,7 @@ impl Size {
 
 #[cfg(test)]
 mod tests {
-    use ingraft_model::{ModuleId, WallClock};
+    use ingraft_model::{ModuleId, Usage, WallClock};
 
     use crate::measure::lower::worst_case;
 
@@ -472,7 +456,7 @@ mod tests {
         let shape = ContextShape::of_bits(4, true, false).expect("a size");
         let (variables, metric) = (variables(HeldCounters::default(), true), metric(METRIC));
         let texts = |usage| {
-            let event = ContextEvent { name: "cycles".into(), usage };
+            let event = ReadEvent { name: "cycles".into(), usage };
             let metrics = &[ContextMetric::Looks];
             let plain = plain(shape, &variables, &metric);
             let code = ContextCode { metrics, event_number: 2, event: Some(&event), ..plain };
@@ -497,7 +481,7 @@ mod tests {
         let shape = ContextShape::of_bits(*ContextShape::BITS.end(), true, false).expect("a size");
         let held = HeldCounters { tree: 0, records: 9, last_count: 8, lock: 0 };
         let (variables, metric) = (variables(held, true), metric(METRIC));
-        let [cycles, faults] = [None, Some(Usage::PageFaults)].map(|usage| ContextEvent { name: "e".into(), usage });
+        let [cycles, faults] = [None, Some(Usage::PageFaults)].map(|usage| ReadEvent { name: "e".into(), usage });
         let metrics = &ContextMetric::ALL[..4];
         let code = ContextCode { metrics, ..plain(shape, &variables, &metric) };
         let [counted, asked] = [&cycles, &faults].map(|event| ContextCode { metrics: &[], event: Some(event), ..code });

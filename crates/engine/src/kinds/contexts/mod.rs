@@ -31,14 +31,13 @@ use crate::session::{InsertedPairs, KindRequest, Locked, Running, now_ns};
 use crate::weaving::positions::Observer;
 
 use self::answer::FunctionStates;
-use self::code::{
-    ContextCode, ContextEvent, HeldCounters, LAST_COUNT, LOCK, LibraryRole, METRIC, RECORDS, TREE, TREE_OF,
-};
+use self::code::{ContextCode, HeldCounters, LAST_COUNT, LOCK, LibraryRole, METRIC, RECORDS, TREE, TREE_OF};
 use self::holders::HolderLooks;
 use self::looks::{LookingThread, TakenLooks};
 use self::memory::LiveMemory;
 use self::sums::SumCode;
 use super::code::{focus, look, looks_among};
+use super::event::ReadEvent;
 use super::whole;
 
 /// Largest number of functions: each has a number in the keys of contexts.
@@ -193,20 +192,6 @@ impl ContextsKind {
         )
     }
 
-    /// The event that is added up; `None` if there is none. Fails if it is a time.
-    fn event(&self) -> Result<Option<ContextEvent>, Error> {
-        let Some(name) = self.options.event.clone() else { return Ok(None) };
-        let usage = match EventReadMethod::named(&name) {
-            EventReadMethod::Usage(usage) => Some(usage),
-            EventReadMethod::Counter => None,
-            EventReadMethod::ProcessorTime => {
-                let what = format!("`{name}` is a time, which a clock tells");
-                return Err(Error::new(Reason::EventNotAtPoints, what, "ask for processor time: `--metric cpu`"));
-            }
-        };
-        Ok(Some(ContextEvent { name, usage }))
-    }
-
     /// Begins to look at the contexts of threads and at the holders of locks, if a metric needs that. `tree` is the first counter of the tree.
     fn begin_looks(&mut self, at: &mut Locked<'_>, tree: u32) {
         let mut numbered = (0..).zip(ContextsOptions::values(&self.options.metrics));
@@ -313,7 +298,8 @@ impl Running for ContextsKind {
             let what = format!("contexts of {} functions cannot be told apart at once", functions.len());
             return Err(Error::new(Reason::TooManyFunctions, what, "name fewer functions"));
         }
-        let event = self.event()?;
+        let named = |name| ReadEvent::named(name, "`--metric cpu`");
+        let event = self.options.event.as_ref().map(named).transpose()?;
         let variables = self.variables();
         let metric = code::metric(METRIC);
         let code = ContextCode {

@@ -23,6 +23,8 @@ pub struct CountedPaths {
     pub is_known: bool,
     /// The paths that have ended.
     pub counts: PathNumberCounts,
+    /// The values of each metric by the number of the path.
+    pub values: Vec<FxHashMap<i64, i64>>,
     /// The outcomes of its calls.
     pub outcomes: Activations,
     /// Number of paths that control has left for another way in to the same call.
@@ -91,7 +93,7 @@ impl CountedPaths {
             }
             listed += path.blocks.len();
             match listed <= BLOCKS_MAX {
-                true => paths.push(listed_path(number, count, &path)),
+                true => paths.push(PathCount { values: self.values_of(number), ..listed_path(number, count, &path) }),
                 false => unlisted = unlisted.saturating_add(count),
             }
         }
@@ -116,6 +118,11 @@ impl CountedPaths {
         let call_sites =
             graph.resolve(modules).map_or_else(Vec::new, |(file, _)| call_sites(file, graph, &|id| Some(block(id))));
         FunctionProfile { calls, call_sites, inexact, paths: Some(of), ..graph.profile(module, &block, &edge) }
+    }
+
+    /// The values of a path.
+    fn values_of(&self, number: i64) -> Vec<i64> {
+        self.values.iter().map(|of| of.get(&number).copied().unwrap_or(0)).collect()
     }
 
     /// Number of paths that were left in the middle.
@@ -186,6 +193,7 @@ fn listed_path(number: i64, count: u64, path: &FunctionPath) -> PathCount {
         ends: path.ends,
         next: path.next.map(|block| block.index()),
         count,
+        values: Vec::new(),
     }
 }
 

@@ -1,19 +1,25 @@
 //! Counts of the paths of functions, by Ball and Larus, "Efficient path profiling" (1996), through whole functions as in Ammons, Ball and Larus,
 //! "Exploiting hardware performance counters with flow and context sensitive profiling" (1997).
 //!
-//! `plan.rs` numbers the paths of a function (crate `ingraft-profile`), and makes the code. `answer.rs` makes a profile of the counts.
+//! `plan.rs` numbers the paths of a function (crate `ingraft-profile`), and makes the code. `metrics.rs` adds up times and events for each path.
+//! `answer.rs` makes a profile of the counts.
 //!
 //! Paths may be told apart by calling context (section 4.3 of that paper). Then the functions have the code of contexts too. It comes first, so it
 //! runs first at entries and last at exits, and a path ends in the context of its call. The count of a path is a value below that context.
 
 mod answer;
+mod metrics;
 mod plan;
+
+use std::sync::Arc;
 
 use ingraft_model::contexts::VALUES;
 use ingraft_model::layout::COUNTERS;
 use ingraft_model::{
-    Activations, BlockId, ContextTree, CountedValue, FunctionId, KeyTable, Offset, Refusal, Shape, Svma,
+    Activations, BlockId, ContextTree, CountedValue, FunctionId, KeyTable, Offset, Refusal, Scale, Shape, Svma,
+    VariableId,
 };
+use ingraft_process::TickClock;
 use ingraft_report::{ContextProfile, ProfileKind, SavedProfile};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -32,6 +38,7 @@ use super::profile::functions::{Functions, Plan as _, Profiled, tell_last};
 use super::whole;
 
 use self::answer::{CountedPaths, PathOfContext};
+use self::metrics::PathMetrics;
 use self::plan::{BelowContexts, ExecutedNumbers, PathsPlan};
 
 /// Name of the metric that the pairs have.
@@ -45,6 +52,10 @@ pub struct PathsKind {
     contexts: Option<ContextsKind>,
     /// The numbers of what was executed in each context, if these are asked for instead of the paths.
     executed: Vec<ContextMetric>,
+    /// What is added up for each path.
+    metrics: PathMetrics,
+    /// Whether code was inserted.
+    has_begun: bool,
     /// Counts of paths that have ended before the code of contexts came, by the number of the function in contexts and that of the path.
     early: FxHashMap<(u32, i64), u64>,
     /// The last counts, read before the code was taken out.
@@ -56,10 +67,12 @@ impl PathsKind {
     pub fn new(options: &PathsOptions) -> Self {
         let contexts = options.contexts.then(ContextsKind::with_values);
         PathsKind {
-            options: *options,
+            options: options.clone(),
             functions: Functions::default(),
             contexts,
             executed: Vec::new(),
+            metrics: PathMetrics::default(),
+            has_begun: false,
             early: FxHashMap::default(),
             last: None,
         }
@@ -77,15 +90,25 @@ impl PathsKind {
         let mut all: Vec<CountedPaths> = Vec::new();
         let contexts = self.contexts.as_ref().map(|contexts| (contexts, contexts.states(at)));
         let (mut tree, mut outcomes_in_contexts) = (ContextTree::default(), Vec::new());
+        let scale = at.wall_clock().map_or(Scale::ONE, TickClock::scale);
         let moment = self.functions.observe(at, &mut |columns| {
             let open = columns.open();
             let of = |f: &Profiled<PathsPlan>| {
                 let Some(pair) = at.pair(&f.key) else { return CountedPaths::default() };
                 let (counters, variables) = (pair.counters(), pair.variables());
                 let Some((calls, broken_off)) = PathsPlan::outcomes(counters) else { return CountedPaths::default() };
+                let of = |VariableId(n): VariableId| {
+                    table(columns, counters.get(n as usize), variables.get(n as usize).map(|v| v.shape))
+                };
+                let values = f.plan.of_metrics().map(|(metric, values)| {
+                    let table = of(values);
+                    let of_paths = f.plan.by_number(&table).filter_map(|(number, value)| Some((number?, value)));
+                    of_paths.map(|(number, value)| (number, metric.in_units(value, scale))).collect()
+                });
                 CountedPaths {
                     is_known: true,
-                    counts: f.plan.counts(&table(columns, counters.first(), variables.first().map(|v| v.shape))),
+                    counts: f.plan.counts(&of(VariableId(0))),
+                    values: values.collect(),
                     outcomes: outcomes(columns, calls),
                     broken_off: columns.sum(broken_off).cast_unsigned(),
                     open: open.get(&(COUNTERS + 8 * calls)).copied().unwrap_or(0),
@@ -106,7 +129,8 @@ impl PathsKind {
         let saved = self
             .functions
             .saved(at, |n, f, module| all.get(n).unwrap_or(&none).profile(at.modules(), &f.plan, module, family));
-        let mut saved = SavedProfile { held_ns: moment.held_ns(), ..saved };
+        let path_metrics = self.options.names().collect();
+        let mut saved = SavedProfile { held_ns: moment.held_ns(), path_metrics, ..saved };
         if let Some((contexts, states)) = &contexts {
             let mut of_contexts = contexts.saved(at, states, &tree, &outcomes_in_contexts);
             self.count_executed(of_contexts.contexts.as_mut(), &all);
@@ -198,7 +222,11 @@ impl PathsKind {
 
 impl Running for PathsKind {
     fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<WantedPair>, Error> {
-        let PathsKind { options, functions, contexts, .. } = self;
+        if self.metrics.is_empty() {
+            self.metrics = PathMetrics::of(&self.options)?;
+        }
+        let PathsKind { options, functions, contexts, metrics, .. } = self;
+        let metrics = Arc::new(metrics.clone());
         let named = whole::functions(asked, false)?;
         refuse_large(asked.modules, &named, &asked.request.functions.join(" "))?;
         if contexts.is_some() && named.len() >= VALUES as usize {
@@ -211,7 +239,7 @@ impl Running for PathsKind {
             Some(BelowContexts { shape: contexts.shape(), function: contexts.number(function)? })
         };
         all.extend(functions.wanted_as_a_whole(asked, (&named, METRIC), |function, text| {
-            PathsPlan::new((asked.modules, text), function, options, below(function))
+            PathsPlan::new((asked.modules, text), function, options.longest, (below(function), &metrics))
         }));
         Ok(all)
     }
@@ -227,10 +255,13 @@ impl Running for PathsKind {
     fn prepare(&mut self, at: &mut Locked<'_>, wanted: &mut Vec<WantedPair>) -> Result<Observer, Error> {
         if let Some(contexts) = &mut self.contexts {
             contexts.prepare(at, wanted)?;
-            let tree = contexts.tree().unwrap_or_default();
+        }
+        self.metrics.hold(at).inspect_err(|_| self.metrics.release(at))?;
+        let tree = self.contexts.as_ref().and_then(ContextsKind::tree);
+        if tree.is_some() || !self.metrics.is_empty() {
             for w in wanted.iter_mut().filter(|w| w.pair.metric == METRIC) {
                 if let Some(plan) = self.functions.plan_of(w) {
-                    w.instrumentation.variables = plan.variables(tree);
+                    w.instrumentation.variables = plan.variables(tree.unwrap_or_default(), &self.metrics);
                 }
             }
         }
@@ -244,12 +275,20 @@ impl Running for PathsKind {
         if let Some(contexts) = &mut self.contexts {
             contexts.inserted(at, begun);
         }
+        if !self.has_begun {
+            begun.keys.extend(self.metrics.held_keys(at.id()).map(|key| (key, None)));
+            self.has_begun = true;
+        }
         self.functions.inserted(at, begun);
     }
 
     fn failed(&mut self, at: &mut Locked<'_>) {
         if let Some(contexts) = &mut self.contexts {
             contexts.failed(at);
+        }
+        // Code that came earlier goes on.
+        if !self.has_begun {
+            self.metrics.release(at);
         }
         self.functions.failed();
     }
@@ -273,9 +312,10 @@ impl Running for PathsKind {
 pub(super) fn inspected(
     modules: &Modules,
     function: FunctionId,
-    PathChoice { number, options }: PathChoice,
+    PathChoice { number, longest }: PathChoice,
 ) -> Result<(u64, Option<InspectedPath>), Refusal> {
-    let (plan, _) = PathsPlan::new((modules, &text_of(modules, function.module)), function, &options, None)?;
+    let code = (None, &Arc::default());
+    let (plan, _) = PathsPlan::new((modules, &text_of(modules, function.module)), function, longest, code)?;
     let graph = plan.graph();
     let at =
         |block: BlockId| graph.cfg.blocks.get(block).map(|block| Offset::between(graph.first.0, block.range.start.0));

@@ -4,6 +4,7 @@
 //! call that began before the measurement has a sum that no path has, until it comes to the beginning of a path: its first path counts as late.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use ingraft_codegen::TextSpace;
@@ -15,13 +16,14 @@ use ingraft_model::{
 };
 use ingraft_profile::{FunctionPaths, NotCounted, PathStep, ProbeAt};
 
-use crate::api::PathsOptions;
 use crate::kinds::code;
 use crate::kinds::graph::{FunctionGraph, block_of};
 use crate::kinds::profile::functions::Plan;
 use crate::program::callees::may_return_twice;
 use crate::program::modules::Modules;
 use crate::weaving::trial;
+
+use super::metrics::{MeasuredMetric, PathMetrics};
 
 /// Largest number of paths of a function whose counts have a place each. Others share the places of a table.
 const PLACES: i64 = 1024;
@@ -59,6 +61,8 @@ const ACTIVATIONS: VariableId = VariableId(1);
 const SUM: VariableId = VariableId(2);
 const BROKEN_OFF: VariableId = VariableId(3);
 const TREE: VariableId = VariableId(4);
+/// The first variable of metrics. Paths below contexts have none.
+const METRICS: u32 = 4;
 
 /// The plan to count the paths of one function.
 #[derive(Debug)]
@@ -68,6 +72,8 @@ pub struct PathsPlan {
     pub paths: FunctionPaths,
     /// The tree below whose contexts the paths are counted.
     below: Option<BelowContexts>,
+    /// What is added up for each path.
+    metrics: Arc<PathMetrics>,
 }
 
 /// Numbers of events of each kind on a path, in the order of [`EVENT_NAMES`].
@@ -105,18 +111,19 @@ impl Plan for PathsPlan {
 
     fn instrumentation(&self, metric: Arc<MetricInfo>) -> Instrumentation {
         let record = CallRecord { activations: ACTIVATIONS, kept: Vec::new(), restore: Some(Restore::Value(SUM)) };
-        let begins = vec![
-            Stmt::Open(record.clone(), vec![Stmt::Set(SUM, Expr::Const(self.values().late))]),
-            self.set(self.paths.entry()),
-        ];
-        let ends = vec![Stmt::Close(record, vec![Stmt::Set(SUM, Expr::Restored)])];
+        let mut begins = self.metrics.entry(METRICS);
+        begins.push(Stmt::Open(record.clone(), vec![Stmt::Set(SUM, Expr::Const(self.values().late))]));
+        begins.push(self.set(self.paths.entry()));
+        let mut ends = vec![Stmt::Close(record, vec![Stmt::Set(SUM, Expr::Restored)])];
+        ends.extend(self.metrics.exit(METRICS));
+        let mut ends_path = self.end(0);
         let at = |point, parts, stmts| code::insertion(self.graph.function, point, parts, Snippet { stmts });
         // After a call without a record, the path of the caller is not known any more, if it is a call of the same function.
-        let unknown = Stmt::Set(SUM, Expr::Const(self.values().late));
+        ends_path.push(Stmt::Set(SUM, Expr::Const(self.values().late)));
         // A jump to another function ends the path and the record, because no other call needs the sum of this one any more.
         let mut insertions = vec![
             at(PointKind::Entry, Parts::All, begins),
-            at(PointKind::Exit, Parts::All, vec![self.count(0), unknown]),
+            at(PointKind::Exit, Parts::All, ends_path),
             at(PointKind::Exit, Parts::All, ends),
         ];
         let of_place = |(place, steps): (&ProbeAt, &Vec<PathStep>)| -> Option<Insertion> {
@@ -126,7 +133,8 @@ impl Plan for PathsPlan {
         };
         insertions.extend(self.paths.code().iter().filter_map(of_place));
         let placing = Placing::InCopy;
-        Instrumentation { variables: self.variables(0), placing, ..code::empty(insertions, metric) }
+        let (variables, event) = (self.variables(0, &self.metrics), self.metrics.counter());
+        Instrumentation { variables, placing, event, ..code::empty(insertions, metric) }
     }
 }
 
@@ -138,8 +146,8 @@ impl PathsPlan {
     pub fn new(
         (modules, text): (&Modules, &TextSpace),
         function: FunctionId,
-        options: &PathsOptions,
-        below: Option<BelowContexts>,
+        longest: Option<NonZeroU32>,
+        (below, metrics): (Option<BelowContexts>, &Arc<PathMetrics>),
     ) -> Result<(PathsPlan, Arc<FunctionBody>), Refusal> {
         let (graph, module, f) = FunctionGraph::of(modules, function)?;
         let body = module.image.body(f)?;
@@ -148,7 +156,7 @@ impl PathsPlan {
         let sites = module.image.call_sites(f).unwrap_or_default();
         let twice = sites.iter().filter(|site| may_return_twice(module, function, site));
         let twice: BTreeSet<BlockId> = twice.filter_map(|site| block_of(&graph.cfg, site.at)).collect();
-        let limit = options.longest.map_or(PATHS_MAX, |longest| i64::from(longest.get()));
+        let limit = longest.map_or(PATHS_MAX, |longest| i64::from(longest.get()));
         let numbered = |limit| {
             FunctionPaths::new(&graph.cfg, &probes, &twice, limit).map_err(|why| match (why, &copy.why_exposed) {
                 // A block that runs in the text has no code.
@@ -160,7 +168,7 @@ impl PathsPlan {
         if below.is_some() && paths.paths() > PATHS_BELOW_MAX {
             paths = numbered(limit.min(PATHS_FEW))?;
         }
-        Ok((PathsPlan { graph, paths, below }, body))
+        Ok((PathsPlan { graph, paths, below, metrics: Arc::clone(metrics) }, body))
     }
 
     /// The function.
@@ -178,25 +186,34 @@ impl PathsPlan {
     pub fn counts(&self, table: &KeyTable) -> PathNumberCounts {
         let mut read = PathNumberCounts::default();
         let others = u64::try_from(table.others).unwrap_or(0);
-        // A vector has the indexes of the numbers in its range.
-        let first = match self.vector() {
-            Some(_) => {
-                read.late = others;
-                0
-            }
-            None => {
-                read.unplaced = others;
-                self.values().base
-            }
-        };
-        for (key, count) in &table.values {
-            let (TableKey::Number(number), Ok(count)) = (key, u64::try_from(*count)) else { continue };
-            match number.cast_signed().wrapping_sub(first) {
-                number if (0..self.paths.paths()).contains(&number) => read.counts.push((number, count)),
-                _ => read.late += count,
+        match self.vector() {
+            Some(_) => read.late = others,
+            None => read.unplaced = others,
+        }
+        for (number, count) in self.by_number(table) {
+            let count = u64::try_from(count).unwrap_or(0);
+            match number {
+                Some(number) => read.counts.push((number, count)),
+                None => read.late += count,
             }
         }
         read
+    }
+
+    /// The values of a table or vector, each with the number of its path; `None` for those of paths that began before the measurement.
+    pub fn by_number<'t>(&self, table: &'t KeyTable) -> impl Iterator<Item = (Option<i64>, i64)> + use<'t> {
+        // A vector has the indexes of the numbers in its range.
+        let (first, paths) = (if self.vector().is_some() { 0 } else { self.values().base }, self.paths.paths());
+        table.values.iter().filter_map(move |(key, value)| {
+            let TableKey::Number(number) = key else { return None };
+            let number = number.cast_signed().wrapping_sub(first);
+            Some(((0..paths).contains(&number).then_some(number), *value))
+        })
+    }
+
+    /// The variables with the values of each metric.
+    pub fn of_metrics(&self) -> impl Iterator<Item = (&MeasuredMetric, VariableId)> {
+        self.metrics.ids(METRICS).map(|(metric, ids)| (metric, ids.values))
     }
 
     /// The count of a path below its context: the number of the path and its count. `None` if the path had begun before the measurement.
@@ -215,8 +232,9 @@ impl PathsPlan {
         Some(sums)
     }
 
-    /// The variables of the function. `tree` is the first counter of the tree of contexts, if there is one.
-    pub fn variables(&self, tree: u32) -> Arc<[Variable]> {
+    /// The variables of the function. `tree` is the first counter of the tree of contexts, if there is one, and `metrics` are those of the function with
+    /// their counters.
+    pub fn variables(&self, tree: u32, metrics: &PathMetrics) -> Arc<[Variable]> {
         let counts = match self.below {
             Some(_) => Shape::Counter,
             None => self.vector().map_or(Shape::Table(TableShape::SUMS), |ranges| Shape::Vector(ranges.count())),
@@ -229,7 +247,7 @@ impl PathsPlan {
             code::named("sum", VariableKind::PathSum, Shape::Counter),
             code::named("broken off", VariableKind::Counter, Shape::Counter),
         ];
-        own.into_iter().chain(of_tree.into_iter().flatten()).collect()
+        own.into_iter().chain(of_tree.into_iter().flatten()).chain(metrics.variables(counts)).collect()
     }
 
     /// The sums that with this number added are those of paths, if each path has a place of its own.
@@ -255,21 +273,22 @@ impl PathsPlan {
         Stmt::Set(SUM, Expr::Const(self.values().base.wrapping_add(sum)))
     }
 
-    /// Counts the path whose number is the sum plus a number.
-    fn count(&self, plus: i64) -> Stmt {
-        let sum = Expr::Variable(SUM);
-        let ranges = self.vector_from(plus).filter(|_| self.below.is_none());
-        if let Some(ranges) = ranges {
-            return Stmt::AddIn(COUNTS, ranges, sum, Expr::Const(1));
-        }
-        let number = match plus {
-            0 => sum,
-            plus => Expr::Binary(BinaryOp::Add, Box::new(sum), Box::new(Expr::Const(plus))),
-        };
+    /// Ends the path whose number is the sum plus a number: counts it, and adds to its metrics.
+    fn end(&self, plus: i64) -> Vec<Stmt> {
         if let Some(BelowContexts { shape, function }) = self.below {
-            return Stmt::CountBelow(TREE, shape, VALUES | function, number);
+            return vec![Stmt::CountBelow(TREE, shape, VALUES | function, number(plus))];
         }
-        Stmt::AddAt(COUNTS, TableShape::SUMS, vec![KeyField::Number(number)], Expr::Const(1))
+        let mut stmts = self.metrics.end(METRICS, &|values, amount| self.add(values, plus, amount));
+        stmts.push(self.add(COUNTS, plus, Expr::Const(1)));
+        stmts
+    }
+
+    /// Adds an amount to the value of the path whose number is the sum plus a number.
+    fn add(&self, values: VariableId, plus: i64, amount: Expr) -> Stmt {
+        match self.vector_from(plus) {
+            Some(ranges) => Stmt::AddIn(values, ranges, Expr::Variable(SUM), amount),
+            None => Stmt::AddAt(values, TableShape::SUMS, vec![KeyField::Number(number(plus))], amount),
+        }
     }
 
     fn stmts(&self, step: PathStep) -> Vec<Stmt> {
@@ -279,13 +298,22 @@ impl PathsPlan {
                 let [sum, none] = [Expr::Variable(SUM), none].map(Box::new);
                 let broken_off = vec![Stmt::Add(BROKEN_OFF, Expr::Const(1))];
                 // Calls that were left would set the sum back later.
-                vec![Stmt::Prune, Stmt::If(Expr::Binary(BinaryOp::NotEqual, sum, none), broken_off), self.set(value)]
+                let mut stmts = vec![Stmt::Prune, Stmt::If(Expr::Binary(BinaryOp::NotEqual, sum, none), broken_off)];
+                stmts.extend(self.metrics.begin(METRICS));
+                stmts.push(self.set(value));
+                stmts
             }
             PathStep::Add(value) => vec![Stmt::Add(SUM, Expr::Const(value))],
-            PathStep::End(value) => vec![self.count(value), Stmt::Set(SUM, none)],
-            PathStep::Turn(ends, begins) => vec![self.count(ends), self.set(begins)],
+            PathStep::End(value) => [self.end(value), vec![Stmt::Set(SUM, none)]].concat(),
+            PathStep::Turn(ends, begins) => [self.end(ends), vec![self.set(begins)]].concat(),
         }
     }
+}
+
+/// The sum plus a number.
+fn number(plus: i64) -> Expr {
+    let sum = Expr::Variable(SUM);
+    if plus == 0 { sum } else { Expr::Binary(BinaryOp::Add, Box::new(sum), Box::new(Expr::Const(plus))) }
 }
 
 #[cfg(test)]
@@ -293,6 +321,7 @@ mod tests {
     use ingraft_model::{Block, Cfg, Edge, EdgeKind, EdgeTarget, IndexVec, ModuleId, Svma, WayIn, WayInReason};
     use ingraft_profile::Probes;
 
+    use crate::api::{PathMetric, PathsOptions};
     use crate::weaving::cost::{Metered, Meters};
 
     use super::*;
@@ -325,7 +354,7 @@ mod tests {
         let (symbol, name) = ("f".to_owned(), "f".to_owned());
         let events = IndexVec::default();
         let graph = FunctionGraph { function: F, symbol, name, first: at(0), size: 0, cfg, events };
-        PathsPlan { graph, paths, below: None }
+        PathsPlan { graph, paths, below: None, metrics: Arc::default() }
     }
 
     fn texts(plan: &PathsPlan) -> Vec<String> {
@@ -365,6 +394,34 @@ mod tests {
     }
 
     #[test]
+    fn what_passes_on_a_path_is_added_at_its_end() {
+        let metrics = |options: PathsOptions| Arc::new(PathMetrics::of(&options).expect("metrics"));
+        let mut plan = plan(3, &[(0, 1), (1, 1), (1, 2)], &[], PATHS_MAX);
+        plan.metrics = metrics(PathsOptions { metrics: vec![PathMetric::WallTime], ..PathsOptions::default() });
+        assert_eq!(
+            texts(&plan),
+            [
+                "Entry v5 += (now since v6); open r7 restore v5 { v5 = 0; } open r1 restore v2 { v2 = -1073741824; } \
+                 v2 = 1073741825;",
+                "Exit v4[(v2 - 1073741824) / 1 < 4] += ((now since v6) + v5); v5 = 0; \
+                 v0[(v2 - 1073741824) / 1 < 4] += 1; v2 = -1073741824;",
+                "Exit close r1 restore v2 { v2 = restored; } close r7 restore v5 { v5 = restored; }",
+                "Edge v4[(v2 - 1073741825) / 1 < 4] += ((now since v6) + v5); v5 = 0; \
+                 v0[(v2 - 1073741825) / 1 < 4] += 1; v2 = 1073741827;",
+            ]
+        );
+        let options = PathsOptions { event: Some("cycles".into()), callees: true, ..PathsOptions::default() };
+        plan.metrics = metrics(options.clone());
+        assert_eq!(options.names().collect::<Vec<_>>(), ["cycles", "total_cycles"]);
+        let texts = texts(&plan);
+        assert!(texts[0].contains("open r11 restore v9 { } v9 = (event v12 + 1); open r1"), "{}", texts[0]);
+        assert!(texts[1].contains("v8[(v2 - 1073741824) / 1 < 4] += ((event v12 + 1) since v9);"), "{}", texts[1]);
+        assert!(texts[2].ends_with("close r11 restore v9 { v9 = restored; } close r7 restore v5 { v5 = restored; }"));
+        assert_eq!(plan.variables(0, &plan.metrics).len(), 13);
+        assert_eq!(plan.instrumentation(code::metric_named("paths")).event.as_deref(), Some("cycles"));
+    }
+
+    #[test]
     fn paths_are_values_below_their_contexts() {
         let shape = ContextShape::usual(false, false);
         let mut plan = plan(3, &[(0, 1), (1, 1), (1, 2)], &[], PATHS_MAX);
@@ -382,7 +439,7 @@ mod tests {
         for value in [SHORT.late + 1, SHORT.base - 1, SHORT.base + 4, 0] {
             assert_eq!(plan.number(&counted(value)), None);
         }
-        assert_eq!(plan.variables(9)[4..].len(), 2);
+        assert_eq!(plan.variables(9, &plan.metrics)[4..].len(), 2);
     }
 
     #[test]
@@ -397,7 +454,7 @@ mod tests {
         let edges: Vec<(u32, u32)> = diamonds(11).collect();
         let plan = plan(23, &edges, &[], PATHS_MAX);
         assert_eq!(plan.paths.paths(), 2048);
-        assert!(matches!(plan.variables(0)[0].shape, Shape::Table(_)));
+        assert!(matches!(plan.variables(0, &plan.metrics)[0].shape, Shape::Table(_)));
         let key = |number: i64| TableKey::Number(number.cast_unsigned());
         assert_eq!(plan.values(), SHORT);
         let values = [(key(SHORT.base + 7), 3), (key(SHORT.late + 1), 4), (key(5), 1)].into_iter().collect();
