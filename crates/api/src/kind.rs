@@ -281,9 +281,9 @@ pub struct PathsOptions {
     pub longest: Option<NonZeroU32>,
     /// Whether the paths of a call are told apart by its calling context. The contexts are counted too.
     pub contexts: bool,
-    /// Values that are added up for each path, each once. Not with `contexts`.
+    /// Values that are added up for each path, each once.
     pub metrics: Vec<PathMetric>,
-    /// Name of an event, as in `perf list`, that is added up for each path too. Threads read their own counts at the ends of paths. Not with `contexts`.
+    /// Name of an event, as in `perf list`, that is added up for each path too. Threads read their own counts at the ends of paths.
     pub event: Option<Arc<str>>,
     /// Whether the metrics and the event are also told with all that happens in the calls that a path makes.
     pub callees: bool,
@@ -295,6 +295,11 @@ impl PathsOptions {
         let own = || self.metrics.iter().map(|metric| metric.name()).chain(self.event.as_deref());
         let total = own().filter(|_| self.callees).map(|name| format!("total_{name}"));
         own().map(str::to_owned).chain(total)
+    }
+
+    /// Whether the values have room: there are at most [`ContextsOptions::METRICS_MAX`] in a context.
+    pub fn fit(&self) -> bool {
+        !self.contexts || self.names().count() <= ContextsOptions::METRICS_MAX
     }
 }
 

@@ -4,7 +4,7 @@ mod support;
 
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{CodegenError, MiniRequest, PointRequest, TextSpace, weave_points};
-use ingraft_model::contexts::{CURRENT, TAKEN};
+use ingraft_model::contexts::{CURRENT, TAKEN, VALUES};
 use ingraft_model::{
     Bias, BinaryOp, ContextShape, ContextTree, Expr, Resolution, Snippet, Stmt, ThreadIdentity, VariableId,
 };
@@ -107,7 +107,7 @@ fn a_bucket_becomes_the_context() {
     let shape = shape(6, false);
     let stmts = vec![
         Stmt::Enter(TREE, shape, 9),
-        Stmt::EnterBucket(TREE, shape, 4, Resolution::Fine, Expr::Arg(0)),
+        Stmt::EnterValue(TREE, shape, 4, Some(Resolution::Fine), Expr::Arg(0)),
         Stmt::AddContext(TREE, shape, 2, Expr::Arg(0)),
         Stmt::Set(NOW, Expr::Const(0)),
     ];
@@ -121,6 +121,39 @@ fn a_bucket_becomes_the_context() {
         assert_eq!(found, values.map(|value| (value, u64::from(Resolution::Fine.bucket_of(value)), 1)));
         let above = tree.contexts.iter().filter(|of| of.function == 4).map(|of| of.parent.expect("a context"));
         assert!(above.clone().all(|at| tree.contexts[at].function == 9 && tree.contexts[at].metrics == [0; 4]));
+    }
+}
+
+#[test]
+fn metrics_of_a_value_stay_below_its_context() {
+    let shape = shape(5, false);
+    let value = |n| Stmt::EnterValue(TREE, shape, VALUES | 4, None, Expr::Const(n));
+    let add = |n| Stmt::AddContext(TREE, shape, 1, Expr::Const(n));
+    let leave = Stmt::LeaveValue(TREE, shape);
+    let stmts = vec![
+        // Outside of all contexts, and in a context, there is nothing to leave.
+        leave.clone(),
+        Stmt::Enter(TREE, shape, 9),
+        leave.clone(),
+        value(-7),
+        add(100),
+        leave.clone(),
+        add(1),
+        value(5),
+        add(10),
+        leave.clone(),
+        add(2),
+        leave,
+        Stmt::Set(NOW, Expr::Const(0)),
+    ];
+    for identity in [GLIBC, ThreadIdentity::FsBase] {
+        let mut tree = tree(&run(identity, shape, stmts.clone(), &[0]), shape);
+        let mut values: Vec<_> =
+            tree.take_values().iter().map(|of| (of.value, of.count, of.metrics[1], of.context)).collect();
+        values.sort_unstable();
+        let of: Vec<_> = tree.contexts.iter().map(|of| (of.function, of.calls, of.metrics[1])).collect();
+        assert_eq!((values, of), (vec![(-7, 1, 100, Some(0)), (5, 1, 10, Some(0))], vec![(9, 1, 3)]));
+        assert_eq!(tree.outside, [0; 4]);
     }
 }
 

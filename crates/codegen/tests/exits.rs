@@ -259,6 +259,26 @@ impl Nest {
     }
 }
 
+/// Each reading of a clock counts for one of two sums: what passes in `inner`, and what passes in `middle` without that.
+#[test]
+fn the_present_time_divides_what_passes() {
+    let nest = nest();
+    let rseq = CpuClock::Rseq { slot: image::SLOT, signature: 0 };
+    let clocks = WALLS.map(|wall| (Clock::Wall, wall, CpuClock::None)).into_iter();
+    let clocks = clocks.chain([rseq, CpuClock::SystemCall].map(|cpu| (Clock::Cpu, WallClock::Tsc, cpu)));
+    for (clock, wall, cpu) in clocks {
+        let env = Environment { wall, cpu, ..environment(GLIBC) };
+        let since = |last| Expr::Since(v(last), Box::new(Expr::Now(clock)));
+        let part = |sum: u32| snippet(vec![Stmt::Add(v(sum), since(2)), Stmt::Set(v(3), Expr::Now(clock))]);
+        let [of_inner, of_middle] = [part(0), part(1)];
+        let out = nest.run_in(&env, [&of_middle, &of_middle], [&of_middle, &of_inner], vec![nest.call(0); 20]);
+        let sums = [out.shards[2][PLACES[0] as usize], out.shards[2][PLACES[1] as usize]];
+        let [last, now] = [2, 3].map(|n| out.shards[2][PLACES[n] as usize]);
+        assert!(sums.iter().all(|sum| *sum > 0) && sums[0] + sums[1] <= last, "{clock:?} {wall:?} {cpu:?}: {sums:?}");
+        assert!(last <= now, "{clock:?}: {last} {now}");
+    }
+}
+
 fn record(activations: u32) -> CallRecord {
     CallRecord { activations: v(activations), kept: vec![], restore: None }
 }

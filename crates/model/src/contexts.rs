@@ -202,7 +202,7 @@ pub struct CountedValue {
     pub value: i64,
     /// Number of times that it was counted.
     pub count: u64,
-    /// Values of metrics at its place, see [`crate::Stmt::EnterBucket`].
+    /// Values of metrics at its place, see [`crate::Stmt::EnterValue`].
     pub metrics: [i64; METRICS_MAX],
 }
 

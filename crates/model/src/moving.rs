@@ -10,7 +10,8 @@ impl Snippet {
             stmts.iter().any(|stmt| match stmt {
                 Stmt::Start(..) | Stmt::Stop(..) | Stmt::Append(..) | Stmt::Fork | Stmt::Forked => true,
                 Stmt::BeginGroup(_) | Stmt::KeepGroup(_) => true,
-                Stmt::Enter(..) | Stmt::CountBelow(..) | Stmt::EnterBucket(..) | Stmt::AddContext(..) => true,
+                Stmt::Enter(..) | Stmt::CountBelow(..) | Stmt::AddContext(..) => true,
+                Stmt::EnterValue(..) | Stmt::LeaveValue(..) => true,
                 Stmt::Record(_, _, recorded) => recorded.leaves_room,
                 Stmt::Open(record, body)
                 | Stmt::Close(record, body)

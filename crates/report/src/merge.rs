@@ -293,19 +293,20 @@ impl PathProfile {
             match at.and_then(|at| self.paths.get_mut(at)) {
                 Some(own) => {
                     own.count = own.count.checked_add(path.count)?;
-                    for (sum, value) in own.values.iter_mut().zip(&path.values) {
-                        *sum = sum.checked_add(*value)?;
-                    }
+                    add_values(&mut own.values, &path.values)?;
                 }
                 None => self.paths.push(path.clone()),
             }
             places.push(at.unwrap_or(self.paths.len() - 1));
         }
-        let mut runs: BTreeMap<(Option<usize>, usize), u64> =
-            self.by_context.iter().map(|of| ((of.context, of.path), of.count)).collect();
-        for PathInContext { context, path, count } in &other.by_context {
-            let sum = runs.entry((*context, *places.get(*path)?)).or_default();
-            *sum = sum.checked_add(*count)?;
+        let own = self.by_context.drain(..).map(|of| ((of.context, of.path), of));
+        let mut runs: BTreeMap<(Option<usize>, usize), PathInContext> = own.collect();
+        for PathInContext { context, path, count, values } in &other.by_context {
+            let path = *places.get(*path)?;
+            let none = || PathInContext { context: *context, path, count: 0, values: vec![0; values.len()] };
+            let sum = runs.entry((*context, path)).or_insert_with(none);
+            sum.count = sum.count.checked_add(*count)?;
+            add_values(&mut sum.values, values)?;
         }
         let mut order: Vec<(usize, PathCount)> = std::mem::take(&mut self.paths).into_iter().enumerate().collect();
         order.sort_by_key(|(_, path)| (Reverse(path.count), path.number));
@@ -314,9 +315,7 @@ impl PathProfile {
             sorted.get_mut(*before).into_iter().for_each(|to| *to = place);
         }
         self.paths = order.into_iter().map(|(_, path)| path).collect();
-        let moved = runs
-            .into_iter()
-            .filter_map(|((context, path), count)| Some(PathInContext { context, path: *sorted.get(path)?, count }));
+        let moved = runs.into_values().filter_map(|of| Some(PathInContext { path: *sorted.get(of.path)?, ..of }));
         self.by_context = moved.collect();
         self.by_context.sort_unstable_by_key(|of| (of.path, of.context));
         self.possible = self.possible.max(other.possible);
@@ -333,6 +332,14 @@ impl PathProfile {
         add_reason(&mut self.inexact, other.inexact.as_ref());
         Some(())
     }
+}
+
+/// Adds values to sums; `None` if one does not fit.
+fn add_values(sums: &mut [i64], values: &[i64]) -> Option<()> {
+    for (sum, value) in sums.iter_mut().zip(values) {
+        *sum = sum.checked_add(*value)?;
+    }
+    Some(())
 }
 
 /// Adds the reason why counts are not exact, unless it is known.

@@ -139,7 +139,7 @@ pub struct PathProfile {
 }
 
 /// Runs of a path in one calling context.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PathInContext {
     /// Index among the contexts of the profile; `None` if the context is not known, because the call had begun before the measurement, or because
     /// there was no room for its context.
@@ -148,6 +148,8 @@ pub struct PathInContext {
     pub path: usize,
     /// Number of runs.
     pub count: u64,
+    /// Sums over these runs, in the order of [`SavedProfile::path_metrics`].
+    pub values: Vec<i64>,
 }
 
 /// A path of a function, and how often it has run.

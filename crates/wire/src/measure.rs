@@ -226,8 +226,9 @@ fn paths(options: v1::PathsKind) -> Result<PathsOptions, FieldError> {
     }
     let event = Some(event).filter(|event| !event.is_empty()).map(Into::into);
     let options = PathsOptions { longest: NonZeroU32::new(longest), contexts, metrics, event, callees };
-    if contexts && options.names().next().is_some() {
-        return Err(FieldError::new("contexts", "is set with `metrics` or `event`"));
+    if !options.fit() {
+        let what = format!("have more than {} values by context", ContextsOptions::METRICS_MAX);
+        return Err(FieldError::new("metrics", what));
     }
     if callees && options.names().next().is_none() {
         return Err(FieldError::new("callees", "is set without `metrics` and `event`"));
@@ -422,11 +423,12 @@ mod tests {
                 7 => {
                     let longest = s.next::<Option<u32>>().and_then(NonZeroU32::new);
                     let contexts: bool = s.next();
-                    let metrics = PathMetric::ALL.into_iter().filter(|_| !contexts && s.next::<bool>()).collect();
-                    let event = Some(s.next::<String>()).filter(|event| !contexts && !event.is_empty()).map(Into::into);
+                    let metrics = PathMetric::ALL.into_iter().filter(|_| s.next()).collect();
+                    let event = Some(s.next::<String>()).filter(|event| !event.is_empty()).map(Into::into);
                     let options = PathsOptions { longest, contexts, metrics, event, callees: false };
                     let callees = options.names().next().is_some() && s.next();
-                    Kind::Paths(PathsOptions { callees, ..options })
+                    let all = PathsOptions { callees, ..options.clone() };
+                    Kind::Paths(if all.fit() { all } else { options })
                 }
                 8 => Kind::Shares(SharesOptions {
                     suspects: vec![Suspect::CallSite(s.next()), Suspect::Loop(s.next())],

@@ -41,14 +41,19 @@ fn number(truth: &Reply, key: &str) -> i64 {
 /// No path took less time than the program spun on it, and all together took no more than the program ran. The clocks differ by less than a thousandth.
 #[test]
 fn paths_have_the_times_that_a_program_spends_on_them() {
-    for (threads, metric, name, suffix) in [(1, "time", "wall_ns", ""), (3, "time", "wall_ns", ""), (2, "cpu", "cpu_ns", "_cpu")] {
+    for (threads, metric, name, suffix) in
+        [(1, "time", "wall_ns", ""), (3, "time", "wall_ns", ""), (2, "cpu", "cpu_ns", "_cpu")]
+    {
         let command = format!("run {} {threads}", scaled(100, 1000));
         let (outcome, truth) = profiled("strolls", "strolls:s_*", &["--metric", metric, "--callees"], &command);
         let known = |place: &str| number(&truth, &format!("{place}{suffix}"));
         let of = |function: &str| values(&outcome, function, name);
         let at_least = |found: i64, places: &[&str]| {
             let spun: i64 = places.iter().map(|place| known(place)).sum();
-            assert!(found >= spun - spun / 1000, "{metric} of {places:?}: {found} ns, but the program spun for {spun} ns: {truth:?}");
+            assert!(
+                found >= spun - spun / 1000,
+                "{metric} of {places:?}: {found} ns, but the program spun for {spun} ns: {truth:?}"
+            );
         };
         let forks = of("s_forks");
         assert_eq!(forks.len(), 2, "{forks:?}");
@@ -82,15 +87,41 @@ fn paths_have_the_page_faults_of_the_kernel() {
     assert!(few.min(many).min(deep) > OWN_FAULTS * threads, "{truth:?}");
     let sum = |function: &str, metric: &str| values(&outcome, function, metric).iter().sum::<i64>();
     near(sum("e_touches", "page-faults"), few + many + deep, "all that touch");
-    near(sum("e_few", "total_page-faults"), few, "few");
-    near(sum("e_many", "total_page-faults"), many, "many");
-    near(sum("e_few", "page-faults") + sum("e_many", "page-faults") + sum("e_deep", "page-faults"), 0, "no own ones");
+    // A function that jumps to another one ends its path there.
+    near(sum("e_few", "total_page-faults"), 0, "a jump");
+    near(sum("e_laps", "total_page-faults"), few + many + deep, "all laps");
+    near(sum("e_laps", "page-faults") + sum("e_deep", "page-faults"), 0, "no own ones");
     // Of five calls inside of each other, each makes a fifth of the faults. The innermost one takes another way.
     let of_deep = values(&outcome, "e_deep", "total_page-faults");
     let [outer, inner] = of_deep[..] else { panic!("{of_deep:?}") };
     near(outer, deep / 5 * (5 + 4 + 3 + 2), "with a call inside");
     near(inner, deep / 5, "without one");
     assert_eq!(outcome.all("path")[0]["how"]["page-faults"], "counted");
+}
+
+/// The same function has faults below three others, and the recursion has those of the calls inside.
+#[test]
+fn paths_have_page_faults_by_context() {
+    let (laps, threads) = (scaled(500, 5_000), 4);
+    let metrics = ["--contexts", "--event", "page-faults", "--callees"];
+    let (outcome, truth) = profiled("faulting", "faulting:e_*", &metrics, &format!("run {laps} {threads}"));
+    let contexts = outcome.all("context");
+    let context = |id: &Value| contexts.iter().find(|context| context["id"] == *id).expect("a context");
+    let sum = |metric: &str, function: &str, caller: &str| {
+        let is_it = |path: &&&Value| {
+            path["function"] == function && context(&context(&path["context"])["parent"])["function"] == caller
+        };
+        outcome.all("path").iter().filter(is_it).map(|path| value(path, metric)).sum::<i64>()
+    };
+    for (key, caller, most) in [("few", "e_few", 3), ("many", "e_many", 17), ("deep", "e_deep", 2)] {
+        let (found, known) = (sum("page-faults", "e_touches", caller), number(&truth, key));
+        assert!((found - known).abs() <= OWN_FAULTS * threads, "{key}: {found}, in truth {known}");
+        assert!(known >= most * i64::try_from(laps).expect("a small number"), "{truth:?}");
+    }
+    let (deep, within) = (number(&truth, "deep"), sum("total_page-faults", "e_deep", "e_laps"));
+    // The outermost call of each recursion has all faults, and folded recursion puts the calls inside into its context.
+    let all = deep / 5 * (5 + 4 + 3 + 2 + 1);
+    assert!((within - all).abs() <= OWN_FAULTS * threads, "{within}, in truth {all}");
 }
 
 /// Saved values are told again, and added up.
@@ -111,7 +142,7 @@ fn metrics_that_paths_do_not_have_are_refused() {
     let pid = target.pid_text();
     for (arguments, words) in [
         (&["--metric", "bytes"][..], "paths have no metric `bytes`"),
-        (&["--metric", "time", "--contexts"], "told apart by context have no metrics"),
+        (&["--metric", "time,cpu", "--event", "page-faults", "--callees", "--contexts"], "6 values are more than"),
         (&["--callees"], "--callees needs values"),
         (&["--event", "task-clock"], "`task-clock` is a time"),
     ] {

@@ -238,9 +238,10 @@ impl ProfileArgs {
         if self.callees && !has_values {
             return Err(Failure::usage("--callees needs values to add up", "use --metric time, cpu, or --event"));
         }
-        if self.by_context && has_values {
-            let what = "paths that are told apart by context have no metrics and events";
-            return Err(Failure::usage(what, "leave out --contexts, or --metric and --event"));
+        if !options.fit() {
+            let most = ContextsOptions::METRICS_MAX;
+            let what = format!("{} values are more than paths have room for in a context", options.names().count());
+            return Err(Failure::usage(what, format!("ask for at most {most}, where --callees doubles them")));
         }
         Ok(options)
     }

@@ -11,7 +11,7 @@ use iced_x86::code_asm::{
 };
 use ingraft_model::contexts::{
     ADDRESS_BITS, CALLS, CONTEXT_SHIFT, CURRENT, FIRST, FULL, KEY, METRICS_MAX, OUTSIDE, PARENT, PARENT_BIAS, PLACE,
-    PROBES, TAKEN, TARGET, key,
+    PROBES, TAKEN, TARGET, VALUES, key,
 };
 use ingraft_model::layout::{COUNTERS, TOP, goroutine, record};
 use ingraft_model::table::MULTIPLIER;
@@ -96,19 +96,40 @@ impl Generator<'_> {
         self.count_call(v, shape, function, 1 << FULL_BIT | 1 << STAY_BIT, |g| g.value(e))
     }
 
-    /// Counts the bucket of a value below the context of the thread. The place of the bucket becomes that context.
-    pub(crate) fn enter_bucket(
+    /// Counts a value, or its bucket, below the context of the thread. The place of the value becomes that context.
+    pub(crate) fn enter_value(
         &mut self,
         v: VariableId,
         shape: ContextShape,
         function: u32,
-        (resolution, e): (Resolution, &Expr),
+        (resolution, e): (Option<Resolution>, &Expr),
     ) -> Result<(), Assembly> {
         self.count_call(v, shape, function, 1 << FULL_BIT, |g| {
             g.value(e)?;
+            let Some(resolution) = resolution else { return Ok(()) };
             g.limited()?;
             g.bucket(resolution)
         })
+    }
+
+    /// Makes the context of a value that of the thread, if the value is the thread's context: the sign of its key tells that.
+    pub(crate) fn leave_value(&mut self, v: VariableId, shape: ContextShape) -> Result<(), Assembly> {
+        const { assert!(key(VALUES, 0) == 1 << 63) };
+        if self.access == ShardAccess::Shared {
+            return Ok(());
+        }
+        self.used = [true; 3];
+        let (current, mut end) = (self.word_of(v, CURRENT)?, self.a.create_label());
+        self.a.mov(rcx, current)?;
+        self.a.test(ecx, ecx)?;
+        self.a.je(end)?;
+        self.a.and(ecx, shape.mask() as i32)?;
+        self.a.cmp(self.in_place(v, FIRST + KEY)?, 0)?;
+        self.a.jns(end)?;
+        self.a.mov(rax, self.in_place(v, FIRST + PARENT)?)?;
+        self.a.sub(rax, PARENT_BIAS as i32)?;
+        self.a.mov(current, rax)?;
+        self.place(&mut end)
     }
 
     /// Counts a call in its context. `how` has bits for the routine, and `address` loads the address of the key into rax.

@@ -116,12 +116,13 @@ fn check_stmts(stmts: &[Stmt], bound: &BindingCheck<'_>, depth: u32) -> Result<(
             }
             bound(*v, Shape::Contexts(*shape))
         }
-        Stmt::CountBelow(v, shape, function, e) | Stmt::EnterBucket(v, shape, function, _, e) => {
+        Stmt::CountBelow(v, shape, function, e) | Stmt::EnterValue(v, shape, function, _, e) => {
             if !(1..=FUNCTIONS_MAX).contains(function) {
                 return Err(CodegenError::NoContext);
             }
             bound(*v, Shape::Contexts(*shape)).and_then(|()| check_expr(e, bound, depth))
         }
+        Stmt::LeaveValue(v, shape) => bound(*v, Shape::Contexts(*shape)),
         Stmt::LeaveMoving(v, shape, metric) => {
             has_metric(*shape, *metric).and_then(|()| bound(*v, Shape::Contexts(*shape)))
         }
@@ -542,9 +543,10 @@ impl Generator<'_> {
             Stmt::EnterMoving(v, shape, function) => self.enter_moving(*v, *shape, *function)?,
             Stmt::LeaveMoving(v, shape, metric) => self.leave_moving(*v, *shape, *metric)?,
             Stmt::CountBelow(v, shape, function, e) => self.count_below(*v, *shape, *function, &fold(e))?,
-            Stmt::EnterBucket(v, shape, function, resolution, e) => {
-                self.enter_bucket(*v, *shape, *function, (*resolution, &fold(e)))?
+            Stmt::EnterValue(v, shape, function, resolution, e) => {
+                self.enter_value(*v, *shape, *function, (*resolution, &fold(e)))?
             }
+            Stmt::LeaveValue(v, shape) => self.leave_value(*v, *shape)?,
             Stmt::AddContext(v, shape, metric, e) => self.add_in_context(*v, (*shape, *metric), &fold(e))?,
             Stmt::Mark(v, key, state) => self.mark(*v, &fold(key), *state)?,
             Stmt::Call(call) => self.call_function(&fold_call(call))?,

@@ -31,7 +31,7 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
                 parts(key, visit);
                 parts(e, visit);
             }
-            Stmt::AddContext(_, _, _, e) | Stmt::CountBelow(_, _, _, e) | Stmt::EnterBucket(_, _, _, _, e) => {
+            Stmt::AddContext(_, _, _, e) | Stmt::CountBelow(_, _, _, e) | Stmt::EnterValue(_, _, _, _, e) => {
                 parts(e, visit)
             }
             Stmt::If(condition, inner) => {
@@ -54,6 +54,7 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
             | Stmt::Enter(..)
             | Stmt::EnterMoving(..)
             | Stmt::LeaveMoving(..)
+            | Stmt::LeaveValue(..)
             | Stmt::BeginGroup(_)
             | Stmt::KeepGroup(_)
             | Stmt::Append(..) => {}

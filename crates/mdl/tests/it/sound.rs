@@ -104,7 +104,8 @@ impl Check<'_> {
                 | Stmt::EnterMoving(..)
                 | Stmt::LeaveMoving(..)
                 | Stmt::CountBelow(..)
-                | Stmt::EnterBucket(..)
+                | Stmt::EnterValue(..)
+                | Stmt::LeaveValue(..)
                 | Stmt::AddContext(..) => {
                     panic!("the engine alone makes code for contexts")
                 }

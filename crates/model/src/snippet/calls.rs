@@ -12,7 +12,7 @@ pub(super) fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a ProgramCall>) 
             | Stmt::Store(_, _, e)
             | Stmt::AddContext(_, _, _, e)
             | Stmt::CountBelow(_, _, _, e)
-            | Stmt::EnterBucket(_, _, _, _, e)
+            | Stmt::EnterValue(_, _, _, _, e)
             | Stmt::Mark(_, e, _) => e.calls_in(calls),
             Stmt::AddAt(_, _, key, e) => {
                 key.iter().flat_map(KeyField::operands).for_each(|part| part.calls_in(calls));
@@ -42,6 +42,7 @@ pub(super) fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a ProgramCall>) 
             | Stmt::Enter(..)
             | Stmt::EnterMoving(..)
             | Stmt::LeaveMoving(..)
+            | Stmt::LeaveValue(..)
             | Stmt::Await
             | Stmt::Fork
             | Stmt::Forked
@@ -62,7 +63,7 @@ pub(super) fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> 
             | Stmt::Store(_, _, e)
             | Stmt::AddContext(_, _, _, e)
             | Stmt::CountBelow(_, _, _, e)
-            | Stmt::EnterBucket(_, _, _, _, e)
+            | Stmt::EnterValue(_, _, _, _, e)
             | Stmt::Mark(_, e, _) => e.place_callees(place)?,
             Stmt::AddAt(_, _, key, e) => {
                 key.iter_mut().flat_map(KeyField::operands_mut).try_for_each(|part| part.place_callees(place))?;
@@ -91,6 +92,7 @@ pub(super) fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> 
             | Stmt::Enter(..)
             | Stmt::EnterMoving(..)
             | Stmt::LeaveMoving(..)
+            | Stmt::LeaveValue(..)
             | Stmt::Await
             | Stmt::Fork
             | Stmt::Forked

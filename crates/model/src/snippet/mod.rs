@@ -365,7 +365,7 @@ pub enum Expr {
     /// Number of occurrences of an event in this thread since its first reading, read by RDPMC without a system call. The variable has
     /// [`Shape::Event`]. If a reading fails, the result is that of the last one, and the failure is counted.
     Event(VariableId),
-    /// Present time of a clock, in ticks. Instructions before the point have ended by then.
+    /// Present time of a clock, in ticks; 0 in threads without a shard. Instructions before the point have ended by then.
     Now(Clock),
     /// Difference of a value from the one where this thread has computed the expression last; 0 at the first time, and in threads without a shard. The
     /// variable keeps the value, which must not be 0. If a signal handler computes it meanwhile, the sum of all results is still the whole difference.
@@ -519,9 +519,12 @@ pub enum Stmt {
     /// Count a value below the thread's context, which stays that of the thread: as a call from there of the function with this number, whose
     /// return address has the lowest bits of the value.
     CountBelow(VariableId, ContextShape, u32, Expr),
-    /// Count a value, which is not negative, as [`Stmt::CountBelow`] counts the number of its bucket at this resolution. Until a record restores the
-    /// thread's context, metrics are added at the place of the bucket. If there is no room for it, the thread's context stays.
-    EnterBucket(VariableId, ContextShape, u32, Resolution, Expr),
+    /// Count a value as [`Stmt::CountBelow`] does; with a resolution, the value is not negative, and the number of its bucket is counted. Metrics are added
+    /// at the place of the value until [`Stmt::LeaveValue`], or until a record restores the thread's context. If there is no room for it, the thread's
+    /// context stays.
+    EnterValue(VariableId, ContextShape, u32, Option<Resolution>, Expr),
+    /// If a value below a context is the thread's context, set that back to the context.
+    LeaveValue(VariableId, ContextShape),
     /// Add to the value of the metric with this number in the thread's context.
     AddContext(VariableId, ContextShape, u8, Expr),
     /// Call a function of the program and ignore its result.
@@ -665,7 +668,8 @@ impl Snippet {
                 | Stmt::EnterMoving(..)
                 | Stmt::LeaveMoving(..)
                 | Stmt::CountBelow(..)
-                | Stmt::EnterBucket(..)
+                | Stmt::EnterValue(..)
+                | Stmt::LeaveValue(..)
                 | Stmt::AddContext(..)
                 | Stmt::Await
                 | Stmt::Fork => false,
@@ -732,7 +736,7 @@ impl Snippet {
                     | Stmt::Store(_, _, e)
                     | Stmt::AddContext(_, _, _, e)
                     | Stmt::CountBelow(_, _, _, e)
-                    | Stmt::EnterBucket(_, _, _, _, e)
+                    | Stmt::EnterValue(_, _, _, _, e)
                     | Stmt::Mark(_, e, _) => e.each(visit),
                     Stmt::AddAt(_, _, key, e) => {
                         key.iter().flat_map(KeyField::operands).for_each(|part| part.each(visit));
@@ -757,6 +761,7 @@ impl Snippet {
                     Stmt::Record(_, _, recorded) => recorded.fields.iter().for_each(|f| f.operand().each(visit)),
                     Stmt::Prune
                     | Stmt::LeaveMoving(..)
+                    | Stmt::LeaveValue(..)
                     | Stmt::BeginGroup(_)
                     | Stmt::KeepGroup(_)
                     | Stmt::Await

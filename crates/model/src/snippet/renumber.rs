@@ -61,8 +61,10 @@ fn stmts(all: &mut [Stmt], by: u32) {
             Stmt::Start(v, _) | Stmt::Stop(v, _) | Stmt::Append(v, ..) | Stmt::BeginGroup(v) | Stmt::KeepGroup(v) => {
                 moved(v, by)
             }
-            Stmt::Enter(v, ..) | Stmt::EnterMoving(v, ..) | Stmt::LeaveMoving(v, ..) => moved(v, by),
-            Stmt::AddContext(v, _, _, e) | Stmt::CountBelow(v, _, _, e) | Stmt::EnterBucket(v, _, _, _, e) => {
+            Stmt::Enter(v, ..) | Stmt::EnterMoving(v, ..) | Stmt::LeaveMoving(v, ..) | Stmt::LeaveValue(v, ..) => {
+                moved(v, by)
+            }
+            Stmt::AddContext(v, _, _, e) | Stmt::CountBelow(v, _, _, e) | Stmt::EnterValue(v, _, _, _, e) => {
                 moved(v, by);
                 expr(e, by);
             }

@@ -32,7 +32,7 @@ pub(super) fn set(stmts: &mut [Stmt], resolution: Resolution, places: Places) {
             | Stmt::Store(_, _, e)
             | Stmt::AddContext(_, _, _, e)
             | Stmt::CountBelow(_, _, _, e)
-            | Stmt::EnterBucket(_, _, _, _, e) => expr(e, places),
+            | Stmt::EnterValue(_, _, _, _, e) => expr(e, places),
             Stmt::AddIn(_, _, number, e) | Stmt::AddListed(_, _, number, e) | Stmt::Write(number, _, e) => {
                 expr(number, places);
                 expr(e, places);
@@ -52,6 +52,7 @@ pub(super) fn set(stmts: &mut [Stmt], resolution: Resolution, places: Places) {
             | Stmt::Enter(..)
             | Stmt::EnterMoving(..)
             | Stmt::LeaveMoving(..)
+            | Stmt::LeaveValue(..)
             | Stmt::Append(..) => {}
         }
     }

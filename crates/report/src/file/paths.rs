@@ -29,7 +29,8 @@ impl From<&PathProfile> for PathCounts {
             let before = std::iter::once(&0).chain(blocks);
             message.block.extend(before.zip(blocks).map(|(before, block)| distance(*before as u64, *block as u64)));
         }
-        for PathInContext { context, path, count } in &paths.by_context {
+        for PathInContext { context, path, count, values } in &paths.by_context {
+            message.context_value.extend(values);
             message.context.push(context.map_or(0, |context| context as u64 + 1));
             message.context_path.push(*path as u64);
             message.context_count.push(*count);
@@ -86,6 +87,10 @@ pub(super) fn paths(message: PathCounts, (blocks, values): (usize, usize)) -> Re
     if of_contexts.iter().any(|other| *other != contexts) {
         return Err(contradiction("the lists of the contexts of paths have different lengths"));
     }
+    if message.context_value.len() != contexts.saturating_mul(values) {
+        return Err(contradiction("paths by context have more or fewer values than the profile has metrics of paths"));
+    }
+    let mut of_contexts = message.context_value.chunks(values.max(1));
     let by_context = message.context.iter().zip(&message.context_path).zip(&message.context_count);
     let by_context = by_context.map(|((context, path), count)| {
         let context = match context.checked_sub(1) {
@@ -93,7 +98,7 @@ pub(super) fn paths(message: PathCounts, (blocks, values): (usize, usize)) -> Re
             None => None,
         };
         let path = index(*path, all, "a calling context has a path that has not run")?;
-        Ok(PathInContext { context, path, count: *count })
+        Ok(PathInContext { context, path, count: *count, values: of_contexts.next().unwrap_or_default().to_vec() })
     });
     let by_context = by_context.collect::<Result<_, FileError>>()?;
     Ok(PathProfile { possible, is_cut: cut, paths, late, unlisted, open, left, inexact: inexact.clone(), by_context })

@@ -165,7 +165,7 @@ fn profile() -> impl Strategy<Value = SavedProfile> {
                 let all = paths.paths.iter().enumerate().zip(known.into_iter().cycle());
                 let runs = all.map(|((path, of), known)| {
                     let context = (of.count as usize).checked_rem(known).filter(|_| of.count % 3 != 0);
-                    PathInContext { context, path, count: of.count }
+                    PathInContext { context, path, count: of.count, values: of.values.clone() }
                 });
                 paths.by_context = runs.collect();
             }
@@ -353,6 +353,7 @@ fn paths_that_contradict_each_other_are_refused() {
     let in_context = |context: u64, path: u64| {
         move |paths: &mut PathCounts| {
             (paths.context, paths.context_path, paths.context_count) = (vec![context], vec![path], vec![7]);
+            paths.context_value = vec![40, -2];
         }
     };
     let refused = |change: &dyn Fn(&mut PathCounts)| with_paths(change).expect_err("a contradiction").to_string();
@@ -362,6 +363,12 @@ fn paths_that_contradict_each_other_are_refused() {
     assert_eq!(why(|paths| paths.begins[0] = 4), "a path has an unknown beginning or end");
     let values = "paths have more or fewer values than the profile has metrics of paths";
     assert_eq!([why(|paths| paths.value.push(1)), why(|paths| paths.value.clear())], [values; 2]);
+    let of_contexts = |paths: &mut PathCounts| {
+        in_context(0, 1)(paths);
+        paths.context_value.push(1);
+    };
+    let values = "paths by context have more or fewer values than the profile has metrics of paths";
+    assert!(refused(&of_contexts).contains(values));
     assert!(with_paths(|_| ()).is_ok());
 }
 

@@ -6,8 +6,8 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use ingraft_report::{
-    ContextUnit, FunctionProfile, PathBegin, PathCount, PathEnd, PathProfile, ProfiledProgram, ProfiledRoutine,
-    SavedProfile,
+    ContextUnit, FunctionProfile, PathBegin, PathCount, PathEnd, PathInContext, PathProfile, ProfiledProgram,
+    ProfiledRoutine, SavedProfile,
 };
 
 pub(crate) use classes::PathClasses;
@@ -41,6 +41,8 @@ struct RanPath<'a> {
     /// The context of the runs; `None` if these are all runs.
     context: Option<Option<usize>>,
     runs: u64,
+    /// Values of these runs.
+    values: &'a [i64],
     each: u64,
     instructions: u64,
 }
@@ -59,7 +61,7 @@ pub(crate) fn with_files(profile: &SavedProfile, rows: usize, width: Option<usiz
 pub(crate) fn text(program: &ProfiledProgram<'_>, rows: usize, width: Option<usize>) -> String {
     let mut all: Vec<RanPath<'_>> = program.functions().flat_map(paths_of).collect();
     all.sort_by_key(|ran| {
-        let value = ran.path.values.first().copied();
+        let value = ran.values.first().copied();
         (Reverse((value, ran.instructions)), ran.routine.key(), ran.path.number, ran.context)
     });
     let names = program.path_metrics();
@@ -105,7 +107,7 @@ pub(crate) fn text(program: &ProfiledProgram<'_>, rows: usize, width: Option<usi
 /// The table of paths with values.
 fn with_values(program: &ProfiledProgram<'_>, all: &[RanPath<'_>], rows: usize, width: Option<usize>) -> String {
     let names = program.path_metrics();
-    let whole = all.iter().fold(0_i64, |sum, ran| sum.saturating_add(ran.path.values.first().copied().unwrap_or(0)));
+    let whole = all.iter().fold(0_i64, |sum, ran| sum.saturating_add(ran.values.first().copied().unwrap_or(0)));
     let mut table = TextTable::new().shrinking("FUNCTION").right("PATH").right("RUNS").right("INSTR/RUN");
     for (n, name) in names.iter().enumerate() {
         table = table.right(&format!("{}/RUN", title(name))).right(&title(name));
@@ -113,7 +115,11 @@ fn with_values(program: &ProfiledProgram<'_>, all: &[RanPath<'_>], rows: usize, 
             table = table.right("SHARE");
         }
     }
+    let has_contexts = all.iter().any(|ran| ran.context.is_some());
     table = table.shrinking("WAY").optional(&["INSTR/RUN", "PATH"]);
+    if has_contexts {
+        table = table.shrinking("CALLED BY");
+    }
     for ran in all.iter().take(rows) {
         let mut row: Vec<Cell> = vec![
             shown(&ran.routine.function.name, ran.routine.function.start).into(),
@@ -121,11 +127,12 @@ fn with_values(program: &ProfiledProgram<'_>, all: &[RanPath<'_>], rows: usize, 
             grouped_u64(ran.runs).into(),
             grouped_u64(ran.each).into(),
         ];
-        for (n, (name, value)) in names.iter().zip(&ran.path.values).enumerate() {
+        for (n, (name, value)) in names.iter().zip(ran.values).enumerate() {
             row.extend([per_run(name, *value, ran.runs).into(), amounts::amount(name, *value).into()]);
             row.extend((n == 0).then(|| amounts::share(*value, whole).into()));
         }
         row.push(way(&ran.routine, ran.path).into());
+        row.extend(has_contexts.then(|| Cell::styled(called_by(program, ran.context.flatten()), DIM)));
         table.row(row);
     }
     let instructions = all.iter().fold(0_u64, |sum, ran| sum.saturating_add(ran.instructions));
@@ -188,13 +195,16 @@ fn notes(program: &ProfiledProgram<'_>, all: &[RanPath<'_>], whole: u64) -> Stri
 /// The paths of a function that have run.
 fn paths_of<'a>(routine: ProfiledRoutine<'a>) -> impl Iterator<Item = RanPath<'a>> {
     let paths = routine.function.paths.as_ref().map(|paths| paths.paths.as_slice()).unwrap_or_default();
-    let ran = move |path: &'a PathCount, context, runs: u64| {
+    let ran = move |path: &'a PathCount, context, (runs, values): (u64, &'a [i64])| {
         let each = path.instructions(&routine.function.blocks);
-        RanPath { routine, path, context, runs, each, instructions: runs.saturating_mul(each) }
+        RanPath { routine, path, context, runs, values, each, instructions: runs.saturating_mul(each) }
     };
     let by_context = routine.function.paths.as_ref().map(|paths| paths.by_context.as_slice()).unwrap_or_default();
-    let of_context = by_context.iter().filter_map(move |of| Some(ran(paths.get(of.path)?, Some(of.context), of.count)));
-    let all = paths.iter().filter(|_| by_context.is_empty()).map(move |path| ran(path, None, path.count));
+    let of_context =
+        move |of: &'a PathInContext| Some(ran(paths.get(of.path)?, Some(of.context), (of.count, of.values.as_slice())));
+    let of_context = by_context.iter().filter_map(of_context);
+    let of_path = move |path: &'a PathCount| ran(path, None, (path.count, path.values.as_slice()));
+    let all = paths.iter().filter(|_| by_context.is_empty()).map(of_path);
     of_context.chain(all)
 }
 
@@ -254,14 +264,14 @@ fn start(function: &FunctionProfile, block: usize) -> Option<String> {
 }
 
 /// The records of a function with paths, whose values have these names.
-pub(crate) fn records(function: &FunctionProfile, id: &RecordedFunction, names: &[String]) -> Vec<Object> {
+pub(crate) fn records<'a>(function: &'a FunctionProfile, id: &RecordedFunction, names: &[String]) -> Vec<Object> {
     let Some(paths) = &function.paths else { return Vec::new() };
     let how = names.iter().map(|name| (name.clone(), how(name)));
     let how: BTreeMap<String, &'static str> = how.collect();
     let signed = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-    let path = |(path, context, count): (&PathCount, Option<Option<usize>>, u64)| {
+    let path = |(path, context, (count, values)): (&PathCount, Option<Option<usize>>, (u64, &Vec<i64>))| {
         let events = metrics(function, path, count).into_iter().map(|(name, sum)| (name.to_owned(), signed(sum)));
-        let values = names.iter().cloned().zip(path.values.iter().copied());
+        let values = names.iter().cloned().zip(values.iter().copied());
         Object::Path(PathObject {
             id: id.clone(),
             path: path.number,
@@ -288,9 +298,11 @@ pub(crate) fn records(function: &FunctionProfile, id: &RecordedFunction, names: 
         unlisted: paths.unlisted,
         inexact: paths.inexact.clone(),
     });
-    let by_context =
-        paths.by_context.iter().filter_map(|of| Some((paths.paths.get(of.path)?, Some(of.context), of.count)));
-    let all = paths.paths.iter().filter(|_| paths.by_context.is_empty()).map(|path| (path, None, path.count));
+    let of_context =
+        |of: &'a PathInContext| Some((paths.paths.get(of.path)?, Some(of.context), (of.count, &of.values)));
+    let by_context = paths.by_context.iter().filter_map(of_context);
+    let of_path = |path: &'a PathCount| (path, None, (path.count, &path.values));
+    let all = paths.paths.iter().filter(|_| paths.by_context.is_empty()).map(of_path);
     by_context.chain(all).map(path).chain([summary]).collect()
 }
 

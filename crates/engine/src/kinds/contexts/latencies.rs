@@ -38,7 +38,7 @@ pub(super) fn add(
     let time = || Expr::Elapsed(clock, TimeUnit::Ticks);
     let is_unknown = Expr::Binary(BinaryOp::Equal, Box::new(Expr::Saved(KeptValue::Inside)), Box::new(Expr::Const(0)));
     let timed = vec![
-        Stmt::EnterBucket(TREE_OF, shape, VALUES | function, RESOLUTION, time()),
+        Stmt::EnterValue(TREE_OF, shape, VALUES | function, Some(RESOLUTION), time()),
         Stmt::AddContext(TREE_OF, shape, SUM, time()),
         Stmt::AddContext(TREE_OF, shape, OWN_SUM, Expr::Saved(KeptValue::Spent(clock))),
     ];

@@ -138,8 +138,8 @@ impl ContextsKind {
     }
 
     /// A measurement of contexts below which other code of the same functions counts values. It has a larger tree.
-    pub fn with_values() -> Self {
-        let largest = ContextShape::of_bits(*ContextShape::BITS.end(), false, false);
+    pub fn with_values(metrics: bool) -> Self {
+        let largest = ContextShape::of_bits(*ContextShape::BITS.end(), metrics, false);
         let kind = ContextsKind::new(&ContextsOptions::default());
         ContextsKind { shape: largest.unwrap_or(kind.shape), ..kind }
     }

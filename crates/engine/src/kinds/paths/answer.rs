@@ -38,7 +38,7 @@ pub struct CountedPaths {
 }
 
 /// Runs of a path in a context.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathOfContext {
     /// Index of the context; `None` if it is not known.
     pub context: Option<usize>,
@@ -46,15 +46,22 @@ pub struct PathOfContext {
     pub number: i64,
     /// Number of runs.
     pub count: u64,
+    /// Value of each metric.
+    pub values: Vec<i64>,
 }
 
 impl CountedPaths {
-    /// Adds up the runs of each path in all contexts.
-    pub fn add_up(&mut self) {
+    /// Adds up the runs of each path in all contexts, and the values of so many metrics.
+    pub fn add_up(&mut self, metrics: usize) {
         let mut sums: BTreeMap<i64, u64> = BTreeMap::new();
+        self.values = vec![FxHashMap::default(); metrics];
         for of in &self.by_context {
             let sum = sums.entry(of.number).or_default();
             *sum = sum.saturating_add(of.count);
+            for (sums, value) in self.values.iter_mut().zip(&of.values) {
+                let sum = sums.entry(of.number).or_default();
+                *sum = sum.saturating_add(*value);
+            }
         }
         self.counts.counts = sums.into_iter().collect();
     }
@@ -62,14 +69,17 @@ impl CountedPaths {
     /// The runs of the listed paths by context.
     fn listed_by_context(&self, paths: &[PathCount]) -> Vec<PathInContext> {
         let numbers: FxHashMap<u64, usize> = paths.iter().enumerate().map(|(n, path)| (path.number, n)).collect();
-        let mut sums: BTreeMap<(usize, Option<usize>), u64> = BTreeMap::new();
+        let mut sums: BTreeMap<(usize, Option<usize>), PathInContext> = BTreeMap::new();
         for of in &self.by_context {
             if let Some(path) = numbers.get(&of.number.unsigned_abs()) {
-                let sum = sums.entry((*path, of.context)).or_default();
-                *sum = sum.saturating_add(of.count);
+                let (context, path) = (of.context, *path);
+                let empty = || PathInContext { context, path, count: 0, values: vec![0; of.values.len()] };
+                let sum = sums.entry((path, context)).or_insert_with(empty);
+                sum.count = sum.count.saturating_add(of.count);
+                sum.values.iter_mut().zip(&of.values).for_each(|(sum, value)| *sum = sum.saturating_add(*value));
             }
         }
-        sums.into_iter().map(|((path, context), count)| PathInContext { context, path, count }).collect()
+        sums.into_values().collect()
     }
 
     /// The profile of the function. `module` is the index of its module. `family` tells whether fork children count too. A thread at an unknown place

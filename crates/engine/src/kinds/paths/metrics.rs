@@ -167,17 +167,18 @@ impl PathMetrics {
         self.ids(first).flat_map(stmts).collect()
     }
 
-    /// The statements where a path ends and another one may begin. `add` adds an amount to the value of the path.
-    pub fn end(&self, first: u32, add: &dyn Fn(VariableId, Expr) -> Stmt) -> Vec<Stmt> {
-        let stmts = |(metric, ids): (&MeasuredMetric, MetricVariables)| match metric.span {
+    /// The statements where a path ends and another one may begin. `add` adds an amount to the value of the path, for the metric with this number and the
+    /// variable with its values.
+    pub fn end(&self, first: u32, add: &dyn Fn(u8, VariableId, Expr) -> Stmt) -> Vec<Stmt> {
+        let stmts = |((metric, ids), n): ((&MeasuredMetric, MetricVariables), u8)| match metric.span {
             Span::Own => {
                 let since = self.since(metric, ids.last, first);
                 let all = Expr::Binary(BinaryOp::Add, Box::new(since), Box::new(Expr::Variable(ids.state)));
-                vec![add(ids.values, all), Stmt::Set(ids.state, Expr::Const(0))]
+                vec![add(n, ids.values, all), Stmt::Set(ids.state, Expr::Const(0))]
             }
-            Span::Total => vec![add(ids.values, self.since(metric, ids.state, first))],
+            Span::Total => vec![add(n, ids.values, self.since(metric, ids.state, first))],
         };
-        self.ids(first).flat_map(stmts).collect()
+        self.ids(first).zip(0..).flat_map(stmts).collect()
     }
 
     /// A reading.

@@ -65,7 +65,7 @@ pub struct PathsKind {
 impl PathsKind {
     /// Counts that have not begun.
     pub fn new(options: &PathsOptions) -> Self {
-        let contexts = options.contexts.then(ContextsKind::with_values);
+        let contexts = options.contexts.then(|| ContextsKind::with_values(options.names().next().is_some()));
         PathsKind {
             options: options.clone(),
             functions: Functions::default(),
@@ -123,7 +123,7 @@ impl PathsKind {
                 tree = contexts.tree().map_or_else(ContextTree::default, |first| columns.tree(first, contexts.shape()));
                 outcomes_in_contexts = states.outcomes(columns);
             });
-            self.count_below(contexts, &mut tree, &mut all);
+            self.count_below(contexts, &mut tree, (&mut all, scale));
         }
         let (family, none) = (at.has_family(), CountedPaths::default());
         let saved = self
@@ -192,7 +192,7 @@ impl PathsKind {
     }
 
     /// Takes the counts of paths out of a tree, and gives them to the functions.
-    fn count_below(&self, contexts: &ContextsKind, tree: &mut ContextTree, all: &mut [CountedPaths]) {
+    fn count_below(&self, contexts: &ContextsKind, tree: &mut ContextTree, (all, scale): (&mut [CountedPaths], Scale)) {
         let numbers: FxHashMap<u32, usize> = (0..)
             .zip(&self.functions.all)
             .filter_map(|(n, f)| Some((contexts.number(f.plan.function())?, n)))
@@ -208,14 +208,16 @@ impl PathsKind {
             match f.plan.number(&of) {
                 Some((number, count)) => {
                     let context = of.context.filter(|context| is_own(context, &of));
-                    counted.by_context.push(PathOfContext { context, number, count });
+                    let values = f.plan.of_metrics().zip(of.metrics);
+                    let values = values.map(|((metric, _), value)| metric.in_units(value, scale)).collect();
+                    counted.by_context.push(PathOfContext { context, number, count, values });
                 }
                 None => counted.counts.late = counted.counts.late.saturating_add(of.count),
             }
         }
         for counted in all {
             counted.full = tree.full;
-            counted.add_up();
+            counted.add_up(self.metrics.all.len());
         }
     }
 }

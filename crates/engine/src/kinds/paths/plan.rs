@@ -61,8 +61,6 @@ const ACTIVATIONS: VariableId = VariableId(1);
 const SUM: VariableId = VariableId(2);
 const BROKEN_OFF: VariableId = VariableId(3);
 const TREE: VariableId = VariableId(4);
-/// The first variable of metrics. Paths below contexts have none.
-const METRICS: u32 = 4;
 
 /// The plan to count the paths of one function.
 #[derive(Debug)]
@@ -111,11 +109,12 @@ impl Plan for PathsPlan {
 
     fn instrumentation(&self, metric: Arc<MetricInfo>) -> Instrumentation {
         let record = CallRecord { activations: ACTIVATIONS, kept: Vec::new(), restore: Some(Restore::Value(SUM)) };
-        let mut begins = self.metrics.entry(METRICS);
+        let first = self.first_metric();
+        let mut begins = self.metrics.entry(first);
         begins.push(Stmt::Open(record.clone(), vec![Stmt::Set(SUM, Expr::Const(self.values().late))]));
         begins.push(self.set(self.paths.entry()));
         let mut ends = vec![Stmt::Close(record, vec![Stmt::Set(SUM, Expr::Restored)])];
-        ends.extend(self.metrics.exit(METRICS));
+        ends.extend(self.metrics.exit(first));
         let mut ends_path = self.end(0);
         let at = |point, parts, stmts| code::insertion(self.graph.function, point, parts, Snippet { stmts });
         // After a call without a record, the path of the caller is not known any more, if it is a call of the same function.
@@ -211,9 +210,9 @@ impl PathsPlan {
         })
     }
 
-    /// The variables with the values of each metric.
+    /// The metrics, each with the variable that has its values; below contexts, these have them.
     pub fn of_metrics(&self) -> impl Iterator<Item = (&MeasuredMetric, VariableId)> {
-        self.metrics.ids(METRICS).map(|(metric, ids)| (metric, ids.values))
+        self.metrics.ids(self.first_metric()).map(|(metric, ids)| (metric, ids.values))
     }
 
     /// The count of a path below its context: the number of the path and its count. `None` if the path had begun before the measurement.
@@ -273,14 +272,25 @@ impl PathsPlan {
         Stmt::Set(SUM, Expr::Const(self.values().base.wrapping_add(sum)))
     }
 
+    /// Number of the first variable of metrics.
+    fn first_metric(&self) -> u32 {
+        if self.below.is_some() { TREE.0 + 2 } else { TREE.0 }
+    }
+
     /// Ends the path whose number is the sum plus a number: counts it, and adds to its metrics.
     fn end(&self, plus: i64) -> Vec<Stmt> {
-        if let Some(BelowContexts { shape, function }) = self.below {
-            return vec![Stmt::CountBelow(TREE, shape, VALUES | function, number(plus))];
+        let (first, number) = (self.first_metric(), number(plus));
+        let Some(BelowContexts { shape, function }) = self.below else {
+            let add = |_, values, amount| self.add(values, plus, amount);
+            return [self.metrics.end(first, &add), vec![self.add(COUNTS, plus, Expr::Const(1))]].concat();
+        };
+        let function = VALUES | function;
+        if self.metrics.is_empty() {
+            return vec![Stmt::CountBelow(TREE, shape, function, number)];
         }
-        let mut stmts = self.metrics.end(METRICS, &|values, amount| self.add(values, plus, amount));
-        stmts.push(self.add(COUNTS, plus, Expr::Const(1)));
-        stmts
+        let add = |metric, _, amount| Stmt::AddContext(TREE, shape, metric, amount);
+        let enter = vec![Stmt::EnterValue(TREE, shape, function, None, number)];
+        [enter, self.metrics.end(first, &add), vec![Stmt::LeaveValue(TREE, shape)]].concat()
     }
 
     /// Adds an amount to the value of the path whose number is the sum plus a number.
@@ -299,7 +309,7 @@ impl PathsPlan {
                 let broken_off = vec![Stmt::Add(BROKEN_OFF, Expr::Const(1))];
                 // Calls that were left would set the sum back later.
                 let mut stmts = vec![Stmt::Prune, Stmt::If(Expr::Binary(BinaryOp::NotEqual, sum, none), broken_off)];
-                stmts.extend(self.metrics.begin(METRICS));
+                stmts.extend(self.metrics.begin(self.first_metric()));
                 stmts.push(self.set(value));
                 stmts
             }
@@ -413,7 +423,15 @@ mod tests {
         let options = PathsOptions { event: Some("cycles".into()), callees: true, ..PathsOptions::default() };
         plan.metrics = metrics(options.clone());
         assert_eq!(options.names().collect::<Vec<_>>(), ["cycles", "total_cycles"]);
-        let texts = texts(&plan);
+        let all = texts(&plan);
+        plan.below = Some(BelowContexts { shape: ContextShape::usual(true, false), function: 7 });
+        assert_eq!(
+            texts(&plan)[1],
+            "Exit enter value v4 65543 v2; v4 metric 0 += (((event v14 + 1) since v8) + v7); v7 = 0; \
+             v4 metric 1 += ((event v14 + 1) since v11); leave value v4; v2 = -1073741824;"
+        );
+        plan.below = None;
+        let texts = all;
         assert!(texts[0].contains("open r11 restore v9 { } v9 = (event v12 + 1); open r1"), "{}", texts[0]);
         assert!(texts[1].contains("v8[(v2 - 1073741824) / 1 < 4] += ((event v12 + 1) since v9);"), "{}", texts[1]);
         assert!(texts[2].ends_with("close r11 restore v9 { v9 = restored; } close r7 restore v5 { v5 = restored; }"));

@@ -100,7 +100,8 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
             | Stmt::LeaveMoving(..)
             | Stmt::AddContext(..)
             | Stmt::CountBelow(..)
-            | Stmt::EnterBucket(..)
+            | Stmt::EnterValue(..)
+            | Stmt::LeaveValue(..)
             | Stmt::Call(_)
             | Stmt::Store(..)
             | Stmt::Write(..) => {}
@@ -241,7 +242,8 @@ impl<'a> Shard<'a> {
                 | Stmt::LeaveMoving(..)
                 | Stmt::AddContext(..)
                 | Stmt::CountBelow(..)
-                | Stmt::EnterBucket(..)
+                | Stmt::EnterValue(..)
+                | Stmt::LeaveValue(..)
                 | Stmt::Call(_)
                 | Stmt::Store(..)
                 | Stmt::Write(..) => {}
