@@ -45,7 +45,7 @@ pub use patch::bodies::{weave_bodies_on, weave_body};
 pub use patch::body::{BodyCode, BodyPoint, BodyRequest, BodyWeave};
 pub use patch::chain::{Chain, Linked};
 pub use patch::change::{add_mini, add_mini_from, remove_mini, remove_points, remove_within};
-pub use patch::lower::{Line, Lowered, generic_site, lower};
+pub use patch::lower::{Line, Lowered, generic_site, lower, price};
 pub use patch::rehost::{Rehosted, rehost};
 pub use patch::renewal::{CountingRenewal, renew_counting};
 pub use patch::text_space::TextSpace;

@@ -1,7 +1,7 @@
 //! Code of snippets at a point, for people to read: it is woven into an arena that does not exist, disassembled, and priced.
 
 use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
-use ingraft_model::{Arrival, Avma, Bias, FreeRegisters, Gpr, PointKind, Refusal, Site, SiteKind, Svma};
+use ingraft_model::{Arrival, Avma, Bias, FreeRegisters, Gpr, PatchPlan, PointKind, Refusal, Site, SiteKind, Svma};
 
 use crate::code::arena::Arena;
 use crate::code::cost::Cost;
@@ -80,26 +80,47 @@ pub fn lower(
     bias: Bias,
     minis: &[MiniRequest<'_>],
 ) -> Result<Result<Lowered, Refusal>, CodegenError> {
-    let start = (site.at.to_avma(bias).0 & !0xfff).saturating_add(DISTANCE);
-    let mut arena = Arena::new(Avma(start)..Avma(start.saturating_add(ROOM)));
-    let request = PointRequest { site, bias, name: "the function", minis, beside: &[], probe: None };
-    let weave = weave_points(env, &mut arena, &mut TextSpace::new(), &[request])?;
-    let point = match weave.woven.into_iter().next() {
-        Some(Ok(point)) => point,
-        Some(Err(refusal)) => return Ok(Err(refusal)),
-        None => return Ok(Err(Refusal::NoSuchPoint)),
+    let (point, plan) = match alone(env, site, bias, minis)? {
+        Ok(woven) => woven,
+        Err(refusal) => return Ok(Err(refusal)),
     };
     let own = |at: Avma| {
         let ranges = std::iter::once(&point.removal.code)
             .chain(point.minis.iter().filter_map(|m| Some(&m.code.as_ref()?.range)));
         ranges.into_iter().any(|r| r.contains(&at))
     };
-    let pieces = weave.plan.code.iter();
+    let pieces = plan.code.iter();
     let lines = pieces.flat_map(|piece| disassemble(piece.at, &piece.bytes)).filter(|line| own(line.at));
     let label = |line: Line| Line { label: label(&point, line.at), ..line };
     let mut code: Vec<Line> = lines.map(label).collect();
     code.sort_by_key(|line| line.at);
     Ok(Ok(Lowered { base: point.cost, minis: point.minis.iter().map(|m| m.cost).collect(), code }))
+}
+
+/// The worst-case cost of snippets at a point in no process: that of the path to them and back, and of all of them.
+pub fn price(
+    env: &Environment,
+    site: &Site,
+    bias: Bias,
+    minis: &[MiniRequest<'_>],
+) -> Result<Result<Cost, Refusal>, CodegenError> {
+    let costs = |(point, _): (WovenPoint, PatchPlan)| point.minis.iter().map(|m| m.cost).chain([point.cost]).sum();
+    Ok(alone(env, site, bias, minis)?.map(costs))
+}
+
+/// Weaves snippets at a point, in an arena that does not exist.
+fn alone(
+    env: &Environment,
+    site: &Site,
+    bias: Bias,
+    minis: &[MiniRequest<'_>],
+) -> Result<Result<(WovenPoint, PatchPlan), Refusal>, CodegenError> {
+    let start = (site.at.to_avma(bias).0 & !0xfff).saturating_add(DISTANCE);
+    let mut arena = Arena::new(Avma(start)..Avma(start.saturating_add(ROOM)));
+    let request = PointRequest { site, bias, name: "the function", minis, beside: &[], probe: None };
+    let weave = weave_points(env, &mut arena, &mut TextSpace::new(), &[request])?;
+    let point = weave.woven.into_iter().next().unwrap_or(Err(Refusal::NoSuchPoint));
+    Ok(point.map(|point| (point, weave.plan)))
 }
 
 fn label(point: &WovenPoint, at: Avma) -> Option<String> {

@@ -150,12 +150,22 @@ pub fn wall_of(clock: Option<&TickClock>) -> WallClock {
     if clock.is_none_or(TickClock::is_counter) { WallClock::Tsc } else { WallClock::Vdso(SOMEWHERE) }
 }
 
-/// The worst case of a snippet at a point of a form that compilers often emit, including the code on the way to the snippet. `moving` tells
-/// whether calls of the function move between threads.
-pub fn worst_case(insertion: &Insertion, variables: &[Variable], wall: WallClock, moving: bool) -> Option<Cost> {
-    let site = Site { moving, ..generic_site(insertion.point) };
-    let lowered = woven(&insertion.snippet, &site, Bias(0), variables, wall)?.ok()?;
-    Some(lowered.minis.into_iter().chain([lowered.base]).sum())
+/// The worst cases of snippets on a machine.
+pub struct WorstCases(Environment);
+
+impl WorstCases {
+    /// The worst cases where wall time is told by this clock.
+    pub fn new(wall: WallClock) -> Self {
+        WorstCases(environment(wall))
+    }
+
+    /// That of a snippet at a point of a form that compilers often emit, including the code on the way to the snippet. `moving` tells whether calls of
+    /// the function move between threads.
+    pub fn of(&self, insertion: &Insertion, variables: &[Variable], moving: bool) -> Option<Cost> {
+        let site = Site { moving, ..generic_site(insertion.point) };
+        let price = |minis: &[MiniRequest<'_>]| ingraft_codegen::price(&self.0, &site, Bias(0), minis);
+        with_prune(&insertion.snippet, variables, price).ok()?.ok()
+    }
 }
 
 fn woven(
@@ -165,6 +175,12 @@ fn woven(
     variables: &[Variable],
     wall: WallClock,
 ) -> Option<Result<ingraft_codegen::Lowered, Refusal>> {
+    let env = environment(wall);
+    with_prune(snippet, variables, |minis| ingraft_codegen::lower(&env, site, bias, minis)).ok()
+}
+
+/// Weaves a snippet as in a session: code that prunes stale activations precedes one that opens a record.
+fn with_prune<T>(snippet: &Snippet, variables: &[Variable], weave: impl FnOnce(&[MiniRequest<'_>]) -> T) -> T {
     let prune = Snippet { stmts: vec![Stmt::Prune] };
     let counters = counters(variables);
     let mut snippet = snippet.clone();
@@ -174,10 +190,8 @@ fn woven(
     });
     let own = MiniRequest { id: PRUNE + 1, snippet: &snippet, counters: &counters };
     let first = MiniRequest { id: PRUNE, snippet: &prune, counters: &[] };
-    // as in a session, code that prunes stale activations precedes a snippet that opens a record
     let opens = snippet.stmts.iter().any(|s| matches!(s, Stmt::Open(..)));
-    let minis = if opens { vec![first, own] } else { vec![own] };
-    ingraft_codegen::lower(&environment(wall), site, bias, &minis).ok()
+    if opens { weave(&[first, own]) } else { weave(&[own]) }
 }
 
 /// Lowers metrics.

@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use crate::api::{Costs, MeasurementId, PairCost, TakenOut};
 use crate::error::Error;
 use crate::measure::internal::{Internal, processors};
-use crate::measure::lower::{wall_of, worst_case};
+use crate::measure::lower::{WorstCases, wall_of};
 use crate::measure::request::WantedPair;
 use crate::pairs::{Pair, PairKey};
 use crate::weaving::cost::Prices;
@@ -157,10 +157,10 @@ impl Session {
         wanted: &[WantedPair],
         rates: &FxHashMap<FunctionId, f64>,
     ) -> Vec<PairRate> {
-        let wall = wall_of(self.clocks.wall().ok());
+        let worst_cases = WorstCases::new(wall_of(self.clocks.wall().ok()));
         let is_go = |function| control.modules.resolve(function).is_some_and(|(_, m, _)| m.image.elf().is_go());
         let price = |insertion: &Insertion, variables: &[Variable]| {
-            let cost = worst_case(insertion, variables, wall, is_go(insertion.function));
+            let cost = worst_cases.of(insertion, variables, is_go(insertion.function));
             cost.map_or(0.0, |cost| Prices::here().ns(cost))
         };
         let is_new = |w: &&WantedPair| !control.pairs.contains_key(&PairKey::of(w));

@@ -352,7 +352,7 @@ impl Size {
 mod tests {
     use ingraft_model::{ModuleId, Usage, WallClock};
 
-    use crate::measure::lower::worst_case;
+    use crate::measure::lower::WorstCases;
 
     use super::*;
 
@@ -487,14 +487,15 @@ mod tests {
         let [counted, asked] = [&cycles, &faults].map(|event| ContextCode { metrics: &[], event: Some(event), ..code });
         let timed = ContextCode { metrics: &[], ..code };
         let of = |code: &ContextCode<'_>, clock| code_of(code, LibraryRole::default(), clock).insertions;
+        let worst_cases = WorstCases::new(WallClock::Tsc);
         let all = [of(&code, None), of(&timed, Some(Clock::Wall)), of(&counted, None), of(&asked, None)];
         for insertion in all.concat() {
-            let cost = worst_case(&insertion, &variables, WallClock::Tsc, false);
+            let cost = worst_cases.of(&insertion, &variables, false);
             assert!(cost.is_some(), "{}", insertion.snippet);
         }
         for metrics in [&[] as &[_], &[ContextMetric::WallTime]] {
             for insertion in of(&ContextCode { metrics, moving: true, ..code }, None) {
-                let cost = worst_case(&insertion, &variables, WallClock::Tsc, true);
+                let cost = worst_cases.of(&insertion, &variables, true);
                 assert!(cost.is_some(), "{}", insertion.snippet);
             }
         }

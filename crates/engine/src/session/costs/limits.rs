@@ -120,7 +120,8 @@ pub fn predict<'i>(
             return sum;
         }
         for insertion in insertions {
-            let Some(rate) = rates.get(&insertion.function) else { continue };
+            // Most functions of a large program are not called, and need no price.
+            let Some(rate) = rates.get(&insertion.function).filter(|rate| **rate > 0.0) else { continue };
             let known = each.entry((Arc::as_ptr(&insertion.snippet), insertion.point));
             sum.ns_per_s += rate * *known.or_insert_with(|| price(insertion, variables));
             sum.hits_per_s = sum.hits_per_s.max(*rate);
@@ -308,6 +309,9 @@ mod tests {
         let predicted = predict(pairs.iter().map(Option::as_ref), &rates, &|_, _| 5.0);
         let both: Vec<(f64, f64)> = predicted.iter().map(|rate| (rate.ns_per_s, rate.hits_per_s)).collect();
         assert_eq!(both, [(500.0, 100.0), (800.0, 100.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)]);
+        // A function that is not called has no price.
+        let idle = FxHashMap::from_iter([(function(0, 1), 0.0)]);
+        assert_eq!(predict(pairs.iter().map(Option::as_ref), &idle, &|_, _| panic!("no call"))[1], PairRate::default());
         // the same snippet has one price, at each kind of points
         let mut shared = of(costly, &[1, 2]);
         shared.insertions[1].snippet = Arc::clone(&shared.insertions[0].snippet);
