@@ -306,7 +306,7 @@ pub(crate) fn records<'a>(function: &'a FunctionProfile, id: &RecordedFunction, 
     by_context.chain(all).map(path).chain([summary]).collect()
 }
 
-/// How a value of paths is told.
+/// The way in which a value of paths is told.
 fn how(name: &str) -> &'static str {
     if ContextUnit::of(name) == ContextUnit::Nanoseconds { "clocked" } else { "counted" }
 }

@@ -1,7 +1,7 @@
 //! Metrics of paths: what passes while they run, by a clock or by the count of an event (Ammons, Ball and Larus 1997, section 3).
 //!
 //! The end of each path adds to the value of the path what has passed since the path began. What passes in a call that the path makes counts for
-//! the paths of the call, if it has some ([`Span::Own`]), or for both ([`Span::Total`]). For the former, a thread keeps what has passed on its
+//! the paths of the call, if it has some ([`MetricSpan::Own`]), or for both ([`MetricSpan::Total`]). For the former, a thread keeps what has passed on its
 //! present path before the last reading. A call sets that aside in its record and begins anew. However the call ends, the record gives it back.
 
 use std::sync::Arc;
@@ -21,9 +21,9 @@ use crate::session::Locked;
 /// Name of the metric of the pairs that hold counters for all functions.
 const HELD: &str = "path_metric";
 
-/// What is read at the ends of paths.
+/// A number that is read at the ends of paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reading {
+pub enum MetricReading {
     /// A clock, in ticks.
     Clock(Clock),
     /// The count of an event.
@@ -32,7 +32,7 @@ pub enum Reading {
 
 /// Part of the time of a path that a metric has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Span {
+pub enum MetricSpan {
     /// That without the paths of calls that it makes.
     Own,
     /// All.
@@ -42,10 +42,10 @@ pub enum Span {
 /// A metric of paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MeasuredMetric {
-    /// What is read.
-    pub reading: Reading,
-    /// What counts.
-    pub span: Span,
+    /// The number that is read.
+    pub reading: MetricReading,
+    /// The part that counts.
+    pub span: MetricSpan,
 }
 
 /// The variables of one metric in the code of a function.
@@ -53,9 +53,9 @@ pub struct MeasuredMetric {
 pub struct MetricVariables {
     /// The values of the paths.
     pub values: VariableId,
-    /// For [`Span::Own`], what has passed on the thread's present path before the last reading; else the reading at which the path began.
+    /// For [`MetricSpan::Own`], what has passed on the thread's present path before the last reading; else the reading at which the path began.
     state: VariableId,
-    /// The last reading in the thread, for [`Span::Own`].
+    /// The last reading in the thread, for [`MetricSpan::Own`].
     last: VariableId,
     /// Outcomes of the calls whose records keep the state.
     activations: VariableId,
@@ -77,14 +77,14 @@ impl PathMetrics {
     /// The metrics of a request: those of paths alone, then those with callees. Fails if the event is a time.
     pub fn of(options: &PathsOptions) -> Result<PathMetrics, Error> {
         let clock = |metric: &PathMetric| match metric {
-            PathMetric::WallTime => Reading::Clock(Clock::Wall),
-            PathMetric::CpuTime => Reading::Clock(Clock::Cpu),
+            PathMetric::WallTime => MetricReading::Clock(Clock::Wall),
+            PathMetric::CpuTime => MetricReading::Clock(Clock::Cpu),
         };
-        let mut readings: Vec<Reading> = options.metrics.iter().map(clock).collect();
+        let mut readings: Vec<MetricReading> = options.metrics.iter().map(clock).collect();
         if let Some(name) = &options.event {
-            readings.push(Reading::Event(ReadEvent::named(name, "`--metric cpu`")?));
+            readings.push(MetricReading::Event(ReadEvent::named(name, "`--metric cpu`")?));
         }
-        let spans = [Some(Span::Own), options.callees.then_some(Span::Total)].into_iter().flatten();
+        let spans = [Some(MetricSpan::Own), options.callees.then_some(MetricSpan::Total)].into_iter().flatten();
         let all = spans
             .flat_map(|span| readings.iter().map(move |reading| MeasuredMetric { reading: reading.clone(), span }));
         Ok(PathMetrics { all: all.collect(), held: Vec::new() })
@@ -98,8 +98,8 @@ impl PathMetrics {
     /// The event of the processor among them.
     pub fn counter(&self) -> Option<Arc<str>> {
         self.all.iter().find_map(|metric| match &metric.reading {
-            Reading::Event(event) => event.counter(),
-            Reading::Clock(_) => None,
+            MetricReading::Event(event) => event.counter(),
+            MetricReading::Clock(_) => None,
         })
     }
 
@@ -121,7 +121,7 @@ impl PathMetrics {
     pub fn variables(&self, values: Shape) -> Vec<Variable> {
         let own = |(n, metric): (usize, &MeasuredMetric)| {
             let [state, last] = self.held.get(n).copied().unwrap_or_default();
-            let state = if metric.span == Span::Own { Shape::Alias(state) } else { Shape::Counter };
+            let state = if metric.span == MetricSpan::Own { Shape::Alias(state) } else { Shape::Counter };
             [
                 code::named("values", VariableKind::Counter, values),
                 code::named("state", VariableKind::PathSum, state),
@@ -136,11 +136,11 @@ impl PathMetrics {
     /// The statements at the entry of a function.
     pub fn entry(&self, first: u32) -> Vec<Stmt> {
         let stmts = |(metric, ids): (&MeasuredMetric, MetricVariables)| match metric.span {
-            Span::Own => {
+            MetricSpan::Own => {
                 let set = vec![Stmt::Set(ids.state, Expr::Const(0))];
                 [Stmt::Add(ids.state, self.since(metric, ids.last, first)), Stmt::Open(ids.record(), set)]
             }
-            Span::Total => [Stmt::Open(ids.record(), Vec::new()), Stmt::Set(ids.state, self.read(metric, first))],
+            MetricSpan::Total => [Stmt::Open(ids.record(), Vec::new()), Stmt::Set(ids.state, self.read(metric, first))],
         };
         self.ids(first).flat_map(stmts).collect()
     }
@@ -158,11 +158,11 @@ impl PathMetrics {
     /// The statements where a path begins behind something that belongs to none: control has come there in another way than by a call or an edge.
     pub fn begin(&self, first: u32) -> Vec<Stmt> {
         let stmts = |(metric, ids): (&MeasuredMetric, MetricVariables)| match metric.span {
-            Span::Own => {
+            MetricSpan::Own => {
                 let last = self.since(metric, ids.last, first);
                 vec![Stmt::Set(ids.state, last), Stmt::Set(ids.state, Expr::Const(0))]
             }
-            Span::Total => vec![Stmt::Set(ids.state, self.read(metric, first))],
+            MetricSpan::Total => vec![Stmt::Set(ids.state, self.read(metric, first))],
         };
         self.ids(first).flat_map(stmts).collect()
     }
@@ -171,12 +171,12 @@ impl PathMetrics {
     /// variable with its values.
     pub fn end(&self, first: u32, add: &dyn Fn(u8, VariableId, Expr) -> Stmt) -> Vec<Stmt> {
         let stmts = |((metric, ids), n): ((&MeasuredMetric, MetricVariables), u8)| match metric.span {
-            Span::Own => {
+            MetricSpan::Own => {
                 let since = self.since(metric, ids.last, first);
                 let all = Expr::Binary(BinaryOp::Add, Box::new(since), Box::new(Expr::Variable(ids.state)));
                 vec![add(n, ids.values, all), Stmt::Set(ids.state, Expr::Const(0))]
             }
-            Span::Total => vec![add(n, ids.values, self.since(metric, ids.state, first))],
+            MetricSpan::Total => vec![add(n, ids.values, self.since(metric, ids.state, first))],
         };
         self.ids(first).zip(0..).flat_map(stmts).collect()
     }
@@ -184,8 +184,8 @@ impl PathMetrics {
     /// A reading.
     fn read(&self, metric: &MeasuredMetric, first: u32) -> Expr {
         match &metric.reading {
-            Reading::Clock(clock) => Expr::Now(*clock),
-            Reading::Event(event) => event.count(self.event(first)),
+            MetricReading::Clock(clock) => Expr::Now(*clock),
+            MetricReading::Event(event) => event.count(self.event(first)),
         }
     }
 
@@ -234,8 +234,8 @@ impl MeasuredMetric {
     /// negative.
     pub fn in_units(&self, value: i64, wall: Scale) -> i64 {
         match self.reading {
-            Reading::Clock(_) => i64::try_from(wall.apply(u64::try_from(value).unwrap_or(0))).unwrap_or(i64::MAX),
-            Reading::Event(_) => value,
+            MetricReading::Clock(_) => i64::try_from(wall.apply(u64::try_from(value).unwrap_or(0))).unwrap_or(i64::MAX),
+            MetricReading::Event(_) => value,
         }
     }
 }

@@ -52,7 +52,7 @@ pub struct PathsKind {
     contexts: Option<ContextsKind>,
     /// The numbers of what was executed in each context, if these are asked for instead of the paths.
     executed: Vec<ContextMetric>,
-    /// What is added up for each path.
+    /// The metrics that are added up for each path.
     metrics: PathMetrics,
     /// Whether code was inserted.
     has_begun: bool,

@@ -70,7 +70,7 @@ pub struct PathsPlan {
     pub paths: FunctionPaths,
     /// The tree below whose contexts the paths are counted.
     below: Option<BelowContexts>,
-    /// What is added up for each path.
+    /// The metrics that are added up for each path.
     metrics: Arc<PathMetrics>,
 }
 
