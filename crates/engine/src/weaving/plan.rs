@@ -534,6 +534,7 @@ impl Woven {
             w.assign(&mut found);
             found
         };
+        begin_step(|| format!("finding {}", in_words(wanted.len())), wanted.len() as u64);
         let mut sites: Vec<_> = match wanted.iter().all(|w| are_known(modules, w.function, w.kind)) {
             true => each(wanted, look),
             false => each_in_background(wanted, look),
@@ -555,8 +556,7 @@ impl Woven {
             let its: Vec<_> = wanted.iter().zip(&sites).filter(|(w, _)| is_its(w)).collect();
             // Each attempt looks at every point twice, generates its code and proves it.
             let how = if again.is_some() { " in another way" } else { "" };
-            let points = || if its.len() == 1 { "1 point".to_owned() } else { format!("{} points", its.len()) };
-            begin_step(|| format!("generating code for {}{how}", points()), 4 * its.len() as u64);
+            begin_step(|| format!("generating code for {}{how}", in_words(its.len())), 4 * its.len() as u64);
             let found = each(&its, |(w, sites)| w.points(sites, &refused_at_all, &copies));
             let moves_again = |function: &FunctionId| again.as_ref().is_none_or(|again| again.contains(function));
             attempt.move_points(subject, (&moving, moves_again), (&copies, &found), mapped)?;
@@ -872,6 +872,11 @@ pub(super) fn append(plan: &mut PatchPlan, mut more: PatchPlan) {
     plan.moves.append(&mut more.moves);
     plan.step_out.append(&mut more.step_out);
     plan.retired.append(&mut more.retired);
+}
+
+/// A number of points in words.
+fn in_words(points: usize) -> String {
+    if points == 1 { "1 point".to_owned() } else { format!("{points} points") }
 }
 
 /// Sorts a plan. If one change has rewritten a live jump several times, the first `old` and the last `new` remain. Fails if a write does not
