@@ -130,6 +130,10 @@ impl InlineCode {
             lower(&snippet.stmts, counters, &mut steps)?;
         }
         hand_on(&mut steps);
+        // A thread that is held between the count and the flags would be at no known place of the graph, and loops would often be held there.
+        if !point.flags && steps.iter().all(|step| matches!(step, InlineStep::Add(..))) {
+            return None;
+        }
         let has_frame = matches!(point.kind, PointKind::Entry | PointKind::Exit);
         if steps.is_empty() || steps.len() > STEPS_MAX || !has_frame && steps.iter().any(InlineStep::is_of_records) {
             return None;
