@@ -290,10 +290,13 @@ pub struct PathsOptions {
 }
 
 impl PathsOptions {
+    /// Beginning of the names of values with all that happens in the calls that a path makes.
+    pub const TOTAL: &str = "total_";
+
     /// Names of the values of each path, in the order of a profile: those of the metrics, then that of the event, then all of them with callees.
     pub fn names(&self) -> impl Iterator<Item = String> {
         let own = || self.metrics.iter().map(|metric| metric.name()).chain(self.event.as_deref());
-        let total = own().filter(|_| self.callees).map(|name| format!("total_{name}"));
+        let total = own().filter(|_| self.callees).map(|name| format!("{}{name}", PathsOptions::TOTAL));
         own().map(str::to_owned).chain(total)
     }
 

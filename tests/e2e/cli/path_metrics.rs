@@ -132,6 +132,7 @@ fn saved_metrics_of_paths_are_told() {
     let (outcome, _) = profiled("strolls", "strolls:s_*", &["--metric", "time", "-o", &file], "run 20 1");
     let sum = |outcome: &Outcome| outcome.all("path").iter().map(|record| value(record, "wall_ns")).sum::<i64>();
     let measured = sum(&outcome);
+    assert!(measured > 0, "{outcome:#?}");
     assert_eq!(sum(&tool().run(["report", &file]).assert_code(0)), measured);
     assert_eq!(sum(&tool().run(["report", &file, &file]).assert_code(0)), 2 * measured);
 }

@@ -108,8 +108,9 @@ and functions by their part in all reads of memory: hot ones have 1 % or more (-
 are hot and read more for each instruction than the program does, sparse ones are the other hot ones.
 --contexts tells the paths of a call apart by the chain of calls that has led to it.
 --metric time or cpu and --event tell what passes on each path: its end reads the clock, or the
-count of the event in its thread. What passes in a call that has paths too counts for these alone.
-With --callees, values are told with all that happens in calls, too."
+count of the event in its thread. What passes in a call of a profiled function counts for the paths
+of that function alone. --callees also tells each value with all that happens in the calls that the
+path makes."
 )]
 pub(crate) struct ProfileArgs {
     /// Kind of the counts

@@ -17,14 +17,14 @@ pub struct ReadEvent {
 }
 
 impl ReadEvent {
-    /// An event by its name. Fails if it is a time. `metrics` says which metrics tell processor time.
-    pub fn named(name: &Arc<str>, metrics: &str) -> Result<ReadEvent, Error> {
+    /// An event by its name. Fails if it is a time.
+    pub fn named(name: &Arc<str>) -> Result<ReadEvent, Error> {
         let usage = match EventReadMethod::named(name) {
             EventReadMethod::Usage(usage) => Some(usage),
             EventReadMethod::Counter => None,
             EventReadMethod::ProcessorTime => {
                 let what = format!("`{name}` is a time, which a clock tells");
-                return Err(Error::new(Reason::EventNotAtPoints, what, format!("ask for processor time: {metrics}")));
+                return Err(Error::new(Reason::EventNotAtPoints, what, "ask for processor time: `--metric cpu`"));
             }
         };
         Ok(ReadEvent { name: Arc::clone(name), usage })

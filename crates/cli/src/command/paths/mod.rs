@@ -5,6 +5,7 @@ mod classes;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use ingraft_api::PathsOptions;
 use ingraft_report::{
     ContextUnit, FunctionProfile, PathBegin, PathCount, PathEnd, PathInContext, PathProfile, ProfiledProgram,
     ProfiledRoutine, SavedProfile,
@@ -29,8 +30,6 @@ use crate::output::table::{Cell, TextTable};
 const HOT: f64 = 0.01;
 /// Largest number of blocks of a path in a table. Longer paths have their first and last blocks there.
 const WAY: usize = 12;
-/// Beginning of the names of values with all that happens in calls.
-const TOTAL: &str = "total_";
 /// Largest number of paths of a function that are compared, so that lines tell them apart.
 const COMPARED: usize = 200;
 
@@ -313,7 +312,8 @@ fn how(name: &str) -> &'static str {
 
 /// Title of a value of paths.
 fn title(name: &str) -> String {
-    name.strip_prefix(TOTAL).map_or_else(|| amounts::title(name), |own| format!("TOTAL {}", amounts::title(own)))
+    let own = name.strip_prefix(PathsOptions::TOTAL);
+    own.map_or_else(|| amounts::title(name), |own| format!("TOTAL {}", amounts::title(own)))
 }
 
 /// Sums of events over so many runs of a path. A saved profile knows only the instructions.

@@ -298,8 +298,7 @@ impl Running for ContextsKind {
             let what = format!("contexts of {} functions cannot be told apart at once", functions.len());
             return Err(Error::new(Reason::TooManyFunctions, what, "name fewer functions"));
         }
-        let named = |name| ReadEvent::named(name, "`--metric cpu`");
-        let event = self.options.event.as_ref().map(named).transpose()?;
+        let event = self.options.event.as_ref().map(ReadEvent::named).transpose()?;
         let variables = self.variables();
         let metric = code::metric(METRIC);
         let code = ContextCode {

@@ -82,7 +82,7 @@ impl PathMetrics {
         };
         let mut readings: Vec<MetricReading> = options.metrics.iter().map(clock).collect();
         if let Some(name) = &options.event {
-            readings.push(MetricReading::Event(ReadEvent::named(name, "`--metric cpu`")?));
+            readings.push(MetricReading::Event(ReadEvent::named(name)?));
         }
         let spans = [Some(MetricSpan::Own), options.callees.then_some(MetricSpan::Total)].into_iter().flatten();
         let all = spans

@@ -190,7 +190,7 @@ impl PathsPlan {
             None => read.unplaced = others,
         }
         for (number, count) in self.by_number(table) {
-            let count = u64::try_from(count).unwrap_or(0);
+            let Ok(count) = u64::try_from(count) else { continue };
             match number {
                 Some(number) => read.counts.push((number, count)),
                 None => read.late += count,
@@ -210,7 +210,7 @@ impl PathsPlan {
         })
     }
 
-    /// The metrics, each with the variable that has its values; below contexts, these have them.
+    /// The metrics, each with the variable that has its values. Of paths below contexts, the tree has the values.
     pub fn of_metrics(&self) -> impl Iterator<Item = (&MeasuredMetric, VariableId)> {
         self.metrics.ids(self.first_metric()).map(|(metric, ids)| (metric, ids.values))
     }
@@ -231,8 +231,8 @@ impl PathsPlan {
         Some(sums)
     }
 
-    /// The variables of the function. `tree` is the first counter of the tree of contexts, if there is one, and `metrics` are those of the function with
-    /// their counters.
+    /// The variables of the function. `tree` is the first counter of the tree of contexts, if there is one, and `metrics` are those of the plan,
+    /// with the counters that all functions share.
     pub fn variables(&self, tree: u32, metrics: &PathMetrics) -> Arc<[Variable]> {
         let counts = match self.below {
             Some(_) => Shape::Counter,
@@ -424,19 +424,17 @@ mod tests {
         plan.metrics = metrics(options.clone());
         assert_eq!(options.names().collect::<Vec<_>>(), ["cycles", "total_cycles"]);
         let all = texts(&plan);
+        assert!(all[0].contains("open r11 restore v9 { } v9 = (event v12 + 1); open r1"), "{}", all[0]);
+        assert!(all[1].contains("v8[(v2 - 1073741824) / 1 < 4] += ((event v12 + 1) since v9);"), "{}", all[1]);
+        assert!(all[2].ends_with("close r11 restore v9 { v9 = restored; } close r7 restore v5 { v5 = restored; }"));
+        assert_eq!(plan.variables(0, &plan.metrics).len(), 13);
+        assert_eq!(plan.instrumentation(code::metric_named("paths")).event.as_deref(), Some("cycles"));
         plan.below = Some(BelowContexts { shape: ContextShape::usual(true, false), function: 7 });
         assert_eq!(
             texts(&plan)[1],
             "Exit enter value v4 65543 v2; v4 metric 0 += (((event v14 + 1) since v8) + v7); v7 = 0; \
              v4 metric 1 += ((event v14 + 1) since v11); leave value v4; v2 = -1073741824;"
         );
-        plan.below = None;
-        let texts = all;
-        assert!(texts[0].contains("open r11 restore v9 { } v9 = (event v12 + 1); open r1"), "{}", texts[0]);
-        assert!(texts[1].contains("v8[(v2 - 1073741824) / 1 < 4] += ((event v12 + 1) since v9);"), "{}", texts[1]);
-        assert!(texts[2].ends_with("close r11 restore v9 { v9 = restored; } close r7 restore v5 { v5 = restored; }"));
-        assert_eq!(plan.variables(0, &plan.metrics).len(), 13);
-        assert_eq!(plan.instrumentation(code::metric_named("paths")).event.as_deref(), Some("cycles"));
     }
 
     #[test]
