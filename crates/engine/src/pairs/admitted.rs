@@ -1,5 +1,7 @@
 //! Admission of a request: which of its pairs are there already and grow, which join a group, and which are woven anew.
 
+use std::sync::Arc;
+
 use ingraft_model::Instrumentation;
 use rustc_hash::FxHashSet;
 
@@ -13,7 +15,7 @@ use super::key::PairKey;
 use super::pair::{Pair, Unloaded};
 
 /// A pair with its code, and the first counter of each of its variables.
-pub type BoundPair = (PairKey, Instrumentation, Vec<u32>);
+pub type BoundPair = (PairKey, Instrumentation, Arc<[u32]>);
 
 /// The pairs of a request, by what must be woven for them.
 #[derive(Debug, Default)]
@@ -52,7 +54,7 @@ impl Pairs {
                 continue;
             };
             match pair.more(instrumentation, &mut made, counters, limit) {
-                Ok(more) => admitted.more.extend(more.map(|(code, counters)| (key, code, counters))),
+                Ok(more) => admitted.more.extend(more.map(|(code, counters)| (key, code, counters.into()))),
                 Err(error) => {
                     self.part(&admitted.joined, write);
                     return Err(error);
@@ -151,7 +153,7 @@ mod tests {
         for (wanted, more) in [(&[1][..], None), (&[1, 2], Some(vec![2])), (&[3, 2], Some(vec![3, 2])), (&[], None)] {
             let admitted = admit(&mut pairs, vec![("a", counts(wanted))]);
             let functions = |(_, code, counters): &BoundPair| {
-                assert_eq!(counters, &[7]);
+                assert_eq!(**counters, [7]);
                 code.insertions.iter().map(|i| i.function.function).collect::<Vec<_>>()
             };
             assert_eq!(admitted.more.first().map(functions), more, "{wanted:?}");
@@ -166,7 +168,7 @@ mod tests {
         let admitted = admit(&mut pairs, vec![("a", counts(&[1]))]);
         let [(_, code, counters)] = admitted.more.as_slice() else { panic!("{admitted:?}") };
         assert!(code.insertions.is_empty());
-        assert_eq!(counters, &[7]);
+        assert_eq!(**counters, [7]);
     }
 
     #[test]
@@ -189,7 +191,7 @@ mod tests {
         let variables: Vec<usize> = admitted.fresh.iter().map(|fresh| fresh.instrumentation.variables.len()).collect();
         assert_eq!(variables, [2, 1]);
         // the pair that is there gets one for its new code
-        assert_eq!(admitted.more[0].2, [7, 50]);
+        assert_eq!(*admitted.more[0].2, [7, 50]);
         assert_eq!(pairs.get(&key("a")).expect("a pair").counters, [7, 50]);
     }
 

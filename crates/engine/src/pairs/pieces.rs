@@ -113,10 +113,10 @@ mod tests {
 
     #[test]
     fn each_insertion_that_is_woven_apart_is_a_piece_with_its_counter() {
-        let bound = [
-            (key("a"), increments(2, false), vec![1, 2]),
-            (key("b"), increments(3, true), vec![10, 11, 12]),
-            (key("c"), increments(0, true), vec![]),
+        let bound: [BoundPair; 3] = [
+            (key("a"), increments(2, false), [1, 2].into()),
+            (key("b"), increments(3, true), [10, 11, 12].into()),
+            (key("c"), increments(0, true), [].into()),
         ];
         assert_eq!(bound.each_ref().map(|(_, code, _)| pieces_of(code)), [1, 3, 0]);
         let pieces = apart(&bound).expect("pieces");

@@ -93,7 +93,7 @@ impl<'w> PointDraft<'w> {
                 let id = ids.take();
                 let mini = NewMini {
                     role: Some(insertion.role),
-                    counters,
+                    counters: Arc::clone(counters),
                     meter: Meter::of(&insertion.snippet, counters, &instrumentation.variables),
                     except: &insertion.except,
                     parts: insertion.parts.clone(),
@@ -218,7 +218,7 @@ impl<'w> PointDraft<'w> {
             let place = at(derived.function, derived.kind, &mut self.wanted);
             self.wanted[place].minis.push(NewMini {
                 role: Some(derived.role),
-                counters: &bound[pair].2,
+                counters: Arc::clone(&bound[pair].2),
                 exits: derived.exits.clone(),
                 ..NewMini::plain(id, pair, &derived.snippet)
             });
@@ -267,14 +267,14 @@ mod tests {
         let mut code = instrumentation(vec![variable(VariableKind::Counter, Shape::Counter)]);
         let count = || vec![Stmt::Add(VariableId(0), Expr::Const(1))];
         code.insertions = points.iter().map(|(n, kind)| insertion(function(0, *n), *kind, count())).collect();
-        (key(name), code, vec![0])
+        (key(name), code, [0].into())
     }
 
     fn following(name: &str, points: &[(u32, PointKind)]) -> BoundPair {
         let (key, mut code, _) = bound(name, points);
         let activations = variable(VariableKind::Activations, Shape::Activations);
         code.variables = [code.variables[0].clone(), activations].into();
-        (key, code, vec![0, 1])
+        (key, code, [0, 1].into())
     }
 
     /// A pair whose calls restore a state.

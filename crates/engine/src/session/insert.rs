@@ -106,7 +106,7 @@ impl Session {
                 control.pairs.gather(forming, &counters, WovenGroup { minis, unwoven, unmeasured });
                 continue;
             }
-            let mut pair = Pair::new(instrumentation, counters);
+            let mut pair = Pair::new(instrumentation, counters.to_vec());
             (pair.minis, pair.probes, pair.unwind_targets) = (minis, probes, unwind_targets);
             (pair.unlanded, pair.unwoven, pair.unmeasured, pair.meters) = (unlanded, unwoven, unmeasured, meters);
             control.pairs.insert(key, pair);
@@ -134,7 +134,7 @@ impl Session {
                 control.give_back(&bound);
                 e.about(self.pid())
             })?;
-            bound.push((key, instrumentation, counters));
+            bound.push((key, instrumentation, counters.into()));
             rest.push((forming, meters));
         }
         Ok((bound, rest))

@@ -35,7 +35,7 @@ impl Session {
         };
         let snippet = Arc::new(snippet);
         let id = control.minis.take();
-        let mini = NewMini { counters: &counters, ..NewMini::plain(id, 0, &snippet) };
+        let mini = NewMini { counters: counters.as_slice().into(), ..NewMini::plain(id, 0, &snippet) };
         let wanted = [WantedPoints { function, kind: PointKind::Entry, minis: vec![mini] }];
         match self.change(control, &wanted, &|_| &[], &mut stop) {
             Ok((refused, _)) => {

@@ -194,7 +194,7 @@ impl<'s> Locked<'s> {
     /// Weaves more code for a pair that was inserted.
     pub fn extend(&mut self, key: PairKey, code: Instrumentation) -> Result<(), Error> {
         let Some(counters) = self.control.pairs.get(&key).map(|pair| pair.counters.clone()) else { return Ok(()) };
-        self.session.extend(self.control, vec![(key, code, counters)], &mut InsertionStop::default()).map(drop)
+        self.session.extend(self.control, vec![(key, code, counters.into())], &mut InsertionStop::default()).map(drop)
     }
 
     /// Takes snippets of pairs out. Returns their number.

@@ -204,7 +204,7 @@ pub(super) fn body_points<'a, 'p: 'a>(env: &Environment, points: impl Iterator<I
 
 /// The code of snippets at a point of a copy.
 fn code_in_copy(env: &Environment, site: &Site, minis: &[&NewMini<'_>]) -> BodyCode {
-    let snippets = minis.iter().map(|mini| (&**mini.snippet, mini.counters));
+    let snippets = minis.iter().map(|mini| (&**mini.snippet, &*mini.counters));
     BodyCode::of(env, InlinePoint::of(site), snippets)
 }
 
@@ -485,8 +485,8 @@ mod tests {
         let count = Arc::new(Snippet { stmts: vec![Stmt::Add(VariableId(0), Expr::Const(1))] });
         let free = FreeRegisters { scratch: vec![Gpr(0)], flags: true };
         let site = Site::new(SiteKind::Block { free }, Svma(0x1000), Svma(0x1000), vec![0x90; 8]);
-        let minis =
-            [(1, &[5][..]), (2, &[7])].map(|(id, counters)| NewMini { counters, ..NewMini::plain(id, 0, &count) });
+        let minis = [(1, &[5][..]), (2, &[7])]
+            .map(|(id, counters)| NewMini { counters: counters.into(), ..NewMini::plain(id, 0, &count) });
         let point = FunctionPoint { function: first_of(ModuleId(0)), point: PointId::Entry };
         let new = |mini| NewPoint { point, site: &site, minis: vec![mini], in_copy: true };
         let (env, points) = (environment(), minis.iter().map(new).collect::<Vec<_>>());

@@ -115,7 +115,7 @@ impl Point {
             pair: KEPT,
             role: mini.role,
             snippet: &mini.snippet,
-            counters: &mini.counters,
+            counters: Arc::clone(&mini.counters),
             meter: mini.meter,
             except: &[],
             parts: Parts::All,

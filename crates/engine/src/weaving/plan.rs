@@ -27,7 +27,7 @@ use crate::weaving::bodies::{Bodies, Body, Copies};
 use crate::weaving::cost::Meter;
 use crate::weaving::exits::hosts;
 use crate::weaving::moving;
-use crate::weaving::sites::{FoundPoint, Text, are_known, blocks_in_copy, sites, whole};
+use crate::weaving::sites::{FoundPoint, Text, are_known, in_copy, sites, whole};
 use crate::weaving::wanted::{NewMini, NewPoint, WantedPoints, with_edges};
 
 fn holds(arena: &Arena, code: &AvmaRange) -> bool {
@@ -98,7 +98,7 @@ pub(super) struct Mini {
     pub role: Option<Role>,
     /// The code, and the first counter of each of its variables: what another point needs to take over the snippet.
     pub snippet: Arc<Snippet>,
-    pub counters: Box<[u32]>,
+    pub counters: Arc<[u32]>,
     /// Counter of the snippet's runs; `None` if they are not counted.
     pub meter: Option<Meter>,
     /// Owner of the snippet in the journal.
@@ -524,10 +524,11 @@ impl Woven {
         let modules = subject.modules;
         let text = Text::new(subject.target, self.changes());
         let in_copies = with_edges(wanted);
+        let is_in_copy = |w: &WantedPoints<'_>| w.minis.iter().all(|mini| in_copies.contains(&(w.function, mini.pair)));
         let look = |w: &WantedPoints<'_>| {
             let mut found = match w.kind {
-                PointKind::Block if w.minis.iter().all(|mini| in_copies.contains(&(w.function, mini.pair))) => {
-                    blocks_in_copy(&text, modules, w.function)
+                PointKind::Block | PointKind::Edge if is_in_copy(w) => {
+                    in_copy(&text, modules, w.function, (w.kind, &w.wanted_points()))
                 }
                 kind => sites(&text, modules, w.function, kind),
             };
@@ -822,7 +823,7 @@ fn costs_told_by_entries(points: &[(&FunctionPoint, &Arc<Point>)]) -> FxHashMap<
 
 impl NewMini<'_> {
     pub(super) fn known(&self) -> Mini {
-        let (snippet, counters) = (Arc::clone(self.snippet), Box::from(self.counters));
+        let (snippet, counters) = (Arc::clone(self.snippet), Arc::clone(&self.counters));
         Mini { role: self.role, snippet, counters, meter: self.meter, owner: self.owner() }
     }
 
@@ -834,7 +835,7 @@ impl NewMini<'_> {
     }
 
     pub(super) fn request(&self) -> MiniRequest<'_> {
-        MiniRequest { id: self.id, snippet: self.snippet, counters: self.counters }
+        MiniRequest { id: self.id, snippet: self.snippet, counters: &self.counters }
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use ingraft_analysis::{AsyncUnwinder, Function, FunctionKind, may_fault};
 use ingraft_model::machine::{ENDBR, PAGE, SPRINGBOARD};
 use ingraft_model::{
-    Arrival, Avma, BlockId, BlockPoint, BodyBlock, Edge, EdgeTarget, FreeRegisters, FunctionBody, FunctionId,
-    IslandRoom, Key, Offset, Parts, PointId, PointKind, Refusal, Site, SiteKind, Svma,
+    Arrival, Avma, BlockId, BlockPoint, Edge, EdgeTarget, FreeRegisters, FunctionBody, FunctionId, IslandRoom, Offset,
+    Parts, PointId, PointKind, Refusal, Site, SiteKind, Svma,
 };
 use ingraft_process::{Mapping, Target};
 
@@ -202,34 +202,40 @@ pub fn sites(
             }
             Ok(points)
         }
-        PointKind::Edge => {
-            let body = whole(text, modules, function)?;
-            let start = |block: BlockId| Some(offset(body.function, body.blocks.get(block)?.block.range.start));
-            let found = |edge: &Edge| {
-                let EdgeTarget::Block(block) = edge.to else { return None };
-                let point = PointId::Edge { from: start(edge.from)?, to: start(block)?, kind: edge.kind };
-                let hosted = hosted(&body, block, |free| SiteKind::Edge { free });
-                Some(FoundPoint { hosted, ..FoundPoint::new(Some(point), Err(Refusal::NoSuchPoint)) })
-            };
-            Ok(body.edges.iter().filter_map(found).collect())
-        }
+        PointKind::Edge => in_copy(text, modules, function, (kind, &|_| true)),
     }
 }
 
-/// The blocks of a function as points of a copy of it. They have no sites in the text, which take long to find: a counted function has few
-/// counters, and runs as a copy anyway if an edge has one.
-pub fn blocks_in_copy(text: &Text<'_>, modules: &Modules, function: FunctionId) -> Result<Vec<FoundPoint>, Refusal> {
-    let whole = whole(text, modules, function)?;
-    let found = |block: &BodyBlock| {
-        let point = PointId::Block(offset(whole.function, block.block.range.start));
-        FoundPoint::new(Some(point), Err(Refusal::NoSuchPoint))
+/// The blocks or the edges of a function as points of a copy of it, as far as they are wanted. They have no sites in the text: an edge lies at
+/// no place there, and sites of blocks take long to find. A counted function has few counters, and runs as a copy anyway if an edge has one.
+pub fn in_copy(
+    text: &Text<'_>,
+    modules: &Modules,
+    function: FunctionId,
+    (kind, wanted): (PointKind, &dyn Fn(&PointId) -> bool),
+) -> Result<Vec<FoundPoint>, Refusal> {
+    let body = whole(text, modules, function)?;
+    let start = |block: BlockId| Some(offset(body.function, body.blocks.get(block)?.block.range.start));
+    let found = |point: PointId, block: BlockId, kind: fn(FreeRegisters) -> SiteKind| {
+        let hosted = hosted(&body, block, kind);
+        FoundPoint { hosted, ..FoundPoint::new(Some(point), Err(Refusal::NoSuchPoint)) }
     };
-    let mut points: Vec<FoundPoint> = whole.blocks.iter().map(found).collect();
-    host(PointKind::Block, &whole, &mut points);
-    Ok(points)
+    let edge = |edge: &Edge| {
+        let EdgeTarget::Block(block) = edge.to else { return None };
+        let point = PointId::Edge { from: start(edge.from)?, to: start(block)?, kind: edge.kind };
+        wanted(&point).then(|| found(point, block, |free| SiteKind::Edge { free }))
+    };
+    let block = |block: BlockId| {
+        let point = PointId::Block(start(block)?);
+        wanted(&point).then(|| found(point, block, |free| SiteKind::Block { free }))
+    };
+    Ok(match kind {
+        PointKind::Edge => body.edges.iter().filter_map(edge).collect(),
+        _ => body.blocks.keys().filter_map(block).collect(),
+    })
 }
 
-/// Notes how the points of one kind of a function can be woven into a copy of it. If the points are blocks, they are all blocks in order.
+/// Notes how the points of one kind of a function can be woven into a copy of it.
 pub fn host(kind: PointKind, body: &Arc<FunctionBody>, points: &mut [FoundPoint]) {
     let count = points.len();
     for (index, found) in points.iter_mut().enumerate() {
@@ -245,7 +251,10 @@ pub fn host(kind: PointKind, body: &Arc<FunctionBody>, points: &mut [FoundPoint]
                 let free = exit.map(|exit| exit.free.clone()).unwrap_or_default();
                 found.hosted = site.and_then(|site| at_instruction(body, site, free));
             }
-            PointKind::Block => found.hosted = hosted(body, BlockId::at(index), |free| SiteKind::Block { free }),
+            PointKind::Block => {
+                let block = found.point.and_then(|point| body.block_at(body.function.offset(point.offset()?.0)));
+                found.hosted = block.and_then(|block| hosted(body, block, |free| SiteKind::Block { free }));
+            }
             // An edge has no other site.
             PointKind::Edge => {}
         }
@@ -337,7 +346,7 @@ pub fn whole(text: &Text<'_>, modules: &Modules, function: FunctionId) -> Result
 }
 
 /// A block, or an edge that leads to it, as a point of the copy of its function.
-fn hosted(body: &Arc<FunctionBody>, block: BlockId, kind: impl Fn(FreeRegisters) -> SiteKind) -> Option<Hosted> {
+fn hosted(body: &Arc<FunctionBody>, block: BlockId, kind: fn(FreeRegisters) -> SiteKind) -> Option<Hosted> {
     let to = body.blocks.get(block)?;
     let bytes = to.bytes.iter().copied().take(SITE_MAX).collect();
     let site = Arc::new(Site::new(kind(to.free.clone()), body.function, to.block.range.start, bytes));

@@ -32,7 +32,7 @@ pub struct NewMini<'a> {
     /// The code.
     pub snippet: &'a Arc<Snippet>,
     /// First counter of each of the snippet's variables.
-    pub counters: &'a [u32],
+    pub counters: Arc<[u32]>,
     /// Counter of the snippet's runs; `None` if they are not counted.
     pub meter: Option<Meter>,
     /// Functions whose calls do not get the snippet.
@@ -50,7 +50,18 @@ impl<'a> NewMini<'a> {
     pub fn plain(id: u64, pair: usize, snippet: &'a Arc<Snippet>) -> Self {
         let (parts, exits) = (Parts::All, Exits::All);
         let placing = Placing::Anywhere;
-        NewMini { id, pair, role: None, snippet, counters: &[], meter: None, except: &[], parts, exits, placing }
+        NewMini {
+            id,
+            pair,
+            role: None,
+            snippet,
+            counters: Arc::default(),
+            meter: None,
+            except: &[],
+            parts,
+            exits,
+            placing,
+        }
     }
 }
 
@@ -77,6 +88,18 @@ pub(super) fn with_edges(wanted: &[WantedPoints<'_>]) -> FxHashSet<(FunctionId, 
 }
 
 impl WantedPoints<'_> {
+    /// Whether some snippet is for a point.
+    pub(super) fn wanted_points(&self) -> impl Fn(&PointId) -> bool {
+        let all = self.minis.iter().any(|mini| mini.parts == Parts::All);
+        let parts = self.minis.iter().flat_map(|mini| match &mini.parts {
+            Parts::One(point) => std::slice::from_ref(point),
+            Parts::These(points) => points,
+            Parts::All | Parts::Missing(_) => &[],
+        });
+        let points: FxHashSet<PointId> = parts.copied().collect();
+        move |point| all || points.contains(point)
+    }
+
     /// Notes for each point the snippets that are for it, by their indices.
     pub fn assign(&self, sites: &mut Result<Vec<FoundPoint>, Refusal>) {
         let mut for_all = Vec::new();

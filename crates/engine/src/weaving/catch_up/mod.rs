@@ -92,7 +92,7 @@ impl<'a> CatchUp<'a> {
                     Some(prepared.len() - 1)
                 });
                 if let Some(number) = *number {
-                    states.push((number, m.counters));
+                    states.push((number, &*m.counters));
                     ids.push(m.id);
                 }
             }
