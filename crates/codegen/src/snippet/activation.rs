@@ -128,6 +128,17 @@ impl Generator<'_> {
         self.place(&mut end)
     }
 
+    /// Compares the stack pointer of the last record with that of this call. It is not above if the record is of no open call. In a thread that has
+    /// never had any record, the word that is compared is 0.
+    pub(crate) fn compare_last_record(&mut self) -> Result<(), Assembly> {
+        self.used[0] = true;
+        self.push(rcx)?;
+        self.a.mov(rcx, self.top())?;
+        self.a.lea(rax, qword_ptr(rsp + (8 * self.depth + i32::from(self.frame.stack.key))))?;
+        self.a.cmp(qword_ptr(rcx + self.last(record::SP)).gs(), rax)?;
+        self.pop(rcx)
+    }
+
     /// Compares the top with the end of the first record, and returns the operator to test. The operator holds if this thread has more
     /// than that record, or if the thread has never had any record.
     pub(crate) fn has_records(&mut self) -> Result<BinaryOp, Assembly> {

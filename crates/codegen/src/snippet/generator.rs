@@ -235,12 +235,15 @@ enum CodeCondition {
     If(Expr),
     /// The thread has records, or has never had any. In the second case it lacks even the first record, which ends every search.
     Records,
+    /// The last record of the thread is none of an open call, or the thread has never had any.
+    Stale,
 }
 
 /// Splits a snippet whose end runs only sometimes into statements that always run, a condition, and statements that run if it is met.
 fn split(stmts: &[Stmt]) -> Option<(&[Stmt], CodeCondition, &[Stmt])> {
     match stmts {
-        [Stmt::Prune | Stmt::CloseHanded(..)] => Some((&[], CodeCondition::Records, stmts)),
+        [Stmt::Prune] => Some((&[], CodeCondition::Stale, stmts)),
+        [Stmt::CloseHanded(..)] => Some((&[], CodeCondition::Records, stmts)),
         [first @ .., Stmt::If(c, body)] => match fold(c) {
             Expr::Const(_) => None,
             c => Some((first, CodeCondition::If(c), body)),
@@ -271,8 +274,8 @@ struct Compiler<'a> {
 
 impl<'a> Compiler<'a> {
     fn compile(&self) -> Result<SnippetCode, Assembly> {
-        // A thread has no records of a goroutine, so the gate by its records does not apply.
-        let gated = |gate: &CodeCondition| !self.frame.stack.moving || !matches!(gate, CodeCondition::Records);
+        // A thread has no records of a goroutine, so a gate by its records does not apply.
+        let gated = |gate: &CodeCondition| !self.frame.stack.moving || matches!(gate, CodeCondition::If(_));
         let parts = split(&self.snippet.stmts).filter(|(_, gate, _)| self.access == ShardAccess::Own && gated(gate));
         if let Some((first, gate, rest)) = parts {
             let mut g = self.generator(Vec::new())?;
@@ -383,6 +386,11 @@ impl Generator<'_> {
     fn gate(&mut self, gate: &CodeCondition) -> Result<bool, Assembly> {
         let op = match gate {
             CodeCondition::Records => self.has_records()?,
+            CodeCondition::Stale => {
+                self.compare_last_record()?;
+                self.a.jbe(FAR)?;
+                return Ok(true);
+            }
             CodeCondition::If(
                 Expr::Binary(BinaryOp::LogicalAnd | BinaryOp::LogicalOr, ..) | Expr::Unary(UnaryOp::Not, _),
             ) => {
