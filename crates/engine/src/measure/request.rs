@@ -26,6 +26,7 @@ use crate::program::pattern::{Pattern, SourceLine};
 const NAMED: usize = 12;
 
 /// A pair of a request, with the code that it needs.
+#[derive(Clone)]
 pub struct WantedPair {
     /// Metric and focus.
     pub pair: Arc<MetricFocus>,

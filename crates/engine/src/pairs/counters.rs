@@ -12,6 +12,9 @@ use crate::measure::event_places::EventPlaces;
 use crate::measure::sizes;
 use crate::readings::values::CounterAllocator;
 
+/// Number of counters in a cache line.
+const LINE: u32 = 8;
+
 /// The counters of a target.
 #[derive(Debug)]
 pub struct CounterPool {
@@ -67,18 +70,22 @@ impl CounterPool {
         self.free.give_back(first, count);
     }
 
-    /// CounterPool for all variables. Fails, and takes none, if they do not fit.
+    /// Counters for all variables. Small variables come first, so that those which one call changes share cache lines with the beginning of a
+    /// large one. Fails, and takes none, if they do not fit.
     pub fn take_for(&mut self, variables: &[Variable], limit: u32) -> Result<Vec<u32>, Error> {
-        let mut taken = Vec::with_capacity(variables.len());
-        for variable in variables {
-            let Some(first) = self.free.take(variable.shape.slots(), limit) else {
-                let shapes = variables.iter().map(|v| v.shape);
-                taken.iter().zip(shapes).for_each(|(first, shape)| self.free.give_back(*first, shape.slots()));
+        let mut firsts = vec![0; variables.len()];
+        let all = || variables.iter().map(|variable| variable.shape.slots()).zip(0..);
+        let (large, small): (Vec<_>, Vec<_>) = all().partition(|(slots, _)| *slots > LINE);
+        let mut taken: Vec<(u32, u32)> = Vec::with_capacity(variables.len());
+        for (slots, index) in small.into_iter().chain(large) {
+            let Some(first) = self.free.take(slots, limit) else {
+                taken.into_iter().for_each(|(first, slots)| self.free.give_back(first, slots));
                 return Err(too_many(limit));
             };
-            taken.push(first);
+            taken.push((first, slots));
+            firsts[index] = first;
         }
-        Ok(taken)
+        Ok(firsts)
     }
 
     /// Numbers by which the code of a new pair names its variables: a counter of its own, the number of the processor event, or the counter of
@@ -169,7 +176,7 @@ pub fn too_many(limit: u32) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use ingraft_model::VariableKind;
+    use ingraft_model::{Resolution, VariableKind};
 
     use super::*;
     use crate::pairs::tests::{instrumentation, variable};
@@ -192,6 +199,15 @@ mod tests {
         assert_eq!(counters.take_for(&variables, 8).map_err(|e| e.reason), Err(Reason::TooManyCounters));
         assert_eq!([free(&mut counters), free(&mut counters), free(&mut counters)], [Some(6), Some(7), None]);
         assert_eq!(counters.take_for(&[], 0).expect("nothing needs nothing"), Vec::<u32>::new());
+    }
+
+    #[test]
+    fn large_variables_follow_the_small_ones() {
+        let mut counters = CounterPool::default();
+        let histogram = Shape::Histogram(Resolution::Coarse);
+        let variables = of(&[histogram, Shape::Activations, histogram, Shape::Counter]).variables;
+        let second = 5 + histogram.slots();
+        assert_eq!(counters.take_for(&variables, 1 << 20).expect("room"), [5, 0, second, 4]);
     }
 
     #[test]

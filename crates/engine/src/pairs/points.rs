@@ -54,21 +54,24 @@ impl Default for CommonSnippets {
 
 /// A snippet with its sort key among all snippets of a request.
 struct RankedSnippet<'a> {
-    /// Function and kind of its points; then the pair, so that the pair that begins first ends last; then the position in its pair.
-    rank: (FunctionId, PointKind, i64, i64),
+    /// Place of the function in the request, and kind of the points; then the pair, so that the pair that begins first ends last; then the
+    /// position in its pair.
+    rank: (usize, PointKind, i64, i64),
+    function: FunctionId,
     mini: NewMini<'a>,
 }
 
 impl<'a> RankedSnippet<'a> {
-    /// Creates the entry of a snippet; `n` is the number of snippets that its pair has had before.
-    fn new(insertion: &Insertion, n: i64, mini: NewMini<'a>) -> Self {
+    /// Creates the entry of a snippet; `n` is the number of snippets that its pair has had before. `place` is that of the function.
+    fn new((place, insertion): (usize, &Insertion), n: i64, mini: NewMini<'a>) -> Self {
         let kind = insertion.point;
         let pair = mini.pair as i64;
-        let place = match insertion.order {
+        let position = match insertion.order {
             Order::Append => n,
             Order::Prepend => -1 - n,
         };
-        RankedSnippet { rank: (insertion.function, kind, if kind.opens() { pair } else { -pair }, place), mini }
+        let rank = (place, kind, if kind.opens() { pair } else { -pair }, position);
+        RankedSnippet { rank, function: insertion.function, mini }
     }
 }
 
@@ -82,11 +85,12 @@ pub struct PointDraft<'w> {
 }
 
 impl<'w> PointDraft<'w> {
-    /// The points of the pairs' own code.
+    /// The points of the pairs' own code, in the order in which the pairs name the functions first.
     pub fn of(bound: &'w [BoundPair], common: &'w CommonSnippets, ids: &mut SnippetIds) -> Self {
         let mut placed: Vec<RankedSnippet<'w>> =
             Vec::with_capacity(bound.iter().map(|(_, i, _)| i.insertions.len()).sum());
         let mut minis: Vec<Minis> = Vec::with_capacity(bound.len());
+        let mut places: FxHashMap<FunctionId, usize> = FxHashMap::default();
         for (pair, (_, instrumentation, counters)) in bound.iter().enumerate() {
             let mut own = Vec::with_capacity(instrumentation.insertions.len());
             for (n, insertion) in instrumentation.insertions.iter().enumerate() {
@@ -100,14 +104,16 @@ impl<'w> PointDraft<'w> {
                     placing: instrumentation.placing,
                     ..NewMini::plain(id, pair, &insertion.snippet)
                 };
-                placed.push(RankedSnippet::new(insertion, n as i64, mini));
+                let next = places.len();
+                let place = *places.entry(insertion.function).or_insert(next);
+                placed.push(RankedSnippet::new((place, insertion), n as i64, mini));
                 own.push((insertion.function, id));
             }
             minis.push(Minis { points: own, ..Minis::default() });
         }
         placed.sort_unstable_by_key(|placed| placed.rank);
         let mut wanted: Vec<WantedPoints<'w>> = Vec::with_capacity(placed.len());
-        for RankedSnippet { rank: (function, kind, ..), mini } in placed {
+        for RankedSnippet { rank: (_, kind, ..), function, mini } in placed {
             match wanted.last_mut() {
                 Some(last) if (last.function, last.kind) == (function, kind) => last.minis.push(mini),
                 _ => {
@@ -303,7 +309,7 @@ mod tests {
         let draft = PointDraft::of(&all, &common, &mut ids);
         assert_eq!(
             shown(&draft),
-            [(1, ENTRY, vec![(3, 0), (5, 1), (4, 1)]), (1, EXIT, vec![(6, 1), (2, 0)]), (2, ENTRY, vec![(1, 0)]),]
+            [(2, ENTRY, vec![(1, 0)]), (1, ENTRY, vec![(3, 0), (5, 1), (4, 1)]), (1, EXIT, vec![(6, 1), (2, 0)])]
         );
         assert_eq!(ids.take(), 7);
         let minis = draft.woven(&RefusedPieces::default());

@@ -26,6 +26,9 @@ use super::insertion_stop::InsertionStop;
 /// Time for which calls are counted before the costly code comes.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// Least number of functions that are called for which their code is put in one place: that of fewer fits into the caches of a processor.
+const MANY: usize = 64;
+
 /// Result of an insertion.
 pub(super) struct InsertionResult {
     /// Keys of all wanted pairs, in their order.
@@ -64,6 +67,7 @@ impl Session {
         if too_dear(&known, &helps, limit).len() == costly.len() {
             self.refuse_costly(control, &costly, limit)?;
         }
+        let again = counting.clone();
         let counting = self.insert_fitted(control, counting, whole, &mut InsertionStop::default())?;
         let InsertionResult { keys: counted, mut caught_up, .. } = counting;
         // If the insertion is given up, that ends the search, and the next insertion fails.
@@ -81,10 +85,11 @@ impl Session {
             w.instrumentation.insertions.clear();
             out.push((PairKey::of(w), cost.too_much(limit, now_ns())));
         }
+        let costly = self.in_one_place(control, again, costly, &rates);
         match self.insert_fitted(control, costly, whole, &mut InsertionStop::default()) {
             Ok(more) => caught_up.add(more.caught_up),
             Err(error) => {
-                self.take_back(control, &counted);
+                self.take_back(control, &counted, control.measurements.is_empty());
                 return Err(error);
             }
         }
@@ -126,19 +131,55 @@ impl Session {
         most_called(functions.zip(rates))
     }
 
+    /// Takes out the code that counts calls of functions which get costly code, if these are many, and adds it to the costly code: then all code of
+    /// a call stands in one place, and so do its counters. Functions that were called come first.
+    fn in_one_place(
+        &self,
+        control: &mut Control,
+        mut counting: Vec<WantedPair>,
+        mut costly: Vec<WantedPair>,
+        rates: &FxHashMap<FunctionId, f64>,
+    ) -> Vec<WantedPair> {
+        let called = called(&costly, rates);
+        let of_all = counting.len();
+        counting.retain(|w| w.function.is_some_and(|function| called.contains(&function)));
+        // The target is not left without any code meanwhile.
+        if called.len() >= MANY && counting.len() < of_all {
+            let keys: Vec<_> = counting.iter().map(|w| (PairKey::of(w), w.function)).collect();
+            self.take_back(control, &keys, false);
+            costly.splice(..0, counting);
+        }
+        put_first(&called, &mut costly);
+        costly
+    }
+
     /// Takes pairs out again that no measurement uses yet. If that fails, they count until the target is detached.
-    fn take_back(&self, control: &mut Control, keys: &[(PairKey, Option<FunctionId>)]) {
+    fn take_back(&self, control: &mut Control, keys: &[(PairKey, Option<FunctionId>)], last: bool) {
         let mut seen = FxHashSet::default();
         let keys: Vec<_> = keys.iter().filter(|(key, _)| seen.insert(key.clone())).cloned().collect();
         control.pairs.add_users(&keys);
         let views = self.views(control, &keys);
-        let last = control.measurements.is_empty();
         if let Err(error) = self.take_measurement_out(control, &views, last) {
             tracing::warn!(%error, "code that counts stays in after a failed insertion");
             return;
         }
         self.drop_users(control, &views);
     }
+}
+
+/// The functions that were called and get costly code.
+fn called(costly: &[WantedPair], rates: &FxHashMap<FunctionId, f64>) -> FxHashSet<FunctionId> {
+    let has_code = |w: &&WantedPair| !w.instrumentation.insertions.is_empty();
+    let is_called = |function: &FunctionId| rates.get(function).is_some_and(|rate| *rate > 0.0);
+    costly.iter().filter(has_code).filter_map(|w| w.function).filter(is_called).collect()
+}
+
+/// Puts the pairs of these functions first, those of one function together. The others keep their order.
+fn put_first(functions: &FxHashSet<FunctionId>, wanted: &mut [WantedPair]) {
+    wanted.sort_by_key(|w| match w.function.filter(|function| functions.contains(function)) {
+        Some(function) => (false, Some(function)),
+        None => (true, None),
+    });
 }
 
 /// Finds the exits at which the code of pairs will stand, so that the images know them when the code comes.
@@ -152,4 +193,47 @@ fn find_exits(modules: &Modules, wanted: &[WantedPair]) -> Result<(), Error> {
         }
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ingraft_model::{Focus, Shape, VariableKind};
+
+    use super::*;
+    use crate::api::{MeasurementId, MetricFocus};
+    use crate::measure::request::Owner;
+    use crate::pairs::tests::{function, insertion, instrumentation, variable};
+
+    fn pair(metric: &str, of: Option<u32>, has_code: bool) -> WantedPair {
+        let mut code = instrumentation(vec![variable(VariableKind::Counter, Shape::Counter)]);
+        if has_code {
+            code.insertions = vec![insertion(function(0, of.unwrap_or(0)), PointKind::Entry, Vec::new())];
+        }
+        let pair = Arc::new(MetricFocus { metric: metric.to_owned(), focus: Focus::default() });
+        let owner = Owner { measurement: MeasurementId(1), hidden: false };
+        WantedPair { function: of.map(|of| function(0, of)), ..WantedPair::owned(owner, pair, code) }
+    }
+
+    #[test]
+    fn functions_that_are_called_come_first() {
+        let costly =
+            [pair("a", Some(9), true), pair("b", None, true), pair("c", Some(3), false), pair("d", Some(4), true)];
+        let rates = [(9, 0.5), (3, 70.0), (4, 0.0), (5, 8.0)];
+        let rates = rates.into_iter().map(|(of, rate)| (function(0, of), rate)).collect();
+        let called = called(&costly, &rates);
+        assert_eq!(
+            called,
+            FxHashSet::from_iter([function(0, 9)]),
+            "3 gets no code, 4 is not called, 5 is not asked for"
+        );
+
+        let mut wanted: Vec<WantedPair> = costly.into();
+        wanted.extend([pair("e", Some(9), true), pair("f", Some(1), true)]);
+        let both = FxHashSet::from_iter([function(0, 9), function(0, 1)]);
+        put_first(&both, &mut wanted);
+        let names: Vec<&str> = wanted.iter().map(|w| w.pair.metric.as_str()).collect();
+        assert_eq!(names, ["f", "a", "e", "b", "c", "d"]);
+    }
 }
