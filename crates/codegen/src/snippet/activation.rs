@@ -31,6 +31,33 @@ const SUM: u32 = 0;
 const LARGEST: u32 = 1;
 const SMALLEST: u32 = 2;
 
+/// What registers hold of the record that the enclosing statement closes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Loaded {
+    /// Whether rcx holds the top.
+    top: bool,
+    /// The field that rax holds.
+    field: Option<u32>,
+}
+
+impl Loaded {
+    /// Whether a statement begins with code that leaves these registers as they are until it reads a word that the record keeps.
+    pub(crate) fn serves(stmt: &Stmt) -> bool {
+        match stmt {
+            Stmt::Observe(..) => true,
+            Stmt::If(Expr::Binary(_, read, with), _) => {
+                is_kept(read) && matches!(**with, Expr::Const(n) if i32::try_from(n).is_ok())
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Whether the value is a word that the record of the call keeps.
+fn is_kept(e: &Expr) -> bool {
+    matches!(e, Expr::Elapsed(..) | Expr::Saved(_))
+}
+
 /// Mask that covers every bucket number. The mask keeps the address of the bucket inside the shard, whatever the value.
 fn bucket_mask(resolution: Resolution) -> i32 {
     (resolution.buckets().next_power_of_two() - 1) as i32
@@ -384,11 +411,13 @@ impl Generator<'_> {
 
     /// Ends the call of the last record: turns start times into durations, runs the statements, and removes the record.
     fn end(&mut self, r: &CallRecord, body: &[Stmt]) -> Result<(), Assembly> {
+        self.loaded = Loaded { top: true, field: None };
         for (n, kept) in (0..).zip(&r.kept) {
             if let KeptValue::Time(clock) = kept {
                 let time = qword_ptr(rcx + self.last(kept_at(n))).gs();
                 self.clock_since(*clock, time)?;
                 self.a.mov(time, rax)?;
+                self.loaded.field = Some(kept_at(n));
             }
         }
         for (n, kept) in (0..).zip(&r.kept) {
@@ -431,7 +460,9 @@ impl Generator<'_> {
         self.a.jae(later)?;
         self.a.xor(eax, eax)?;
         self.place(&mut later)?;
-        Ok(self.a.mov(own, rax)?)
+        self.a.mov(own, rax)?;
+        self.loaded.field = Some(field);
+        Ok(())
     }
 
     /// Counts a call that has no record.
@@ -449,8 +480,14 @@ impl Generator<'_> {
 
     /// Loads a field of the record that the enclosing statement closes into rax.
     pub(crate) fn field(&mut self, field: u32) -> Result<(), Assembly> {
-        self.used[1] = true;
-        self.a.mov(rcx, self.top())?;
+        let Loaded { top, field: known } = self.loaded;
+        if known == Some(field) {
+            return Ok(());
+        }
+        if !top {
+            self.used[1] = true;
+            self.a.mov(rcx, self.top())?;
+        }
         Ok(self.a.mov(rax, qword_ptr(rcx + self.last(field)).gs())?)
     }
 
@@ -522,9 +559,14 @@ impl Generator<'_> {
         if let Some(clock) = own.filter(|_| !self.frame.stack.moving) {
             self.kept(KeptValue::Spent(clock))?;
             self.a.inc(rax)?;
+            self.loaded.field = None;
             self.a.add(self.slot(histogram, OWN)?, rax)?;
         }
+        if !is_kept(e) {
+            self.loaded = Loaded::default();
+        }
         self.value(e)?;
+        self.loaded = Loaded::default();
         let [mut positive, mut smaller, mut larger] = std::array::from_fn(|_| self.a.create_label());
         if !matches!(e, Expr::Elapsed(_, TimeUnit::Ticks)) {
             self.a.test(rax, rax)?;

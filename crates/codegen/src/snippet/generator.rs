@@ -19,6 +19,7 @@ use ingraft_model::{
 use crate::code::cost::Cost;
 use crate::code::environment::{Assembly, CodegenError, Environment};
 use crate::code::routine::Routine;
+use crate::snippet::activation::Loaded;
 use crate::snippet::calling::{WORDS, words_of};
 use crate::snippet::mini::BaseState;
 use crate::snippet::routines::FAR;
@@ -314,6 +315,7 @@ impl<'a> Compiler<'a> {
             saved,
             depth: i32::from(self.frame.pushed),
             closed: Vec::new(),
+            loaded: Loaded::default(),
             frame: *self.frame,
             exits: Vec::new(),
             rare: Vec::new(),
@@ -361,6 +363,8 @@ pub(crate) struct Generator<'a> {
     pub depth: i32,
     /// Words in the record that the enclosing statement closes.
     pub closed: Vec<KeptValue>,
+    /// What registers hold of that record.
+    pub loaded: Loaded,
     pub frame: BaseState,
     /// Label after each jump to a shared routine.
     pub exits: Vec<(CodeLabel, Routine)>,
@@ -486,10 +490,17 @@ impl Generator<'_> {
     }
 
     pub fn stmts(&mut self, stmts: &[Stmt]) -> Result<(), Assembly> {
-        stmts.iter().try_for_each(|s| self.stmt(s))
+        stmts.iter().try_for_each(|s| {
+            self.stmt(s)?;
+            self.loaded = Loaded::default();
+            Ok(())
+        })
     }
 
     fn stmt(&mut self, stmt: &Stmt) -> Result<(), Assembly> {
+        if !Loaded::serves(stmt) {
+            self.loaded = Loaded::default();
+        }
         match stmt {
             Stmt::Add(v, e) => {
                 let (slot, e) = (self.variable(*v)?, fold(e));
@@ -516,6 +527,7 @@ impl Generator<'_> {
                 c => {
                     let mut end = self.a.create_label();
                     self.branch(&c, false, end)?;
+                    self.loaded = Loaded::default();
                     self.stmts(body)?;
                     self.place(&mut end)?;
                 }
