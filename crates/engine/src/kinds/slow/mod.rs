@@ -259,7 +259,8 @@ impl SlowKind {
 impl Running for SlowKind {
     fn patterns(&self) -> Vec<&str> {
         let patterns = if self.options.callees.is_empty() { &self.waits } else { &self.options.callees };
-        patterns.iter().map(String::as_str).collect()
+        let told = self.options.told.iter().map(|told| &told.function);
+        patterns.iter().chain(told).map(String::as_str).collect()
     }
 
     /// A pair for each function, and one that only counts its calls.
@@ -401,4 +402,27 @@ pub(super) fn take(session: &Session, id: MeasurementId) -> Option<Result<Printe
         told.counts = kind.counts(at, false);
         Ok(told)
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use ingraft_model::Capacity;
+
+    use super::*;
+    use crate::api::ToldValue;
+
+    #[test]
+    fn the_libraries_of_told_functions_are_analysed() {
+        let of = |callees: &[&str]| {
+            let told = vec![ToldValue { function: "libm:pow".to_owned(), expression: "$return".to_owned() }];
+            let callees = callees.iter().map(|name| (*name).to_owned()).collect();
+            let options =
+                SlowOptions { over_ns: 1, least_ns: 1, callees, told, limit: None, capacity: Capacity::SMALLEST };
+            SlowKind::new(options).patterns().into_iter().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&["libz:*"]), ["libz:*", "libm:pow"]);
+        let usual = of(&[]);
+        assert_eq!(usual.len(), WAITS.len() + 1);
+        assert_eq!(usual.last().map(String::as_str), Some("libm:pow"));
+    }
 }

@@ -27,6 +27,12 @@ impl CallSpan {
         self.began <= other.began && other.ended <= self.ended
     }
 
+    /// Whether a call that begins later is inside of this one. A call that has jumped to another one ends when that one returns, and its end may be
+    /// recorded first.
+    fn is_around(self, later: CallSpan) -> bool {
+        self.contains(later) || later.began < self.ended
+    }
+
     fn ticks(self) -> u64 {
         self.ended.saturating_sub(self.began)
     }
@@ -38,7 +44,8 @@ pub type ValuesOf<'a> = &'a dyn Fn(&RecordedCall) -> Vec<PrintedValue>;
 /// Makes the tree of a call. `inner` are the calls of its thread in the order of their ends; those that were not made by the call are left out.
 /// `ns` converts ticks to nanoseconds, rounded down, and `values` gives the values of a call.
 ///
-/// Calls of one thread lie within or beside each other. So the caller of each is the innermost one that contains its time.
+/// Calls of one thread lie within or beside each other. So the caller of each is the innermost one that contains its time. Calls that end together
+/// because one has jumped to the other have the later one of the recorded ends.
 pub fn tree(
     outer: CallSpan,
     inner: &[RecordedCall],
@@ -48,12 +55,13 @@ pub fn tree(
     // Of two calls that begin in one tick, the one that ended later contains the other.
     let mut order: Vec<&RecordedCall> = inner.iter().rev().filter(|call| outer.contains(call.span)).collect();
     order.sort_by_key(|call| call.span.began);
+    let spans = nested(order.iter().map(|call| call.span).collect());
     let mut calls: Vec<InnerCall> = Vec::with_capacity(order.len());
     let mut open: Vec<(usize, CallSpan)> = Vec::new();
     let elapsed_ns = ns(outer.ticks());
     let mut whole = CallTree { elapsed_ns, self_ns: elapsed_ns, lost, calls: Vec::new() };
-    for call in order {
-        let RecordedCall { site, span, .. } = *call;
+    for (call, span) in order.into_iter().zip(spans) {
+        let site = call.site;
         while open.pop_if(|(_, around)| !around.contains(span)).is_some() {}
         let elapsed_ns = ns(span.ticks());
         let around = open.last().and_then(|(caller, _)| calls.get_mut(*caller)).map(|caller| &mut caller.self_ns);
@@ -65,6 +73,20 @@ pub fn tree(
         calls.push(InnerCall { site, depth, at_ns, elapsed_ns, self_ns: elapsed_ns, values: values(call) });
     }
     CallTree { calls, ..whole }
+}
+
+/// Moves the ends of calls, which are in the order of their beginnings, so that each lies within another one or beside it.
+fn nested(mut spans: Vec<CallSpan>) -> Vec<CallSpan> {
+    let mut open: Vec<usize> = Vec::new();
+    for index in 0..spans.len() {
+        let span = spans[index];
+        while open.pop_if(|around| !spans[*around].is_around(span)).is_some() {}
+        for around in open.iter().rev() {
+            spans[*around].ended = spans[*around].ended.max(span.ended);
+        }
+        open.push(index);
+    }
+    spans
 }
 
 #[cfg(test)]
@@ -117,6 +139,29 @@ mod tests {
         let inner = [(1, span(5, 5)), (2, span(5, 5)), (3, span(6, 6)), (4, span(6, 7))];
         let tree = tree(span(5, 7), &inner, 0, &|ticks| ticks);
         assert_eq!(lines(&tree), ["2, 1", "2 at 0: 0, 0", " 1 at 0: 0, 0", "4 at 1: 1, 1", " 3 at 1: 0, 0"]);
+    }
+
+    #[test]
+    fn a_call_that_has_jumped_ends_with_the_one_to_which_it_has_jumped() {
+        let inner = [
+            (4, span(140, 150)),
+            (1, span(110, 180)), // jumps to 2
+            (2, span(120, 183)), // jumps to 3
+            (3, span(130, 186)),
+            (5, span(186, 190)), // begins when the others end
+        ];
+        let tree = tree(span(100, 200), &inner, 0, &|ticks| ticks);
+        assert_eq!(
+            lines(&tree),
+            [
+                "100, 20",
+                "1 at 10: 76, 10",
+                " 2 at 20: 66, 10",
+                "  3 at 30: 56, 46",
+                "   4 at 40: 10, 10",
+                "5 at 86: 4, 4"
+            ]
+        );
     }
 
     #[test]
