@@ -7,6 +7,8 @@
  *                 900   the call makes another call of `serve`, which is slow
  *                 others are quick, and call `hash` fifty times
  * plant AT N      one thread calls `serve` N times, of which that with the number AT is slow, and none does anything else
+ * jump N          one thread calls `serve_jumping` N times: it calls two functions in turn, each of which jumps to the other one, which jumps to
+ *                 `wait_for_part`
  * spin            a thread calls `serve` over and over, quickly, until the end
  * The answers have `calls` and `left`, with the numbers of all threads together, and for each call that took 10 ms or more by the program's
  * clock a line `slow NUMBER NS`. */
@@ -69,6 +71,24 @@ COUNTED long serve_planted(long number, long at) {
     return sum;
 }
 
+COUNTED static void jump_b(long ms, int on);
+
+COUNTED static void jump_a(long ms, int on) {
+    if (on) jump_b(ms, 0);
+    else wait_for_part(ms);
+}
+
+COUNTED static void jump_b(long ms, int on) {
+    if (on) jump_a(ms, 0);
+    else wait_for_part(ms);
+}
+
+COUNTED long serve_jumping(long number, long ms) {
+    jump_a(ms, 1);
+    jump_b(ms, 1);
+    return hash(number);
+}
+
 static void note(long number, long ns) {
     if (ns < 10 * MS) return;
     long n = slow++;
@@ -125,6 +145,9 @@ int main(void) {
                 serve_planted(i, at);
                 note(i, now() - begin);
             }
+            tell();
+        } else if (sscanf(line, "jump %ld", &count) == 1) {
+            for (long i = 0; i < count; i++) serve_jumping(i, 6);
             tell();
         } else if (!strcmp(line, "spin")) {
             pthread_create(&all[0], NULL, spin, NULL);

@@ -109,6 +109,18 @@ fn times(outcome: &Outcome, truth: &Reply) -> BTreeMap<i64, Vec<i64>> {
     times
 }
 
+/// Calls that have jumped to others end together with them, and are around them, whichever of them has the lower address.
+#[test]
+fn calls_that_jump_are_around_those_to_which_they_jump() {
+    let (outcome, _) = found(&tool(), &["serve_jumping", "--least", "1us"], "jump 5");
+    let slow = outcome.all("slow");
+    assert_eq!(slow.len(), 5);
+    for call in slow {
+        let shape = shape(calls_of(call));
+        assert_eq!(shape, "jump_a(jump_b(wait_for_part)) jump_b(jump_a(wait_for_part))", "{call}");
+    }
+}
+
 #[test]
 fn each_slow_call_is_a_tree() {
     let arguments = ["serve", "$arg[0]", "str($arg[1])", "--least", "1500us", "--limit", "none"];
