@@ -52,6 +52,11 @@ pub struct Owner {
 }
 
 impl WantedPair {
+    /// Whether the pair has no value for clients.
+    pub fn is_hidden(&self) -> bool {
+        self.owner.is_some_and(|owner| owner.hidden)
+    }
+
     /// A pair that belongs to one measurement, with code that is not of MDL.
     pub fn owned(owner: Owner, pair: Arc<MetricFocus>, instrumentation: Instrumentation) -> Self {
         WantedPair {

@@ -57,8 +57,11 @@ impl Session {
     ) -> Result<InsertionResult, Error> {
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
         Self::fit_sizes(control, &mut wanted, &keys, 0);
-        let (mut costly, counting): (Vec<WantedPair>, Vec<WantedPair>) =
+        let (mut costly, plain): (Vec<WantedPair>, Vec<WantedPair>) =
             wanted.into_iter().partition(|w| is_costly(&w.instrumentation.variables));
+        // If some pairs count for this purpose alone, the values of all others begin in one stop.
+        let for_this = plain.iter().any(WantedPair::is_hidden);
+        let (counting, others): (Vec<_>, Vec<_>) = plain.into_iter().partition(|w| w.is_hidden() == for_this);
         self.refuse_hopeless_pairs(control, &costly)?;
         // If it is known already that nothing would be timed, the target is not touched.
         let helps: Vec<bool> = costly.iter().map(|w| PairKey::of(w).is_hidden()).collect();
@@ -85,6 +88,7 @@ impl Session {
             w.instrumentation.insertions.clear();
             out.push((PairKey::of(w), cost.too_much(limit, now_ns())));
         }
+        costly.extend(others);
         let costly = self.in_one_place(control, again, costly, &rates);
         match self.insert_fitted(control, costly, whole, &mut InsertionStop::default()) {
             Ok(more) => caught_up.add(more.caught_up),

@@ -154,11 +154,6 @@ impl ContextsKind {
         self.tree
     }
 
-    /// Whether the code has come.
-    pub fn has_begun(&self) -> bool {
-        self.began_ns != 0
-    }
-
     /// Number of a function in the keys of contexts; `None` if its calls are not told apart.
     pub fn number(&self, function: FunctionId) -> Option<u32> {
         self.numbers.get(&function).copied()

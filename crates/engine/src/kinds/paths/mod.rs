@@ -56,8 +56,6 @@ pub struct PathsKind {
     metrics: PathMetrics,
     /// Whether code was inserted.
     has_begun: bool,
-    /// Counts of paths that have ended before the code of contexts came, by the number of the function in contexts and that of the path.
-    early: FxHashMap<(u32, i64), u64>,
     /// The last counts, read before the code was taken out.
     last: Option<Result<SavedProfile, Error>>,
 }
@@ -73,7 +71,6 @@ impl PathsKind {
             executed: Vec::new(),
             metrics: PathMetrics::default(),
             has_begun: false,
-            early: FxHashMap::default(),
             last: None,
         }
     }
@@ -171,26 +168,6 @@ impl PathsKind {
         }
     }
 
-    /// Notes the paths that have ended by now outside of contexts: their code comes before that of the contexts.
-    fn note_early(&mut self, at: &Locked<'_>) {
-        let Some((first, shape)) =
-            self.contexts.as_ref().and_then(|contexts| Some((contexts.tree()?, contexts.shape())))
-        else {
-            return;
-        };
-        let mut tree = ContextTree::default();
-        let _ = at.columns(|columns| tree = columns.tree(first, shape));
-        let outside = tree.take_values().into_iter().filter(|of| of.context.is_none());
-        self.early = outside.map(|of| ((of.function, of.value), of.count)).collect();
-    }
-
-    /// A count of paths without those that had ended before the contexts came; `None` if it has no others.
-    fn without_early(&self, of: &CountedValue) -> Option<CountedValue> {
-        let early = self.early.get(&(of.function, of.value)).filter(|_| of.context.is_none());
-        let count = of.count.saturating_sub(early.copied().unwrap_or(0));
-        (count > 0).then_some(CountedValue { count, ..*of })
-    }
-
     /// Takes the counts of paths out of a tree, and gives them to the functions.
     fn count_below(&self, contexts: &ContextsKind, tree: &mut ContextTree, (all, scale): (&mut [CountedPaths], Scale)) {
         let numbers: FxHashMap<u32, usize> = (0..)
@@ -202,7 +179,7 @@ impl PathsKind {
         let is_own = |context: &usize, of: &CountedValue| {
             tree.contexts.get(*context).is_some_and(|context| context.function == of.function)
         };
-        for of in values.iter().filter_map(|of| self.without_early(of)) {
+        for of in values {
             let found = numbers.get(&of.function).and_then(|n| self.functions.all.get(*n).zip(all.get_mut(*n)));
             let Some((f, counted)) = found else { continue };
             match f.plan.number(&of) {
@@ -271,9 +248,6 @@ impl Running for PathsKind {
     }
 
     fn inserted(&mut self, at: &mut Locked<'_>, begun: &mut InsertedPairs<'_>) {
-        if self.contexts.as_ref().is_some_and(|contexts| !contexts.has_begun()) {
-            self.note_early(at);
-        }
         if let Some(contexts) = &mut self.contexts {
             contexts.inserted(at, begun);
         }
