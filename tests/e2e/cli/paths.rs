@@ -2,9 +2,11 @@
 //! each time have as many executions of each block by their paths as `ingraft profile edges` counts.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
 
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Outcome, Reply, open_directory, scaled, skip};
+use ingraft_testing::{Mutatee, Outcome, Reply, find, open_directory, scaled, skip};
 use serde_json::Value;
 
 use crate::tool;
@@ -181,6 +183,25 @@ fn paths_are_told_apart_by_context() {
 #[test]
 fn calls_in_progress_end_late_paths() {
     check("+run 8 2000 1");
+}
+
+/// A path that has begun before the measurement is late, also if it has begun while calls were counted to learn what contexts cost.
+#[test]
+fn paths_that_begin_before_contexts_are_late() {
+    let Some(perl) = find("perl") else { skip!("perl is not installed") };
+    let script = "$| = 1; print \"ready\\n\"; while (1) { select(undef, undef, undef, 0.1) }";
+    let mut child = Command::new(perl).args(["-e", script]).stdout(Stdio::piped()).spawn().expect("perl");
+    let mut ready = String::new();
+    let output = child.stdout.as_mut().expect("stdout is piped");
+    BufReader::new(output).read_line(&mut ready).expect("a line");
+    for contexts in [&[][..], &["--contexts"]] {
+        let pid = child.id().to_string();
+        let words = ["profile", "paths", "-p", &pid, "perl:Perl_pp_sselect", "--for", "1s"];
+        let outcome = tool().run(words.iter().chain(contexts)).assert_code(0);
+        let late: u64 = outcome.all("paths").iter().map(|paths| number(paths, "late")).sum();
+        assert_eq!(late, 1, "{contexts:?}");
+    }
+    child.kill().and_then(|()| child.wait()).expect("perl ends");
 }
 
 /// Handlers call functions that they have interrupted in the middle of paths.
