@@ -15,6 +15,7 @@ use ingraft_model::{
 use crate::code::environment::Assembly;
 use crate::code::routine::Routine;
 use crate::snippet::generator::{Generator, Operand, ShardAccess};
+use crate::snippet::loaded::{self, Loaded};
 use crate::snippet::routines;
 
 /// Counters of a timer: depth of nesting (the timer runs if it is not 0), and clock at all stops less clock at all starts.
@@ -30,33 +31,6 @@ pub(crate) const LEFT_BY_TAIL_JUMP: u32 = 3;
 const SUM: u32 = 0;
 const LARGEST: u32 = 1;
 const SMALLEST: u32 = 2;
-
-/// What registers hold of the record that the enclosing statement closes.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Loaded {
-    /// Whether rcx holds the top.
-    top: bool,
-    /// The field that rax holds.
-    field: Option<u32>,
-}
-
-impl Loaded {
-    /// Whether a statement begins with code that leaves these registers as they are until it reads a word that the record keeps.
-    pub(crate) fn serves(stmt: &Stmt) -> bool {
-        match stmt {
-            Stmt::Observe(..) => true,
-            Stmt::If(Expr::Binary(_, read, with), _) => {
-                is_kept(read) && matches!(**with, Expr::Const(n) if i32::try_from(n).is_ok())
-            }
-            _ => false,
-        }
-    }
-}
-
-/// Whether the value is a word that the record of the call keeps.
-fn is_kept(e: &Expr) -> bool {
-    matches!(e, Expr::Elapsed(..) | Expr::Saved(_))
-}
 
 /// Mask that covers every bucket number. The mask keeps the address of the bucket inside the shard, whatever the value.
 fn bucket_mask(resolution: Resolution) -> i32 {
@@ -562,7 +536,7 @@ impl Generator<'_> {
             self.loaded.field = None;
             self.a.add(self.slot(histogram, OWN)?, rax)?;
         }
-        if !is_kept(e) {
+        if !loaded::is_kept(e) {
             self.loaded = Loaded::default();
         }
         self.value(e)?;

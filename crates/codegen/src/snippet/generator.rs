@@ -19,8 +19,8 @@ use ingraft_model::{
 use crate::code::cost::Cost;
 use crate::code::environment::{Assembly, CodegenError, Environment};
 use crate::code::routine::Routine;
-use crate::snippet::activation::Loaded;
 use crate::snippet::calling::{WORDS, words_of};
+use crate::snippet::loaded::Loaded;
 use crate::snippet::mini::BaseState;
 use crate::snippet::routines::FAR;
 
@@ -363,7 +363,7 @@ pub(crate) struct Generator<'a> {
     pub depth: i32,
     /// Words in the record that the enclosing statement closes.
     pub closed: Vec<KeptValue>,
-    /// What registers hold of that record.
+    /// Parts of that record that registers hold.
     pub loaded: Loaded,
     pub frame: BaseState,
     /// Label after each jump to a shared routine.

@@ -15,6 +15,7 @@ pub(crate) mod generator;
 pub(crate) mod goroutine;
 pub(crate) mod inline;
 pub(crate) mod listed;
+pub(crate) mod loaded;
 pub(crate) mod loader;
 pub(crate) mod mini;
 pub(crate) mod reading;
