@@ -103,15 +103,21 @@ impl Session {
         self.unweave(control, views)
     }
 
-    /// Takes out the code of pairs that only this measurement uses.
+    /// Takes out the code of pairs that only this measurement uses. Returns how long threads were held for that.
     pub(super) fn unweave(&self, control: &mut Control, views: &[View]) -> Result<Removed, Error> {
         self.target.take_longest_hold(); // discards the holds of earlier operations
+        self.unweave_within(control, views)?;
+        Ok(Removed { stopped: self.target.take_longest_hold(), ..leftover::untouched(self.pid()) })
+    }
+
+    /// Takes out the code of pairs that only this measurement uses, as a part of another operation.
+    pub(super) fn unweave_within(&self, control: &mut Control, views: &[View]) -> Result<(), Error> {
         let going = control.pairs.used_only_by(views.iter().map(|view| (&view.key, view.value.first)));
         let minis = control.pairs.minis_of(&going);
         let going: Vec<PairKey> = going.into_iter().cloned().collect();
         self.withdraw(control, &minis)?;
         control.retire_keys(going.iter());
-        Ok(Removed { stopped: self.target.take_longest_hold(), ..leftover::untouched(self.pid()) })
+        Ok(())
     }
 
     /// Takes snippets out.

@@ -22,6 +22,7 @@ use super::control::Control;
 use super::costs::limits::{BUSY, most_called, too_dear};
 use super::driver::Session;
 use super::insertion_stop::InsertionStop;
+use super::view::View;
 
 /// Time for which calls are counted before the costly code comes.
 const LOOK: Duration = Duration::from_millis(100);
@@ -93,7 +94,10 @@ impl Session {
         match self.insert_fitted(control, costly, whole, &mut InsertionStop::default()) {
             Ok(more) => caught_up.add(more.caught_up),
             Err(error) => {
-                self.take_back(control, &counted, control.measurements.is_empty());
+                self.take_back(control, &counted, |control, views| {
+                    let last = control.measurements.is_empty();
+                    self.take_measurement_out(control, views, last).map(drop)
+                });
                 return Err(error);
             }
         }
@@ -150,21 +154,26 @@ impl Session {
         // The target is not left without any code meanwhile.
         if called.len() >= MANY && counting.len() < of_all {
             let keys: Vec<_> = counting.iter().map(|w| (PairKey::of(w), w.function)).collect();
-            self.take_back(control, &keys, false);
+            self.take_back(control, &keys, |control, views| self.unweave_within(control, views));
             costly.splice(..0, counting);
         }
         put_first(&called, &mut costly);
         costly
     }
 
-    /// Takes pairs out again that no measurement uses yet. If that fails, they count until the target is detached.
-    fn take_back(&self, control: &mut Control, keys: &[(PairKey, Option<FunctionId>)], last: bool) {
+    /// Takes pairs out again that no measurement uses yet, by `take_out`. If that fails, they count until the target is detached.
+    fn take_back(
+        &self,
+        control: &mut Control,
+        keys: &[(PairKey, Option<FunctionId>)],
+        take_out: impl FnOnce(&mut Control, &[View]) -> Result<(), Error>,
+    ) {
         let mut seen = FxHashSet::default();
         let keys: Vec<_> = keys.iter().filter(|(key, _)| seen.insert(key.clone())).cloned().collect();
         control.pairs.add_users(&keys);
         let views = self.views(control, &keys);
-        if let Err(error) = self.take_measurement_out(control, &views, last) {
-            tracing::warn!(%error, "code that counts stays in after a failed insertion");
+        if let Err(error) = take_out(control, &views) {
+            tracing::warn!(%error, "code that only counts stays in");
             return;
         }
         self.drop_users(control, &views);

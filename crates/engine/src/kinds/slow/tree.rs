@@ -82,7 +82,10 @@ fn nested(mut spans: Vec<CallSpan>) -> Vec<CallSpan> {
         let span = spans[index];
         while open.pop_if(|around| !spans[*around].is_around(span)).is_some() {}
         for around in open.iter().rev() {
-            spans[*around].ended = spans[*around].ended.max(span.ended);
+            if spans[*around].ended >= span.ended {
+                break;
+            }
+            spans[*around].ended = span.ended;
         }
         open.push(index);
     }
