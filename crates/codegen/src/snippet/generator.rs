@@ -391,8 +391,13 @@ impl Generator<'_> {
         let op = match gate {
             CodeCondition::Records => self.has_records()?,
             CodeCondition::Stale => {
+                // Most threads that run nothing else have no record, which this comparison tells without the loads.
+                let mut end = self.a.create_label();
+                self.has_records()?;
+                self.a.je(end)?;
                 self.compare_last_record()?;
                 self.a.jbe(FAR)?;
+                self.place(&mut end)?;
                 return Ok(true);
             }
             CodeCondition::If(
