@@ -189,7 +189,7 @@ fn calls_in_progress_end_late_paths() {
 #[test]
 fn paths_that_begin_before_contexts_are_late() {
     let Some(perl) = find("perl") else { skip!("perl is not installed") };
-    let script = "$| = 1; print \"ready\\n\"; while (1) { select(undef, undef, undef, 0.1) }";
+    let script = "$| = 1; print \"ready\\n\"; for (1..600) { select(undef, undef, undef, 0.1) }";
     let mut child = Command::new(perl).args(["-e", script]).stdout(Stdio::piped()).spawn().expect("perl");
     let mut ready = String::new();
     let output = child.stdout.as_mut().expect("stdout is piped");
