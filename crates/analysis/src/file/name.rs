@@ -108,14 +108,16 @@ impl FunctionName {
     }
 
     /// Sort key among the names of one function; the name with the smallest key is shown.
-    pub(crate) fn rank(&self) -> (bool, SymbolBinding, bool, usize, usize, &str) {
+    pub(crate) fn rank(&self) -> (bool, bool, bool, usize, usize, &str) {
+        // Libraries export a weak `send` beside a strong `__send`, and nobody knows the latter.
+        let local = self.binding == SymbolBinding::Local;
         let old_version = self.version.as_ref().is_some_and(|v| !v.default);
         let underscores = if self.mangled.starts_with("_Z") || self.mangled.starts_with("_R") {
             0
         } else {
             self.mangled.bytes().take_while(|&b| b == b'_').count()
         };
-        (self.ifunc, self.binding, old_version, underscores, self.mangled.len(), &self.mangled)
+        (self.ifunc, local, old_version, underscores, self.mangled.len(), &self.mangled)
     }
 }
 
