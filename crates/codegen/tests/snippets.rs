@@ -113,6 +113,8 @@ impl Evaluator {
             }
             Expr::Float(_)
             | Expr::Lost(_)
+            | Expr::Notes
+            | Expr::OfGoroutine(_)
             | Expr::Usage(_)
             | Expr::Now(_)
             | Expr::Event(_)

@@ -24,7 +24,7 @@ use crate::histogram::Resolution;
 /// First bytes of the header.
 pub const MAGIC: [u8; 8] = *b"INGRAFT\x01";
 /// Version of the layout that this module describes.
-pub const LAYOUT_VERSION: u32 = 10;
+pub const LAYOUT_VERSION: u32 = 11;
 
 /// Offsets in the header (shard 0). All integers little-endian.
 pub mod header {
@@ -254,6 +254,9 @@ pub mod record {
 /// next record). At the end of the call, code takes the record back there. In between, [`record::SP`] of the copy in the thread is
 /// `u64::MAX`, so that no search of the thread's own records passes it.
 ///
+/// While a call keeps notes, the calls inside of it that have ended are noted in further records, in the order of their ends. So a goroutine takes them
+/// along when it moves, and forgets them at once if nobody wants to know.
+///
 /// The runtime reuses the descriptors of ended goroutines. What is left in the list of an ended goroutine is removed by calls of the next
 /// goroutine with the same descriptor, each of which removes the records at its own depth and below.
 pub mod goroutine {
@@ -268,6 +271,8 @@ pub mod goroutine {
     pub const STACK: u32 = 0;
     /// Offset in a descriptor of the saved stack pointer, u64; the saved program counter follows.
     pub const SAVED: u32 = 0x38;
+    /// Size in bytes of a descriptor, at least.
+    pub const DESCRIPTOR: u32 = 0x100;
     /// Offset in the shard of the unused records: in the lower half the number of the first one, 0 if there is none, in the upper half the
     /// number of changes, u64, atomic.
     pub const FREE: u32 = 0x2_0000;
@@ -275,8 +280,21 @@ pub mod goroutine {
     pub const USED: u32 = FREE + 8;
     /// Offset of the places of goroutines.
     pub const PLACES: u32 = 0x3_0000;
-    /// Size in bytes of a place: the address of the descriptor, u64, and the number of the goroutine's last record, u64.
-    pub const PLACE: u32 = 16;
+    /// Size in bytes of a place: the address of the descriptor, u64, the number of the goroutine's last record, u64, and four words about its notes.
+    pub const PLACE: u32 = 32;
+    /// Offset in a place of the lowest 32 bits of the key of the call that keeps notes, u32; 0 if none does.
+    pub const NOTES_KEY: u32 = 16;
+    /// Offset in a place of the number of notes that were made, u32, also of those that were not kept.
+    pub const NOTES_MADE: u32 = 20;
+    /// Offset in a place of the number of the first note, u32; 0 if there is none. Notes are linked by [`record::SAVED`].
+    pub const FIRST_NOTE: u32 = 24;
+    /// Offset in a place of the number of the last note, u32; 0 if there is none.
+    pub const LAST_NOTE: u32 = 28;
+    /// Largest number of notes that a goroutine keeps.
+    pub const NOTES_MAX: u32 = 16_384;
+    /// Number of values of a note. They are at [`record::KEPT`], and the header of their record in a buffer ([`crate::records`]), u64, is at
+    /// [`record::SP`].
+    pub const NOTE_WORDS: u32 = 2;
     /// Number of bits of the number of a place, and number of places.
     pub const PLACE_BITS: u32 = 17;
     /// Number of places in a row that may belong to a goroutine. The last ones lie after the numbered places.
@@ -284,7 +302,7 @@ pub mod goroutine {
     /// Factor for the hash of a descriptor's address.
     pub const MULTIPLIER: u64 = crate::table::MULTIPLIER;
     /// Offset of record 0. Records are numbered from 1 on.
-    pub const RECORDS: u32 = 0x40_0000;
+    pub const RECORDS: u32 = 0x48_0000;
     /// Largest number of records.
     pub const RECORDS_MAX: u32 = ((STRIDE_MIN - RECORDS as u64) / record::SIZE as u64) as u32 - 1;
     const _: () = assert!(PLACES + PLACE * ((1 << PLACE_BITS) + PROBES) <= RECORDS);

@@ -1,15 +1,19 @@
 //! Properties of snippets that decide whether they can follow calls that move between threads (Go).
 
-use crate::snippet::{Clock, KeptValue, Snippet, Stmt};
+use crate::snippet::{Clock, Expr, KeptValue, Snippet, Stmt};
 
 impl Snippet {
     /// Whether the snippet keeps state for a thread between the beginning and the end of a call: a timer, a state to restore, the
     /// processor time, a trace, a group of records, or a calling context. A call that moves to another thread would leave it behind.
     pub fn is_bound_to_thread(&self) -> bool {
         fn any(stmts: &[Stmt]) -> bool {
+            let begun = stmts.iter().position(|stmt| matches!(stmt, Stmt::BeginGroup(_)));
+            let kept = stmts.iter().position(|stmt| matches!(stmt, Stmt::KeepGroup(_)));
+            // A group that is begun and kept by the same statements does not last.
+            let at_once = begun.zip(kept).is_some_and(|(begun, kept)| begun < kept);
             stmts.iter().any(|stmt| match stmt {
                 Stmt::Start(..) | Stmt::Stop(..) | Stmt::Append(..) | Stmt::Fork | Stmt::Forked => true,
-                Stmt::BeginGroup(_) | Stmt::KeepGroup(_) => true,
+                Stmt::BeginGroup(_) | Stmt::KeepGroup(_) => !at_once,
                 Stmt::Enter(..) | Stmt::CountBelow(..) | Stmt::AddContext(..) => true,
                 Stmt::EnterValue(..) | Stmt::LeaveValue(..) => true,
                 Stmt::Record(_, _, recorded) => recorded.leaves_room,
@@ -23,6 +27,7 @@ impl Snippet {
                 Stmt::If(_, body) => any(body),
                 Stmt::EnterMoving(..)
                 | Stmt::LeaveMoving(..)
+                | Stmt::Notes(_)
                 | Stmt::Mark(..)
                 | Stmt::Add(..)
                 | Stmt::Set(..)
@@ -50,9 +55,11 @@ impl Snippet {
         })
     }
 
-    /// Whether the snippet keeps something in the record of a call that moves between threads. Other calls cannot have it.
+    /// Whether the snippet keeps something in the record of a call that moves between threads, or for its goroutine. Other calls cannot have it.
     pub fn is_bound_to_moving_call(&self) -> bool {
-        self.has(&|stmt| matches!(stmt, Stmt::EnterMoving(..) | Stmt::LeaveMoving(..)))
+        let mut notes = false;
+        self.each_expr(&mut |e| notes |= *e == Expr::Notes);
+        notes || self.has(&|stmt| matches!(stmt, Stmt::EnterMoving(..) | Stmt::LeaveMoving(..) | Stmt::Notes(_)))
     }
 
     /// Whether one of the statements, at any depth, is such a one.

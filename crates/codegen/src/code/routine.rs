@@ -58,6 +58,22 @@ pub(crate) enum Routine {
     /// calls inside of its caller. The stack pointer is in rdx. Bits 0 to 37 of rcx are as for [`Routine::Enter`], the next two are the number of the
     /// value. Keeps rcx.
     LeaveMoving,
+    /// Reads the word at the offset in rcx in the descriptor of the goroutine, see `goroutine`; the stack pointer of this call is in rdx. Returns it in
+    /// rcx, or 0 if the thread executes no goroutine.
+    Descriptor,
+    /// Tells whether a call of the goroutine keeps notes, see `notes`; the stack pointer of this call is in rdx. Returns 0, 1 or 2 in rcx, as
+    /// [`ingraft_model::Expr::Notes`] says.
+    KeepsNotes,
+    /// After the record of the call at the stack pointer in rdx was moved into the list of the goroutine: begins to keep notes for it. Returns 1 in rcx
+    /// if it does, else 0.
+    BeginNotes,
+    /// Notes a call for the goroutine. The header of its record is in ecx; the words that were pushed last are its beginning and its time. Keeps rcx.
+    AddNote,
+    /// Appends the notes of the goroutine to the buffer of the thread. The lower half of rcx is the offset in a shard of the buffer's first counter, the
+    /// upper half the binary logarithm of its capacity. Keeps rcx.
+    TellNotes,
+    /// Forgets the notes of the goroutine. Keeps rcx.
+    EndNotes,
     /// Before a fork: prepares a shard for the child, see `birth`. Keeps rcx.
     Fork,
     /// After a fork, in parent and child: ecx holds the result of fork, rdx the time. Keeps rcx.
@@ -65,7 +81,7 @@ pub(crate) enum Routine {
 }
 
 impl Routine {
-    pub const ALL: [Routine; 22] = [
+    pub const ALL: [Routine; 28] = [
         Routine::Prune,
         Routine::Find,
         Routine::GiveUp,
@@ -86,6 +102,12 @@ impl Routine {
         Routine::Enter,
         Routine::EnterMoving,
         Routine::LeaveMoving,
+        Routine::Descriptor,
+        Routine::KeepsNotes,
+        Routine::BeginNotes,
+        Routine::AddNote,
+        Routine::TellNotes,
+        Routine::EndNotes,
         Routine::Fork,
         Routine::Forked,
     ];

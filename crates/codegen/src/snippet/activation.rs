@@ -199,7 +199,8 @@ impl Generator<'_> {
             self.a.mov(qword_ptr(rcx + self.next(record::SAVED)).gs(), rax)?;
         }
         self.keep(r, tree.is_some())?;
-        if tree.is_some() {
+        // These statements are about the record in the list of the goroutine.
+        if tree.is_some() || body.iter().any(|stmt| matches!(stmt, Stmt::Notes(_))) {
             self.park()?;
             self.stmts(body)?;
         } else {

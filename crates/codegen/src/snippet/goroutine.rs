@@ -15,7 +15,7 @@ use iced_x86::code_asm::{
 };
 use ingraft_model::CallRecord;
 use ingraft_model::layout::goroutine::{
-    FREE, INSIDE, MULTIPLIER, PLACE, PLACE_BITS, PLACES, PROBES, RECORDS, RECORDS_MAX, STACK, USED,
+    FREE, INSIDE, MULTIPLIER, NOTES_KEY, PLACE, PLACE_BITS, PLACES, PROBES, RECORDS, RECORDS_MAX, STACK, USED,
 };
 use ingraft_model::layout::{TOP, record};
 
@@ -176,7 +176,7 @@ impl Listing<'_> {
     }
 
     /// Takes an unused record: its number in rsi, its address in r9. Jumps to `none` if there is none.
-    fn take(&mut self, none: CodeLabel) -> Result<(), Assembly> {
+    pub(super) fn take(&mut self, none: CodeLabel) -> Result<(), Assembly> {
         let [mut again, mut fresh, mut taken] = std::array::from_fn(|_| self.a.create_label());
         self.a.mov(rax, qword_ptr(r10 + FREE))?;
         self.a.set_label(&mut again)?;
@@ -207,12 +207,18 @@ impl Listing<'_> {
         Ok(self.a.zero_bytes()?)
     }
 
-    /// Removes the goroutine's last record, which is at r9 and whose call has ended without an exit. If it has a context, the next record with one
-    /// in the same tree takes over the time of the calls inside. Uses rcx.
+    /// Removes the goroutine's last record, which is at r9 and whose call has ended without an exit. If it keeps notes, they
+    /// end. If it has a context, the next record with one in the same tree takes over the time of the calls inside. Uses rcx.
     fn drop_stale(&mut self) -> Result<(), Assembly> {
-        let [mut counted, mut next, mut caller, mut alone] = std::array::from_fn(|_| self.a.create_label());
+        let [mut own, mut counted, mut next, mut caller, mut alone] = std::array::from_fn(|_| self.a.create_label());
         // A record of the list, by its distance from the first one in rax.
         let other = |field: u32| RECORDS + field;
+        // The notes of a call end with it.
+        self.a.mov(eax, dword_ptr(r9 + record::SP))?;
+        self.a.cmp(dword_ptr(r8 + NOTES_KEY), eax)?;
+        self.a.jne(own)?;
+        self.forget_notes()?;
+        self.a.set_label(&mut own)?;
         // A record whose measurement was removed has the name 0.
         self.a.mov(eax, dword_ptr(r9 + record::NAME))?;
         self.a.test(eax, eax)?;

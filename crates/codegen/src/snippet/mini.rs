@@ -17,7 +17,7 @@ use crate::snippet::reading;
 use crate::snippet::routines;
 use crate::snippet::slow::{COUNT, LOCKED_COUNT, MARKER};
 use crate::snippet::template::{CounterBinding, Templates};
-use crate::snippet::{cut, event};
+use crate::snippet::{check, cut, event};
 
 /// Request to put one snippet at a point.
 #[derive(Clone, Copy, Debug)]
@@ -173,7 +173,7 @@ pub(crate) fn check_counters(env: &Environment, request: &MiniRequest<'_>) -> Re
     if let Some(&index) = request.counters.iter().find(|&&index| index >= counters) {
         return Err(CodegenError::CounterOutOfRange { index, counters });
     }
-    generator::check(request.snippet, request.counters, counters)
+    check::snippet(request.snippet, request.counters, counters)
 }
 
 /// Compiles a request for a point.
@@ -235,8 +235,17 @@ impl MiniParts {
         let of = |which| exits().filter(move |routine| *routine == which);
         let read: Cost = of(Routine::Event).map(|_| event::COST).chain(of(Routine::Cut).map(|_| cut::COST)).sum();
         let asks = if let WallClock::Vdso(_) = env.wall { of(Routine::Time).count() as u32 } else { 0 };
-        let moving =
-            [Routine::PruneGoroutine, Routine::Park, Routine::Fetch, Routine::EnterMoving, Routine::LeaveMoving];
+        let moving = [
+            Routine::PruneGoroutine,
+            Routine::Park,
+            Routine::Fetch,
+            Routine::EnterMoving,
+            Routine::LeaveMoving,
+            Routine::KeepsNotes,
+            Routine::BeginNotes,
+            Routine::AddNote,
+            Routine::EndNotes,
+        ];
         let moving = moving.into_iter().flat_map(of);
         let called = of(Routine::Call).chain(of(Routine::Time)).chain(moving);
         let called: Cost = called.filter_map(|r| Some(Cost::of(0, &routines::assemble(env, r).ok()?))).sum();

@@ -47,6 +47,12 @@ pub(crate) fn listing(routine: Routine, holes: &HoleValues) -> Option<Result<Fil
         Routine::Enter => with(|mut l| l.enter_context().map(|()| l)),
         Routine::EnterMoving => with(|mut l| l.enter_moving().map(|()| l)),
         Routine::LeaveMoving => with(|mut l| l.leave_moving().map(|()| l)),
+        Routine::Descriptor => with(|mut l| l.descriptor().map(|()| l)),
+        Routine::KeepsNotes => with(|mut l| l.keeps_notes().map(|()| l)),
+        Routine::BeginNotes => with(|mut l| l.begin_notes().map(|()| l)),
+        Routine::AddNote => with(|mut l| l.add_note().map(|()| l)),
+        Routine::TellNotes => with(|mut l| l.tell_notes().map(|()| l)),
+        Routine::EndNotes => with(|mut l| l.end_notes().map(|()| l)),
         Routine::Fork => with(|mut l| l.fork().map(|()| l)),
         Routine::Forked => with(|mut l| l.forked().map(|()| l)),
         Routine::Time if holes.vdso.is_some() => with(|mut l| l.time().map(|()| l)),
@@ -103,6 +109,12 @@ pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, C
             | Routine::Enter
             | Routine::EnterMoving
             | Routine::LeaveMoving
+            | Routine::Descriptor
+            | Routine::KeepsNotes
+            | Routine::BeginNotes
+            | Routine::AddNote
+            | Routine::TellNotes
+            | Routine::EndNotes
             | Routine::Fork
             | Routine::Forked => return Err(Assembly("the routine has a listing".to_owned())),
         }

@@ -87,6 +87,12 @@ fn bytes_before(env: &Environment, routine: Routine) -> u64 {
             | Routine::Enter
             | Routine::EnterMoving
             | Routine::LeaveMoving
+            | Routine::Descriptor
+            | Routine::KeepsNotes
+            | Routine::BeginNotes
+            | Routine::AddNote
+            | Routine::TellNotes
+            | Routine::EndNotes
             | Routine::Text,
             _,
         ) => 0,
@@ -124,6 +130,12 @@ fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize
         | Routine::Enter
         | Routine::EnterMoving
         | Routine::LeaveMoving
+        | Routine::Descriptor
+        | Routine::KeepsNotes
+        | Routine::BeginNotes
+        | Routine::AddNote
+        | Routine::TellNotes
+        | Routine::EndNotes
         | Routine::Text => false,
         Routine::Read => is_memory(env, MemoryAccess::Read, at, before),
         Routine::Write => is_memory(env, MemoryAccess::Write, at, before),

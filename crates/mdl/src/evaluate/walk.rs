@@ -57,6 +57,7 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
             | Stmt::LeaveValue(..)
             | Stmt::BeginGroup(_)
             | Stmt::KeepGroup(_)
+            | Stmt::Notes(_)
             | Stmt::Append(..) => {}
         }
     }

@@ -99,7 +99,9 @@ impl Check<'_> {
                     recorded.fields.iter().for_each(|field| self.expr(field.operand(), at, closed));
                 }
                 Stmt::Append(..) => panic!("the engine alone makes code that appends to buffers"),
-                Stmt::BeginGroup(_) | Stmt::KeepGroup(_) => panic!("the engine alone makes groups of records"),
+                Stmt::BeginGroup(_) | Stmt::KeepGroup(_) | Stmt::Notes(_) => {
+                    panic!("the engine alone makes groups of records")
+                }
                 Stmt::Enter(..)
                 | Stmt::EnterMoving(..)
                 | Stmt::LeaveMoving(..)
@@ -173,7 +175,7 @@ impl Check<'_> {
             Expr::Elapsed(clock, _) => assert!(closed.is_some_and(|r| r.kept.contains(&KeptValue::Time(*clock)))),
             Expr::Restored => assert!(closed.is_some_and(|r| matches!(r.restore, Some(Restore::Value(_))))),
             Expr::Variable(v) => assert_eq!(self.shape(*v), Shape::Counter),
-            Expr::Lost(_) | Expr::Now(_) | Expr::Since(..) => {
+            Expr::Lost(_) | Expr::Notes | Expr::OfGoroutine(_) | Expr::Now(_) | Expr::Since(..) => {
                 panic!("the engine alone makes groups of records, and differences")
             }
             Expr::Number(v) => assert!((v.0 as usize) < self.done.variables.len()),

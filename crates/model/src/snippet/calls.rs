@@ -39,6 +39,7 @@ pub(super) fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a ProgramCall>) 
             Stmt::Prune
             | Stmt::BeginGroup(_)
             | Stmt::KeepGroup(_)
+            | Stmt::Notes(_)
             | Stmt::Enter(..)
             | Stmt::EnterMoving(..)
             | Stmt::LeaveMoving(..)
@@ -89,6 +90,7 @@ pub(super) fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> 
             Stmt::Prune
             | Stmt::BeginGroup(_)
             | Stmt::KeepGroup(_)
+            | Stmt::Notes(_)
             | Stmt::Enter(..)
             | Stmt::EnterMoving(..)
             | Stmt::LeaveMoving(..)

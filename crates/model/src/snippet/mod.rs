@@ -392,6 +392,12 @@ pub enum Expr {
     ThreadPointer,
     /// Number of records that were lost since this thread's last [`Stmt::BeginGroup`]. The variable has [`Shape::Records`].
     Lost(VariableId),
+    /// Whether a call of the goroutine keeps notes of the calls inside of it ([`Stmt::Notes`]): 0 if none does, 1 if it is a call around this one, 2 if it is
+    /// this call. 0 in threads without a shard.
+    Notes,
+    /// A word of the descriptor of the goroutine, at this offset; 0 in threads without a shard, and outside of the stack of a goroutine. The offset is less
+    /// than [`crate::layout::goroutine::DESCRIPTOR`].
+    OfGoroutine(u32),
     /// Number of the variable's first counter. It tells a pair from all others that are measured at the same time.
     Number(VariableId),
     /// An integer of the program at an address that is mapped and readable as long as the process lives.
@@ -436,6 +442,8 @@ impl Expr {
             | Expr::Restored
             | Expr::Variable(_)
             | Expr::Lost(_)
+            | Expr::Notes
+            | Expr::OfGoroutine(_)
             | Expr::Number(_)
             | Expr::ThreadPointer
             | Expr::Load(..) => {}
@@ -507,6 +515,8 @@ pub enum Stmt {
     BeginGroup(VariableId),
     /// Let the engine take the records that this thread has made since its last [`Stmt::BeginGroup`].
     KeepGroup(VariableId),
+    /// In a call that moves between threads: keep or tell what calls inside of it were.
+    Notes(NotesStmt),
     /// At the entry of the function with this number: count the call in its context, which becomes that of the thread. A record must restore the
     /// thread's context.
     Enter(VariableId, ContextShape, u32),
@@ -534,6 +544,22 @@ pub enum Stmt {
     /// Set an integer of the program at any address. The operands are the address, the width and the value. A system call does this and
     /// never faults: memory that cannot be written stays as it is. Fork children do not do this.
     Write(Expr, IntegerWidth, Expr),
+}
+
+/// Statements about the notes of a goroutine: the calls that have ended inside of an open call, until that one ends. See
+/// [`crate::layout::goroutine`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NotesStmt {
+    /// After the record of a call was opened: the goroutine begins to keep notes for this call, unless it keeps some for a call around it. Then add 1 to
+    /// the variable.
+    Begin(VariableId),
+    /// At the end of a call inside, whose record keeps [`KeptValue::Time`] and [`KeptValue::Began`] of the wall clock: note it under this number.
+    Add(u16),
+    /// Append the notes to this thread's buffer as records, whose values are the beginning and the time in ticks. Those without room are added to the
+    /// lost ones, as are those that were not kept. Each leaves room for a record that does not.
+    Tell(VariableId, Capacity),
+    /// Forget the notes, and keep none until the next [`NotesStmt::Begin`].
+    End,
 }
 
 /// Bytes that a snippet appends to a buffer as a whole: a signal handler that interrupts the snippet appends its own before or after them.
@@ -664,6 +690,7 @@ impl Snippet {
                 | Stmt::Write(..)
                 | Stmt::BeginGroup(_)
                 | Stmt::KeepGroup(_)
+                | Stmt::Notes(_)
                 | Stmt::Enter(..)
                 | Stmt::EnterMoving(..)
                 | Stmt::LeaveMoving(..)
@@ -764,6 +791,7 @@ impl Snippet {
                     | Stmt::LeaveValue(..)
                     | Stmt::BeginGroup(_)
                     | Stmt::KeepGroup(_)
+                    | Stmt::Notes(_)
                     | Stmt::Await
                     | Stmt::Fork
                     | Stmt::Forked

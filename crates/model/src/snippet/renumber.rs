@@ -1,6 +1,6 @@
 //! Other numbers for the variables of a snippet, so that the code of several definitions can share one list of variables.
 
-use super::{CallRecord, Expr, KeyField, Restore, Snippet, Stmt, VariableId};
+use super::{CallRecord, Expr, KeyField, NotesStmt, Restore, Snippet, Stmt, VariableId};
 
 impl Snippet {
     /// Adds `by` to the number of each variable.
@@ -73,6 +73,8 @@ fn stmts(all: &mut [Stmt], by: u32) {
                 recorded.fields.iter_mut().for_each(|field| expr(field.operand_mut(), by));
             }
             Stmt::Call(call) => call.args.iter_mut().for_each(|e| expr(e, by)),
+            Stmt::Notes(NotesStmt::Begin(v) | NotesStmt::Tell(v, _)) => moved(v, by),
+            Stmt::Notes(NotesStmt::Add(_) | NotesStmt::End) => {}
             Stmt::Prune | Stmt::Await | Stmt::Fork | Stmt::Forked => {}
         }
     }
@@ -106,6 +108,8 @@ fn expr(e: &mut Expr, by: u32) {
         | Expr::Saved(_)
         | Expr::Elapsed(..)
         | Expr::Restored
+        | Expr::Notes
+        | Expr::OfGoroutine(_)
         | Expr::ThreadPointer
         | Expr::Load(..) => {}
     }

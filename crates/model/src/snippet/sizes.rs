@@ -49,6 +49,7 @@ pub(super) fn set(stmts: &mut [Stmt], resolution: Resolution, places: Places) {
             | Stmt::Stop(..)
             | Stmt::BeginGroup(_)
             | Stmt::KeepGroup(_)
+            | Stmt::Notes(_)
             | Stmt::Enter(..)
             | Stmt::EnterMoving(..)
             | Stmt::LeaveMoving(..)
@@ -85,6 +86,8 @@ fn expr(e: &mut Expr, places: Places) {
         | Expr::Restored
         | Expr::Variable(_)
         | Expr::Lost(_)
+        | Expr::Notes
+        | Expr::OfGoroutine(_)
         | Expr::Number(_)
         | Expr::ThreadPointer
         | Expr::Load(..) => {}

@@ -2,7 +2,7 @@
 
 use ingraft_model::DataArea;
 use ingraft_model::layout::goroutine::{
-    FREE, INSIDE, MULTIPLIER, PLACE, PLACE_BITS, PLACES, PROBES, RECORDS, RECORDS_MAX, SHARD, USED,
+    FREE, INSIDE, MULTIPLIER, NOTES_KEY, PLACE, PLACE_BITS, PLACES, PROBES, RECORDS, RECORDS_MAX, SHARD, USED,
 };
 use ingraft_model::layout::{COUNTERS, TOP, record};
 
@@ -11,20 +11,20 @@ use super::{Area, add, compare, environment, machine};
 use crate::code::environment::Environment;
 use crate::code::routine::Routine;
 
-const OWN: u64 = 5;
+pub(super) const OWN: u64 = 5;
 const THREAD: u64 = 0x7100_1000;
 /// Descriptor of the goroutine, and its stack.
 const GOROUTINE: u64 = 0xc000_0400_0000;
-const LOW: u64 = 0xc000_1000_0000;
-const HIGH: u64 = LOW + 0x8000;
+pub(super) const LOW: u64 = 0xc000_1000_0000;
+pub(super) const HIGH: u64 = LOW + 0x8000;
 /// Depth of the call in its stack, and its key.
-const DEPTH: u64 = 0x1000;
-const KEY: u64 = DEPTH.wrapping_neg();
+pub(super) const DEPTH: u64 = 0x1000;
+pub(super) const KEY: u64 = DEPTH.wrapping_neg();
 /// Names of records: offsets of counters.
-const NAME: u32 = COUNTERS + 0x40;
+pub(super) const NAME: u32 = COUNTERS + 0x40;
 const OTHER: u32 = COUNTERS + 0x80;
 
-fn environments() -> [Environment; 2] {
+pub(super) fn environments() -> [Environment; 2] {
     let data = environment().data;
     let other = DataArea { base: ingraft_model::Avma(0x2000_3000), stride: 1 << 25, ..data };
     [(data, -8), (other, 0x70)].map(|(data, pointer)| Environment { data, goroutine: Some(pointer), ..environment() })
@@ -32,33 +32,33 @@ fn environments() -> [Environment; 2] {
 
 /// Lists of goroutines in a machine.
 #[derive(Clone, Copy)]
-struct GoroutineLists(Area);
+pub(super) struct GoroutineLists(pub(super) Area);
 
 impl GoroutineLists {
-    fn at(self, offset: u64) -> u64 {
+    pub(super) fn at(self, offset: u64) -> u64 {
         self.0.at(u64::from(SHARD), 0) + offset
     }
 
     /// Address of the n-th place that may belong to the goroutine.
-    fn place(self, n: u64) -> u64 {
+    pub(super) fn place(self, n: u64) -> u64 {
         let hash = GOROUTINE.wrapping_mul(MULTIPLIER) >> (u64::BITS - PLACE_BITS);
         self.at(u64::from(PLACES) + u64::from(PLACE) * (hash + n))
     }
 
-    fn record(self, n: u64, field: u32) -> u64 {
+    pub(super) fn record(self, n: u64, field: u32) -> u64 {
         self.at(u64::from(RECORDS) + u64::from(record::SIZE) * n + u64::from(field))
     }
 
-    fn own(self, place: u64, field: u32) -> u64 {
+    pub(super) fn own(self, place: u64, field: u32) -> u64 {
         self.0.at(OWN, self.0.0.records() + field) + place
     }
 
-    fn top(self) -> u64 {
+    pub(super) fn top(self) -> u64 {
         self.0.at(OWN, TOP)
     }
 
     /// Model: the place of the goroutine that the thread executes, with the call's key, if the call can have records.
-    fn goroutine(self, env: &Environment, m: &mut Machine) -> Option<(u64, u64)> {
+    pub(super) fn goroutine(self, env: &Environment, m: &mut Machine) -> Option<(u64, u64)> {
         let sp = m.registers[RDX];
         if m.read(u64::from(env.data.alive()), 4) == 0 || m.fs == 0 {
             return None;
@@ -82,18 +82,18 @@ impl GoroutineLists {
         m.read(self.top(), 8)
     }
 
-    fn change_free(self, m: &mut Machine, first: u64) {
+    pub(super) fn change_free(self, m: &mut Machine, first: u64) {
         let changes = (m.read(self.at(u64::from(FREE)), 8) >> 32) as u32;
         m.write(self.at(u64::from(FREE)), 8, u64::from(changes.wrapping_add(1)) << 32 | first);
     }
 
-    fn give_back(self, m: &mut Machine, n: u64) {
+    pub(super) fn give_back(self, m: &mut Machine, n: u64) {
         let first = m.read(self.at(u64::from(FREE)), 4);
         m.write(self.record(n, record::SAVED), 8, first);
         self.change_free(m, n);
     }
 
-    fn take(self, m: &mut Machine) -> Option<u64> {
+    pub(super) fn take(self, m: &mut Machine) -> Option<u64> {
         let n = m.read(self.at(u64::from(FREE)), 4);
         if n != 0 {
             let next = m.read(self.record(n, record::SAVED), 8);
@@ -111,6 +111,9 @@ impl GoroutineLists {
     /// Model: ends the goroutine's last record, whose call has not ended.
     fn drop_stale(self, m: &mut Machine, place: u64) {
         let n = m.read(place + 8, 4);
+        if m.read(place + u64::from(NOTES_KEY), 4) == m.read(self.record(n, record::SP), 4) {
+            self.forget_notes(m, place);
+        }
         let name = m.read(self.record(n, record::NAME), 4) as u32;
         if name != 0 {
             add(m, self.0.at(OWN, name), 8, 1);
@@ -215,15 +218,15 @@ impl GoroutineLists {
 
 /// Record in the list of the goroutine.
 #[derive(Clone, Copy, Debug)]
-struct Record {
+pub(super) struct Record {
     /// Difference of its key from the key of the call.
-    below: i64,
-    name: u32,
-    handed: bool,
+    pub(super) below: i64,
+    pub(super) name: u32,
+    pub(super) handed: bool,
 }
 
 /// Thread that executes the goroutine, in a call of it.
-fn thread(env: &Environment, routine: Routine, list: &[Record]) -> Machine {
+pub(super) fn thread(env: &Environment, routine: Routine, list: &[Record]) -> Machine {
     let lists = GoroutineLists(Area(env.data));
     let mut m = machine(env, routine);
     (m.gs, m.fs) = (OWN * env.data.stride, THREAD);
@@ -300,6 +303,21 @@ fn every_list_of_records() {
         for list in every_list() {
             for routine in ALL {
                 check(&env, routine, &thread(&env, routine, &list), &format!("{list:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn notes_end_with_their_call() {
+    for env in environments() {
+        for list in every_list() {
+            for routine in ALL {
+                for key in [0, KEY, KEY - 16, KEY + 16] {
+                    let mut m = thread(&env, routine, &list);
+                    GoroutineLists(Area(env.data)).note(&mut m, key, 2);
+                    check(&env, routine, &m, &format!("{list:?}, notes of {key:#x}"));
+                }
             }
         }
     }

@@ -352,7 +352,10 @@ impl Machine {
                 }
             }
             Mnemonic::Xadd => {
-                assert!(i.has_lock_prefix());
+                assert!(
+                    i.has_lock_prefix() || i.segment_prefix() == Register::GS,
+                    "only a thread's own word needs no prefix"
+                );
                 let (a, b) = (self.operand(i, 0), self.operand(i, 1));
                 let value = self.add(size, a, b);
                 self.store(i, 1, a);

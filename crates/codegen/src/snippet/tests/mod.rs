@@ -9,6 +9,7 @@ mod event;
 mod goroutine;
 pub(crate) mod machine;
 mod moving;
+mod notes;
 mod slow;
 mod time;
 
@@ -25,7 +26,7 @@ use machine::{BACK, CODE, Machine, RAX, none};
 pub(crate) const GLIBC: ThreadIdentity = ThreadIdentity::FsOffset(0x2d0);
 
 /// Routines that are listings.
-pub(crate) const FIXED: [Routine; 12] = [
+pub(crate) const FIXED: [Routine; 18] = [
     Routine::PruneGoroutine,
     Routine::Park,
     Routine::Fetch,
@@ -36,6 +37,12 @@ pub(crate) const FIXED: [Routine; 12] = [
     Routine::Enter,
     Routine::EnterMoving,
     Routine::LeaveMoving,
+    Routine::Descriptor,
+    Routine::KeepsNotes,
+    Routine::BeginNotes,
+    Routine::AddNote,
+    Routine::TellNotes,
+    Routine::EndNotes,
     Routine::Fork,
     Routine::Forked,
 ];
@@ -185,6 +192,12 @@ fn listings_are_golden() {
         "enter",
         "enter_moving",
         "leave_moving",
+        "descriptor",
+        "keeps_notes",
+        "begin_notes",
+        "add_note",
+        "tell_notes",
+        "end_notes",
         "fork",
         "forked",
     ]) {

@@ -757,6 +757,7 @@ impl<'a> Interpreter<'a> {
                 state.lose(1);
             }
             Routine::Read | Routine::Write | Routine::Usage | Routine::Event => state.lose(1),
+            Routine::Descriptor | Routine::KeepsNotes | Routine::BeginNotes => state.lose(1),
             Routine::Time => state.lose(2),
             Routine::CpuTime
             | Routine::Await
@@ -765,7 +766,10 @@ impl<'a> Interpreter<'a> {
             | Routine::Forked
             | Routine::Enter
             | Routine::EnterMoving
-            | Routine::LeaveMoving => {}
+            | Routine::LeaveMoving
+            | Routine::AddNote
+            | Routine::TellNotes
+            | Routine::EndNotes => {}
         }
         Ok(back)
     }

@@ -96,6 +96,7 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
             | Stmt::Record(..)
             | Stmt::BeginGroup(_)
             | Stmt::KeepGroup(_)
+            | Stmt::Notes(_)
             | Stmt::EnterMoving(..)
             | Stmt::LeaveMoving(..)
             | Stmt::AddContext(..)
@@ -122,7 +123,7 @@ fn known(e: &Expr) -> Result<(), Uncaught> {
         Expr::Load(..) | Expr::Read(..) | Expr::ValueAt(..) | Expr::ValueIn(..) => Err(Uncaught::Memory),
         Expr::ThreadPointer => Err(Uncaught::Memory),
         Expr::Elapsed(..) | Expr::Lost(_) | Expr::Usage(_) | Expr::Event(_) => Err(Uncaught::Begin),
-        Expr::Now(_) | Expr::Since(..) => Err(Uncaught::Begin),
+        Expr::Now(_) | Expr::Since(..) | Expr::Notes | Expr::OfGoroutine(_) => Err(Uncaught::Begin),
     }
 }
 
@@ -238,6 +239,7 @@ impl<'a> Shard<'a> {
                 | Stmt::Record(..)
                 | Stmt::BeginGroup(_)
                 | Stmt::KeepGroup(_)
+                | Stmt::Notes(_)
                 | Stmt::EnterMoving(..)
                 | Stmt::LeaveMoving(..)
                 | Stmt::AddContext(..)
@@ -344,7 +346,7 @@ impl<'a> Shard<'a> {
             Expr::Load(..) | Expr::Read(..) | Expr::Float(_) | Expr::Usage(_) | Expr::Text(_) | Expr::Address(_) => 0,
             Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored | Expr::Elapsed(..) | Expr::Call(_) => 0,
             Expr::Event(_) | Expr::ValueAt(..) | Expr::ValueIn(..) | Expr::ThreadPointer | Expr::ReturnAddress => 0,
-            Expr::Lost(_) | Expr::Now(_) | Expr::Since(..) => 0,
+            Expr::Lost(_) | Expr::Notes | Expr::OfGoroutine(_) | Expr::Now(_) | Expr::Since(..) => 0,
         }
     }
 
