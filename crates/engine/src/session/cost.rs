@@ -86,7 +86,8 @@ impl Session {
             let users = control.measurements.iter().filter(|(_, m)| measures(m));
             payer(users.map(|(id, m)| (*id, m.limit))) == Some(id)
         };
-        let going = excess(costs.into_iter().collect(), measurement.limit, pays, now_ns());
+        let helps = |key: &&PairKey| key.is_hidden();
+        let going = excess(costs.into_iter().collect(), measurement.limit, helps, pays, now_ns());
         going.into_iter().map(|(key, why)| (key.clone(), why)).collect()
     }
 

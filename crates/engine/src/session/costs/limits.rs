@@ -58,21 +58,22 @@ fn beyond(costs: &[f64], limit: f64) -> Vec<usize> {
     order.into_iter().take_while(goes).collect()
 }
 
-/// The pairs of a measurement that must be taken out so that the others cost at most `limit` percent of a processor, the most expensive
-/// first, with the reason. `pays` tells whether the measurement pays for a pair: a pair of several measurements stays as long as one of them
+/// The pairs of a measurement that must be taken out so that the others cost at most `limit` percent of a processor, with the reason, in the order of
+/// [`too_dear`], so that pairs that only help others go before those. `pays` tells whether the measurement pays for a pair: a pair of several measurements stays as long as one of them
 /// may pay for it. It is asked only if all pairs together cost more than the limit, because the answer needs a search.
 pub fn excess<K>(
     mut costs: Vec<(K, PairRate)>,
     limit: f64,
+    helps: impl Fn(&K) -> bool,
     pays: impl Fn(&K) -> bool,
     now_ns: u64,
 ) -> Vec<(K, TakenOut)> {
-    let most = limit * PERCENT;
-    if costs.iter().map(|(_, rate)| rate.ns_per_s).sum::<f64>() <= most {
+    if costs.iter().map(|(_, rate)| rate.ns_per_s).sum::<f64>() <= limit * PERCENT {
         return Vec::new();
     }
     costs.retain(|(key, _)| pays(key));
-    let going = beyond(&costs.iter().map(|(_, rate)| rate.ns_per_s).collect::<Vec<_>>(), most);
+    let (keys, rates): (Vec<&K>, Vec<PairRate>) = costs.iter().map(|(key, rate)| (key, *rate)).unzip();
+    let going = too_dear(&rates, &|at| keys.get(at).is_some_and(|key| helps(key)), limit);
     let mut costs: Vec<_> = costs.into_iter().map(Some).collect();
     let taken = going.into_iter().filter_map(|at| costs[at].take());
     taken.map(|(key, rate)| (key, rate.too_much(limit, now_ns))).collect()
@@ -240,10 +241,13 @@ mod tests {
             (3.0, "b", &["c"]),
             (0.5, "abc", &[]),
         ] {
-            let out = excess(costs(), limit, |key| !shared.contains(key), 5);
+            let out = excess(costs(), limit, |_| false, |key| !shared.contains(key), 5);
             assert_eq!(out.iter().map(|(key, _)| *key).collect::<Vec<_>>(), going, "{limit} {shared}");
         }
-        let why = excess(costs(), 7.5, |_| true, 5)[0].1;
+        // One that only helps goes first, although it costs least.
+        let out = excess(costs(), 7.5, |key| *key == "a", |_| true, 5);
+        assert_eq!(out.iter().map(|(key, _)| *key).collect::<Vec<_>>(), ["a"]);
+        let why = excess(costs(), 7.5, |_| false, |_| true, 5)[0].1;
         assert_eq!((why.hits_per_s, why.cost_ns_per_s, why.limit_ns_per_s), (40, 40_000_000, 75_000_000));
         assert_eq!((why.time_ns, why.own_gs, why.rewritten), (5, false, false));
     }
@@ -255,9 +259,9 @@ mod tests {
             asked.set(asked.get() + 1);
             true
         };
-        assert!(excess(vec![(1, percent(2.0)), (2, percent(3.0))], 5.0, pays, 0).is_empty());
+        assert!(excess(vec![(1, percent(2.0)), (2, percent(3.0))], 5.0, |_| false, pays, 0).is_empty());
         assert_eq!(asked.get(), 0);
-        assert_eq!(excess(vec![(1, percent(2.0)), (2, percent(3.1))], 5.0, pays, 0).len(), 1);
+        assert_eq!(excess(vec![(1, percent(2.0)), (2, percent(3.1))], 5.0, |_| false, pays, 0).len(), 1);
         assert_eq!(asked.get(), 2);
     }
 
