@@ -180,6 +180,46 @@ fn times_in_contexts_of_goroutines_add_up() {
     end_clean(target, &before);
 }
 
+/// The sum of a metric in the contexts of a function, with all below them.
+fn below(outcome: &Outcome, function: &str, metric: &str) -> u64 {
+    let mut inside = BTreeSet::new();
+    let mut sum = 0;
+    for record in outcome.all("context") {
+        let number = |key: &str| record[key].as_u64().unwrap_or(0);
+        if record["function"] == function || inside.contains(&number("parent")) {
+            inside.insert(number("id"));
+            sum += record["metrics"][metric].as_u64().unwrap_or(0);
+        }
+    }
+    sum
+}
+
+/// The program takes the time of each wait.
+#[test]
+fn waits_of_goroutines_are_told_by_context() {
+    let program = match program("serving") {
+        Ok(program) => program,
+        Err(why) => skip!("serving: {why}"),
+    };
+    let mut target = Mutatee::spawn(Command::new(program).env("GOMAXPROCS", "4"));
+    let (before, pid, tool) = (Text::of(target.pid()), target.pid_text(), tool());
+    let waits = ["main.waitForLock", "main.waitForTime", "main.waitForAnswer", "main.waitForConnection"];
+    for (view, metric, found) in [("offcpu", "wait_ns", &waits[..]), ("locks", "lock_wait_ns", &waits[..1])] {
+        let mut session = tool.start([view, "-p", &pid, "--max-overhead", "10000", "main.*"]);
+        session.wait_for("attached");
+        let truth = target.ask("wait 100 4");
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        for function in waits {
+            let (told, known) = (below(&outcome, function, metric), truth.number(&format!("waited {function}")));
+            let known = if found.contains(&function) { known } else { 0 };
+            // The program reads its clock around each wait, and spins a little before it waits for a lock.
+            let is_right = told <= known && (known - told).saturating_sub(target::stolen_ns()) * 10 <= known;
+            assert!(is_right, "{view}: {told} ns in {function}, {known} by the program");
+        }
+    }
+    end_clean(target, &before);
+}
+
 /// Calls of C functions stay with their threads.
 #[test]
 fn contexts_of_c_functions_are_refused_beside_goroutines() {

@@ -166,7 +166,7 @@ pub struct ContextCode<'a> {
     pub variables: &'a Arc<[Variable]>,
     /// The metric of their pairs.
     pub metric: &'a Arc<MetricInfo>,
-    /// Whether calls move between threads. Then only their numbers and times are told: all else belongs to a thread.
+    /// Whether calls move between threads. Then only their numbers and one kind of times are told: all else belongs to a thread.
     pub moving: bool,
 }
 
@@ -180,9 +180,12 @@ impl ContextCode<'_> {
         (role, sums): (LibraryRole, &SumCode),
         timed: Option<Clock>,
     ) -> Instrumentation {
-        let follows = self.metrics.iter().all(|metric| *metric == ContextMetric::WallTime) && sums.is_empty();
+        let follows = match self.metrics {
+            [] | [ContextMetric::WallTime | ContextMetric::WaitTime | ContextMetric::LockTime] => sums.is_empty(),
+            _ => false,
+        };
         if follows && self.event.is_none() && timed.is_none() && self.moving {
-            return self.of_moving(function, number);
+            return self.of_moving(function, number, role);
         }
         let mut kept = sums.kept.clone();
         // All that has happened since the last reading belongs to the context that the thread is about to leave.
@@ -237,11 +240,12 @@ impl ContextCode<'_> {
         Instrumentation { variables, placing, event: counter, ..code::empty(insertions, Arc::clone(self.metric)) }
     }
 
-    /// The code in a function whose calls move between threads.
-    fn of_moving(&self, function: FunctionId, number: u32) -> Instrumentation {
-        let (kept, exit) = match self.metrics.is_empty() {
-            true => (Vec::new(), Vec::new()),
-            false => {
+    /// The code in a function whose calls move between threads, with at most one metric.
+    fn of_moving(&self, function: FunctionId, number: u32, role: LibraryRole) -> Instrumentation {
+        let is_timed = self.metrics.iter().any(|metric| clock(*metric, role).is_some());
+        let (kept, exit) = match is_timed {
+            false => (Vec::new(), Vec::new()),
+            true => {
                 let kept = vec![KeptValue::Time(Clock::Wall), KeptValue::Spent(Clock::Wall)];
                 (kept, vec![Stmt::LeaveMoving(TREE_OF, self.shape, 0)])
             }
@@ -428,6 +432,12 @@ mod tests {
         let with = |metrics| of(&ContextCode { metrics, ..code }, None);
         let timed = "open r1 time spent { enter moving v2 9; } close r1 time spent { leave moving v2 metric 0; }";
         assert_eq!(with(&[ContextMetric::WallTime]), (timed.to_owned(), false));
+        // Only where goroutines wait are times told.
+        assert_eq!(with(&[ContextMetric::WaitTime]), of(&code, None));
+        let waits = LibraryRole { waits: true, ..LibraryRole::default() };
+        let code_of_wait = ContextCode { metrics: &[ContextMetric::WaitTime], ..code };
+        let insertions = code_of(&code_of_wait, waits, None).insertions;
+        assert_eq!(insertions.iter().map(|i| i.snippet.to_string()).collect::<Vec<_>>().join(" "), timed);
         assert!(with(&[ContextMetric::Looks]).1 && with(&[ContextMetric::WallTime, ContextMetric::CpuTime]).1);
     }
 

@@ -1,4 +1,5 @@
-//! Functions of the C library that allocate memory, free it, wait, or wait for locks; and functions of other libraries that wait for locks.
+//! Functions of the C library that allocate memory, free it, wait, or wait for locks; functions of other libraries that wait for locks; and those of Go's
+//! runtime in which goroutines wait.
 
 use crate::api::ContextMetric;
 use crate::kinds::waits::WAITS;
@@ -87,6 +88,40 @@ const CONTENDED: &[(&str, &str)] = &[
     ("Mutex", "LockSlow"),
 ];
 
+/// Functions in which goroutines wait: for locks, channels, timers and connections in the first one, for files and children in the others.
+const GO_WAITS: &[&str] = &[
+    "runtime.gopark",
+    "runtime.notetsleepg",
+    "syscall.Flock",
+    "syscall.Fsync",
+    "syscall.Fdatasync",
+    "syscall.Ftruncate",
+    "syscall.Pread",
+    "syscall.Pwrite",
+    "syscall.fstatat",
+    "syscall.getdents",
+    "syscall.openat",
+    "syscall.pread",
+    "syscall.pwrite",
+    "syscall.read",
+    "syscall.readlen",
+    "syscall.renameat",
+    "syscall.sendfile",
+    "syscall.unlinkat",
+    "syscall.wait4",
+    "syscall.write",
+    "syscall.writev",
+];
+
+/// Functions in which goroutines wait for locks: those of mutexes, and of files that several goroutines use.
+const GO_LOCKS: &[&str] = &[
+    "internal/poll.runtime_Semacquire",
+    "internal/sync.runtime_SemacquireMutex",
+    "sync.runtime_SemacquireMutex",
+    "sync.runtime_SemacquireRWMutex",
+    "sync.runtime_SemacquireRWMutexR",
+];
+
 /// Whether a function that [`CONTENDED`] has is called so. The name may have parameters, and its type may be in angle brackets.
 fn is_contended(demangled: &str) -> bool {
     let name = demangled.split('(').next().unwrap_or(demangled);
@@ -107,10 +142,13 @@ pub fn patterns(metrics: &[ContextMetric]) -> Vec<String> {
         ContextMetric::LiveBytes | ContextMetric::LiveBlocks => {
             of(ALLOCATORS, &mut ALLOCATE.iter().map(|(name, _)| *name).chain(FREE.iter().copied()))
         }
-        ContextMetric::WaitTime => of(&["libc"], &mut WAITS.iter().copied()),
+        ContextMetric::WaitTime => {
+            [of(&["libc"], &mut WAITS.iter().copied()), of(&[""], &mut GO_WAITS.iter().copied())].concat()
+        }
         ContextMetric::LockTime => {
             let contended = CONTENDED.iter().map(|(of, method)| format!(":*{of}*::{method}*"));
-            of(&["libc"], &mut LOCK.iter().map(|(name, _)| *name)).into_iter().chain(contended).collect()
+            let of_go = of(&[""], &mut GO_LOCKS.iter().copied());
+            of(&["libc"], &mut LOCK.iter().map(|(name, _)| *name)).into_iter().chain(contended).chain(of_go).collect()
         }
         ContextMetric::WallTime
         | ContextMetric::CpuTime
@@ -126,10 +164,11 @@ pub fn patterns(metrics: &[ContextMetric]) -> Vec<String> {
 pub fn role<'a>(names: impl Iterator<Item = (&'a str, &'a str)>) -> LibraryRole {
     let mut role = LibraryRole::default();
     for (name, demangled) in names {
-        role.lock = role.lock.or_else(|| is_contended(demangled).then_some(LockKind::Other));
+        let is_lock = is_contended(demangled) || GO_LOCKS.contains(&name);
+        role.lock = role.lock.or_else(|| is_lock.then_some(LockKind::Other));
         // The name may have a version: pthread_cond_wait@@GLIBC_2.3.2.
         let name = name.split('@').next().unwrap_or(name);
-        role.waits |= WAITS.contains(&name);
+        role.waits |= WAITS.contains(&name) || GO_WAITS.contains(&name);
         role.lock = role.lock.or_else(|| LOCK.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind));
         let size = ALLOCATE.iter().find(|(known, _)| *known == name).map(|(_, size)| *size);
         role.allocates = role.allocates.or(size);
@@ -169,6 +208,8 @@ mod tests {
         let lock = of(&["__pthread_mutex_lock", "pthread_mutex_lock"]);
         assert!(lock.lock == Some(LockKind::Mutex) && lock.waits);
         assert_eq!(of(&["main"]), LibraryRole::default());
+        assert!(patterns(&[ContextMetric::WaitTime]).contains(&":runtime.gopark".to_owned()));
+        assert!(of(&["runtime.gopark"]).waits && of(&["sync.runtime_SemacquireMutex"]).lock == Some(LockKind::Other));
     }
 
     #[test]
