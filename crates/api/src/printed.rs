@@ -59,6 +59,8 @@ pub struct CallTree {
     pub self_ns: u64,
     /// Number of calls inside that are not told because the buffer was full.
     pub lost: u64,
+    /// Number of the goroutine that made the call, as the Go runtime names it; 0 if there is none, or if its number is not known.
+    pub goroutine: u64,
     /// The calls inside, in the order in which they began. The caller of each is the last one before it that is less deep by one.
     pub calls: Vec<InnerCall>,
 }

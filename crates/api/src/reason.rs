@@ -178,6 +178,8 @@ reasons! {
     /// The measurement prints no calls, or the metric of a measurement that prints calls prints none or in several places, or a metric that
     /// prints calls is asked for its values.
     NoPrint => row("no_print", Usage),
+    /// Another command tells slow calls of goroutines in the process.
+    GoroutinesFollowed => row("goroutines_followed", Precondition),
     /// The values of an expression cannot be added up in contexts.
     NoSum => row("no_sum", Usage),
     /// None of the functions of a trace is in a module that is loaded.

@@ -757,6 +757,24 @@ impl SharedArea {
         Ok(())
     }
 
+    /// Ends what calls of goroutines have begun to note. No code that keeps notes may be in the target.
+    pub fn end_goroutine_notes(&self) -> Result<(), ProcessError> {
+        let start = self.shard_start(goroutine::SHARD);
+        if self.goroutine()?.is_none() || self.read_u32(start + u64::from(goroutine::USED))? == 0 {
+            return Ok(());
+        }
+        let place_words = goroutine::PLACE as usize / 8;
+        let mut words = vec![0; place_words * ((1 << goroutine::PLACE_BITS) + goroutine::PROBES as usize)];
+        let places = start + u64::from(goroutine::PLACES);
+        self.read_words(places, &mut words)?;
+        for (n, place) in (0..).zip(words.chunks_exact(place_words)) {
+            if place[goroutine::NOTES_KEY as usize / 8] != 0 {
+                self.write_u32(places + n * u64::from(goroutine::PLACE) + u64::from(goroutine::NOTES_KEY), 0)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Clears the open records, in all shards, whose names are not among `names`; see [`SharedArea::forget_records`].
     pub fn forget_other_records(&self, names: &HashSet<u32, impl BuildHasher>) -> Result<(), ProcessError> {
         for claim in self.claims()? {

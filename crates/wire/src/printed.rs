@@ -19,7 +19,7 @@ messages! {
     PrintedColumn => PrintedColumn { name, content }
     PrintedSite => PrintedSite { function, columns, left_out }
     PrintedCall => PrintedCall { tid, time_ns, values, site, tree }
-    CallTree => CallTree { elapsed_ns, self_ns, lost, calls }
+    CallTree => CallTree { elapsed_ns, self_ns, lost, goroutine, calls }
     InnerCall => InnerCall { site, depth, at_ns, elapsed_ns, self_ns, values }
 }
 

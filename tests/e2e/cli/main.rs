@@ -89,6 +89,7 @@ mod servers;
 mod shapes;
 mod sharing;
 mod slow;
+mod slow_goroutines;
 mod speech;
 mod stacks;
 mod started;

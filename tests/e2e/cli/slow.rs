@@ -15,7 +15,7 @@ use crate::tool;
 const OVER: i64 = 10_000_000;
 
 /// The number behind a word in an answer.
-fn told(reply: &Reply, what: &str) -> i64 {
+pub fn told(reply: &Reply, what: &str) -> i64 {
     let line = reply.lines.iter().find_map(|line| line.strip_prefix(what)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("no {what}")).parse().expect("a number")
 }
@@ -31,11 +31,11 @@ fn slow_calls(reply: &Reply) -> BTreeMap<i64, Vec<i64>> {
     calls
 }
 
-fn number(record: &Value, key: &str) -> i64 {
+pub fn number(record: &Value, key: &str) -> i64 {
     record[key].as_i64().unwrap_or_else(|| panic!("no {key} in {record}"))
 }
 
-fn calls_of(record: &Value) -> &[Value] {
+pub fn calls_of(record: &Value) -> &[Value] {
     record["calls"].as_array().map_or(&[], Vec::as_slice)
 }
 
@@ -54,7 +54,7 @@ fn shape(calls: &[Value]) -> String {
 
 /// Checks the times in a tree: own times and those of the calls inside add up, and calls lie within the one that made them. Returns the sum of
 /// own times.
-fn check_times(call: &Value, (from, until): (i64, i64)) -> i64 {
+pub fn check_times(call: &Value, (from, until): (i64, i64)) -> i64 {
     let inside = calls_of(call);
     let own = number(call, "self_ns");
     let sum: i64 = inside.iter().map(|call| number(call, "elapsed_ns")).sum();
@@ -184,7 +184,7 @@ fn one_slow_call_among_many_is_found() {
 }
 
 /// The calls of a function in a tree.
-fn all_of<'a>(calls: &'a [Value], function: &str) -> Vec<&'a Value> {
+pub fn all_of<'a>(calls: &'a [Value], function: &str) -> Vec<&'a Value> {
     let of = |call: &'a Value| {
         let own = (call["function"] == function).then_some(call);
         own.into_iter().chain(all_of(calls_of(call), function))

@@ -226,6 +226,7 @@ fn recipe(name: &str) -> Recipe {
         "handlers" => ("go", &["build"] as &[_], &["handlers.go"], false),
         "web" => ("go", &["build"] as &[_], &["web.go"], false),
         "chains" => ("go", &["build"] as &[_], &["chains.go"], false),
+        "serving" => ("go", &["build"] as &[_], &["serving.go"], false),
         "hops" => ("go", &["build"] as &[_], &["hops.go"], false),
         "hops-stripped" => ("go", &["build", "-ldflags", "-s -w"] as &[_], &["hops.go"], false),
         "hops-pie" => ("go", &["build", "-buildmode=pie"] as &[_], &["hops.go"], false),

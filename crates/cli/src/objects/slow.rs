@@ -14,8 +14,11 @@ pub(crate) struct SlowObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
-    /// Thread that made the call.
+    /// Thread in which the call ended.
     pub(crate) tid: u32,
+    /// Goroutine that made the call, if its number is known. It may have run in several threads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) goroutine: Option<u64>,
     /// Unix time at which the call began.
     pub(crate) time_ns: u64,
     pub(crate) module: String,

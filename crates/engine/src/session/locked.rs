@@ -183,6 +183,17 @@ impl<'s> Locked<'s> {
         Ok(counter)
     }
 
+    /// Whether another pair of this metric is there.
+    pub fn has_pair_of(&self, metric: &str) -> bool {
+        self.control.pairs.keys().any(|key| key.pair().metric == metric)
+    }
+
+    /// Ends what goroutines have begun to note for measurements that have ended.
+    pub fn end_goroutine_notes(&self) -> Result<(), Error> {
+        let Some(attached) = &self.control.attached else { return Ok(()) };
+        attached.area.end_goroutine_notes().map_err(|error| Error::process(self.session.pid(), error))
+    }
+
     /// Gives a counter back of which no code was inserted.
     pub fn release_counter(&mut self, key: &PairKey) {
         let Some(pair) = self.control.pairs.remove(key) else { return };

@@ -181,11 +181,12 @@ impl SlowCall<'_> {
 
     /// Lines for people.
     fn text(&self, named: &NamedCall<'_>, pid: Option<i32>) -> String {
-        let CallTree { elapsed_ns, self_ns, lost, calls } = self.tree;
+        let CallTree { elapsed_ns, self_ns, lost, goroutine, calls } = self.tree;
         let head = named.head(self.began_ns(), pid);
         let (whole, own) = (time(*elapsed_ns as f64), time(*self_ns as f64));
-        let mut text =
-            format!("{head} {HEADING}{whole}{HEADING:#}, self {own}{}{}\n", named.result_text(), named.caller_text());
+        let by = if *goroutine > 0 { format!(" in goroutine {goroutine}") } else { String::new() };
+        let (result, caller) = (named.result_text(), named.caller_text());
+        let mut text = format!("{head} {HEADING}{whole}{HEADING:#}, self {own}{result}{caller}{by}\n");
         for call in calls {
             let Some(of) = self.site(call.site) else { continue };
             let indent = " ".repeat(2 * (call.depth as usize + 1).min(INDENT_MAX / 2));
@@ -207,7 +208,7 @@ impl SlowCall<'_> {
     }
 
     fn object(&self, named: NamedCall<'_>, site: &TargetMeasurement) -> SlowObject {
-        let CallTree { elapsed_ns, self_ns, lost, calls } = self.tree;
+        let CallTree { elapsed_ns, self_ns, lost, goroutine, calls } = self.tree;
         let inner = calls.iter().filter_map(|call| {
             let of = self.site(call.site)?;
             let object = InnerCallObject {
@@ -226,6 +227,7 @@ impl SlowCall<'_> {
             host: site.host(),
             pid: site.pid(),
             tid: self.call.tid,
+            goroutine: (*goroutine > 0).then_some(*goroutine),
             time_ns: self.began_ns(),
             module: self.of.function.module.clone(),
             function: self.of.function.function.clone(),
@@ -247,6 +249,7 @@ impl SlowCall<'_> {
             elapsed_ns,
             pid,
             tid: self.call.tid,
+            goroutine: self.tree.goroutine,
         };
         events.add(event(self.of, 0, self.tree.elapsed_ns));
         for call in &self.tree.calls {
@@ -309,6 +312,7 @@ mod tests {
                 elapsed_ns: 50_000_000,
                 self_ns: 9_999_500,
                 lost: 2,
+                goroutine: 0,
                 calls: calls.map(inner).to_vec(),
             }),
         }

@@ -3,12 +3,15 @@
 //! While a call of one of the former runs, calls inside make records when they end. A thread has one group of records
 //! ([`ingraft_model::records`]), which begins with the outermost call, and is kept at its end if the call was slow. So a call that is not slow
 //! costs what its clocks cost, and no call that ends by an exception or a longjmp leaves anything behind.
+//!
+//! A goroutine moves between threads, so it notes the calls inside ([`NotesStmt`]). When a slow call ends, its thread makes the same records of the notes.
 
 use std::sync::Arc;
 
 use ingraft_model::{
-    BinaryOp, CallRecord, Clock, Expr, FunctionId, Insertion, Instrumentation, KeptValue, MetricInfo, Order, PointKind,
-    RecordColumn, RecordField, Recorded, Restore, Shape, Snippet, Stmt, TimeUnit, Variable, VariableId, VariableKind,
+    BinaryOp, CallRecord, Clock, Expr, FunctionId, Insertion, Instrumentation, KeptValue, MetricInfo, NotesStmt, Order,
+    PointKind, RecordColumn, RecordField, Recorded, Restore, Shape, Snippet, Stmt, TimeUnit, Variable, VariableId,
+    VariableKind,
 };
 
 use crate::api::SlowOptions;
@@ -24,6 +27,8 @@ pub const INSIDE: &str = "calls_inside";
 /// Names of the metrics of the pairs that hold what all share.
 pub const OPEN: &str = "slow_call_open";
 pub const RECORDS: &str = "slow_call_records";
+/// Name of the metric of the pair that one measurement has if its calls move between threads.
+pub const NOTES: &str = "slow_call_notes";
 
 /// Counters of the pair of a function whose calls are looked at: calls that began, those that ended, and slow ones. Calls inside of another
 /// call of these functions do not count.
@@ -43,8 +48,9 @@ const RECORDS_INSIDE: VariableId = VariableId(3);
 
 /// Number of words of the record of a call inside before its values: the beginning and the length of the call in ticks.
 pub const HEAD_INSIDE: usize = 2;
-/// Number of words of the record of a slow call before its values: the same, and the number of records lost inside.
-pub const HEAD: usize = HEAD_INSIDE + 1;
+/// Number of words of the record of a slow call before its values: the same, the number of records lost inside, and the number of the goroutine, 0 if
+/// there is none.
+pub const HEAD: usize = HEAD_INSIDE + 2;
 
 /// The counters that the code of all functions shares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -103,8 +109,31 @@ fn inside(number: u16, options: &SlowOptions, (records, values): (VariableId, &[
     if_long(options.least_ns, vec![Stmt::Record(records, options.capacity, recorded)])
 }
 
+/// The note of a call inside.
+fn noted(number: u16, options: &SlowOptions) -> Vec<Stmt> {
+    if_long(options.least_ns, vec![Stmt::Notes(NotesStmt::Add(number))])
+}
+
+/// Place of what is known of a call until it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Following {
+    /// The thread that makes the call.
+    Thread,
+    /// The goroutine that makes the call, which may move to another thread meanwhile. Its number is at this offset in its descriptor, if that is known.
+    Goroutine(Option<u32>),
+}
+
+/// Whether a call is inside of one that is looked at, or is such a one.
+const fn is_inside(follow: Following, open: VariableId) -> Expr {
+    match follow {
+        Following::Thread => Expr::Variable(open),
+        Following::Goroutine(_) => Expr::Notes,
+    }
+}
+
 /// The code of a function whose calls inside of slow calls are told, under a number of its own.
 pub struct InsideCode {
+    follow: Following,
     entry: Arc<Snippet>,
     record: CallRecord,
     fields: Vec<RecordField>,
@@ -113,15 +142,16 @@ pub struct InsideCode {
 
 impl InsideCode {
     /// Code for any function, without values.
-    pub fn new() -> InsideCode {
+    pub fn new(follow: Following) -> InsideCode {
         let kept = vec![KeptValue::Time(Clock::Wall), KeptValue::Began(Clock::Wall)];
-        InsideCode::opening(CallRecord { activations: ACTIVATIONS_INSIDE, kept, restore: None }, metric(INSIDE))
+        let record = CallRecord { activations: ACTIVATIONS_INSIDE, kept, restore: None };
+        InsideCode::opening(follow, record, metric(INSIDE))
     }
 
-    fn opening(record: CallRecord, metric: Arc<MetricInfo>) -> InsideCode {
+    fn opening(follow: Following, record: CallRecord, metric: Arc<MetricInfo>) -> InsideCode {
         let open = Stmt::Open(record.clone(), Vec::new());
-        let entry = Snippet { stmts: vec![Stmt::If(is_not_zero(Expr::Variable(OPEN_INSIDE)), vec![open])] };
-        InsideCode { entry: Arc::new(entry), record, fields: Vec::new(), metric }
+        let entry = Snippet { stmts: vec![Stmt::If(is_not_zero(is_inside(follow, OPEN_INSIDE)), vec![open])] };
+        InsideCode { follow, entry: Arc::new(entry), record, fields: Vec::new(), metric }
     }
 
     /// The variables of all functions inside.
@@ -135,6 +165,10 @@ impl InsideCode {
 
     /// The code in a function whose calls have values.
     pub fn telling(&self, values: &ToldValues) -> Result<InsideCode, Error> {
+        if self.follow != Following::Thread {
+            let what = "values of calls inside of slow calls are not told of goroutines";
+            return Err(Error::new(Reason::NoPrint, what, "leave out --tell for functions of Go"));
+        }
         let more = values.kept.iter().filter(|value| !self.record.kept.contains(value));
         let kept: Vec<KeptValue> = self.record.kept.iter().chain(more).copied().collect();
         let fields = head().into_iter().chain(values.fields.iter().cloned()).collect();
@@ -145,7 +179,10 @@ impl InsideCode {
             return Err(Error::new(Reason::NoPrint, what, hint));
         }
         let record = CallRecord { kept, ..self.record.clone() };
-        Ok(InsideCode { fields: values.fields.clone(), ..InsideCode::opening(record, Arc::clone(&self.metric)) })
+        Ok(InsideCode {
+            fields: values.fields.clone(),
+            ..InsideCode::opening(self.follow, record, Arc::clone(&self.metric))
+        })
     }
 
     /// The code in a function.
@@ -155,8 +192,12 @@ impl InsideCode {
         options: &SlowOptions,
         variables: &Arc<[Variable]>,
     ) -> Instrumentation {
-        let close = Stmt::Close(self.record.clone(), inside(number, options, (RECORDS_INSIDE, &self.fields)));
-        let exit = Snippet { stmts: vec![Stmt::If(is_not_zero(Expr::Variable(OPEN_INSIDE)), vec![close])] };
+        let ended = match self.follow {
+            Following::Thread => inside(number, options, (RECORDS_INSIDE, &self.fields)),
+            Following::Goroutine(_) => noted(number, options),
+        };
+        let close = Stmt::Close(self.record.clone(), ended);
+        let exit = Snippet { stmts: vec![Stmt::If(is_not_zero(is_inside(self.follow, OPEN_INSIDE)), vec![close])] };
         let at = |point, order, snippet| Insertion { order, ..code::insertion_of(function, point, snippet) };
         let insertions = vec![
             at(PointKind::Entry, Order::Append, Arc::clone(&self.entry)),
@@ -201,10 +242,10 @@ fn variables(of_metric: &[Variable]) -> Arc<[Variable]> {
 pub fn of_function(
     printed: &Instrumentation,
     (number, inner): (u16, u16),
-    options: &SlowOptions,
+    (follow, options): (Following, &SlowOptions),
 ) -> Result<(Instrumentation, Vec<RecordColumn>), Error> {
     let [columns] = &*printed.records else { return Err(no_print(&printed.metric.name)) };
-    let mut making = Making { number, inner, options, closed: 0 };
+    let mut making = Making { number, inner, follow, options, closed: 0 };
     let insertions = printed.insertions.iter().map(|insertion| {
         let moved = insertion.snippet.renumbered(OWN);
         let snippet = Arc::new(Snippet { stmts: making.stmts(&moved.stmts)? });
@@ -226,6 +267,7 @@ fn no_print(metric: &str) -> Error {
 struct Making<'o> {
     number: u16,
     inner: u16,
+    follow: Following,
     options: &'o SlowOptions,
     /// Number of statements that end a call.
     closed: usize,
@@ -236,6 +278,10 @@ impl Making<'_> {
         let mut made = Vec::with_capacity(stmts.len() + 1);
         for stmt in stmts {
             match stmt {
+                Stmt::Open(record, body) if self.follow != Following::Thread => {
+                    let body = body.iter().cloned().chain([Stmt::Notes(NotesStmt::Begin(BEGAN))]).collect();
+                    made.push(Stmt::Open(self.record(record)?, body));
+                }
                 Stmt::Open(record, body) => {
                     let outermost = || is_zero(Expr::Variable(OPEN_OF));
                     made.push(Stmt::If(outermost(), vec![Stmt::Add(BEGAN, Expr::Const(1))]));
@@ -263,7 +309,8 @@ impl Making<'_> {
             let hint = format!("name at most {}", CallRecord::KEPT_MAX - 2);
             return Err(Error::new(Reason::NoPrint, what, hint));
         }
-        Ok(CallRecord { kept, restore: Some(Restore::Value(OPEN_OF)), ..record.clone() })
+        let restore = (self.follow == Following::Thread).then_some(Restore::Value(OPEN_OF));
+        Ok(CallRecord { kept, restore, ..record.clone() })
     }
 
     /// The end of a call, from statements that print it.
@@ -274,19 +321,31 @@ impl Making<'_> {
         });
         let Some(fields) = fields else { return Err(no_print(SLOW)) };
         self.closed += 1;
-        let lost = RecordField::Number(Expr::Lost(RECORDS_OF));
-        let fields = head().into_iter().chain([lost]).chain(fields.iter().cloned()).collect();
+        let goroutine = match self.follow {
+            Following::Goroutine(Some(number)) => Expr::OfGoroutine(number),
+            Following::Goroutine(None) | Following::Thread => Expr::Const(0),
+        };
+        let more = [Expr::Lost(RECORDS_OF), goroutine].map(RecordField::Number);
+        let fields = head().into_iter().chain(more).chain(fields.iter().cloned()).collect();
         let recorded = Recorded { number: self.number, time: false, fields, limit: None, leaves_room: false };
         if recorded.words() > Recorded::WORDS_MAX {
             let what = "the values of a slow call take too much room";
             return Err(Error::new(Reason::NoPrint, what, "name fewer values or texts"));
         }
-        let slow = vec![
+        let mut slow = vec![
             Stmt::Add(MET, Expr::Const(1)),
             Stmt::Record(RECORDS_OF, self.options.capacity, recorded),
             Stmt::KeepGroup(RECORDS_OF),
         ];
         let mut outermost = vec![Stmt::Add(ENDED, Expr::Const(1))];
+        if self.follow != Following::Thread {
+            let told = NotesStmt::Tell(RECORDS_OF, self.options.capacity);
+            slow.splice(1..1, [Stmt::BeginGroup(RECORDS_OF), Stmt::Notes(told)]);
+            outermost.extend(if_long(self.options.over_ns, slow));
+            outermost.push(Stmt::Notes(NotesStmt::End));
+            let is = |of| Expr::Binary(BinaryOp::Equal, Box::new(Expr::Notes), Box::new(Expr::Const(of)));
+            return Ok(vec![Stmt::If(is(1), noted(self.inner, self.options)), Stmt::If(is(2), outermost)]);
+        }
         outermost.extend(if_long(self.options.over_ns, slow));
         Ok(vec![
             Stmt::If(is_not_zero(Expr::Restored), inside(self.inner, self.options, (RECORDS_OF, &[]))),
@@ -341,7 +400,8 @@ mod tests {
     #[test]
     fn a_call_is_kept_if_it_was_slow() {
         let kept = vec![KeptValue::Time(Clock::Wall), KeptValue::Argument(1)];
-        let (code, _) = of_function(&printed(kept, &print), (4, 7), &options(50)).expect("a print");
+        let (code, _) =
+            of_function(&printed(kept, &print), (4, 7), (Following::Thread, &options(50))).expect("a print");
         assert_eq!(
             texts(&code),
             [
@@ -349,7 +409,7 @@ mod tests {
                  v3 = 1; }",
                 "Exit close r7 time $arg[1] began restore v3 { if ((restored != 0)) { if (($elapsed >= 50)) { record v4 7, \
                  saved began, elapsed_ticks leaves room; } } if ((restored == 0)) { v1++; if (($elapsed >= 10000000)) { \
-                 v2++; record v4 4, saved began, elapsed_ticks, lost of v4, saved $arg[1]; keep group v4; } } v3 = restored; }",
+                 v2++; record v4 4, saved began, elapsed_ticks, lost of v4, 0, saved $arg[1]; keep group v4; } } v3 = restored; }",
             ]
         );
         let shapes: Vec<Shape> = code.variables.iter().map(|v| v.shape).collect();
@@ -360,7 +420,7 @@ mod tests {
     #[test]
     fn calls_inside_are_told_while_a_call_is_open() {
         let variables = InsideCode::variables(SharedCounters { open: 9, records: 11 });
-        let of = |least| texts(&InsideCode::new().of((F, 5), &options(least), &variables));
+        let of = |least| texts(&InsideCode::new(Following::Thread).of((F, 5), &options(least), &variables));
         assert_eq!(
             of(0),
             [
@@ -372,9 +432,44 @@ mod tests {
     }
 
     #[test]
+    fn goroutines_note_calls() {
+        let kept = vec![KeptValue::Time(Clock::Wall)];
+        let print = |record: CallRecord, _| {
+            let recorded = Recorded { number: 0, time: true, fields: Vec::new(), limit: None, leaves_room: false };
+            print(record, recorded)
+        };
+        let follow = Following::Goroutine(Some(152));
+        let (code, _) = of_function(&printed(kept, &print), (4, 7), (follow, &options(50))).expect("a print");
+        assert_eq!(
+            texts(&code),
+            [
+                "Entry open r7 time began { begin notes v0; }",
+                "Exit close r7 time began { if ((notes == 1)) { if (($elapsed >= 50)) { note 7; } } if ((notes == 2)) { v1++; \
+                 if (($elapsed >= 10000000)) { v2++; begin group v4; tell notes v4; record v4 4, saved began, \
+                 elapsed_ticks, lost of v4, goroutine +152; keep group v4; } end notes; } }",
+            ]
+        );
+        let variables = InsideCode::variables(SharedCounters { open: 9, records: 11 });
+        let inside = InsideCode::new(follow).of((F, 5), &options(0), &variables);
+        assert_eq!(
+            texts(&inside),
+            [
+                "Entry if ((notes != 0)) { open r1 time began { } }",
+                "Exit if ((notes != 0)) { close r1 time began { note 5; } }",
+            ]
+        );
+        for insertion in code.insertions.iter().chain(&inside.insertions) {
+            let snippet = &insertion.snippet;
+            assert!(!snippet.is_bound_to_thread() && snippet.is_bound_to_moving_call(), "{snippet}");
+        }
+        assert!(InsideCode::new(follow).telling(&ToldValues::default()).is_err());
+    }
+
+    #[test]
     fn a_metric_must_print_each_call_once_when_it_returns() {
         let time = || vec![KeptValue::Time(Clock::Wall)];
-        let refused = |of: &Instrumentation| of_function(of, (0, 1), &options(0)).err().map(|e| e.reason);
+        let refused =
+            |of: &Instrumentation| of_function(of, (0, 1), (Following::Thread, &options(0))).err().map(|e| e.reason);
         let at_entry = |_, recorded| [vec![Stmt::Record(VariableId(1), options(0).capacity, recorded)], vec![]];
         assert_eq!(refused(&printed(time(), &at_entry)), Some(Reason::NoPrint));
         let conditional = |record: CallRecord, recorded: Recorded| {

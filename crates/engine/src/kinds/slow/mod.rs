@@ -9,23 +9,27 @@ mod tree;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ingraft_model::layout::goroutine;
 use ingraft_model::records::TakenRecord;
 use ingraft_model::{Focus, FunctionId, Instrumentation, RecordColumn, Variable, VariableId, VariableKind};
 use ingraft_process::TickClock;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{
-    CallNumbers, EnableRequest, MeasurementId, MetricFocus, PrintedCall, PrintedCalls, PrintedSite, PrintedValue,
-    Removed, SlowOptions,
+    CallNumbers, CallTree, EnableRequest, MeasurementId, MetricFocus, PrintedCall, PrintedCalls, PrintedSite,
+    PrintedValue, Removed, SlowOptions,
 };
 use crate::error::{Error, Reason};
 use crate::measure::request::{self, Missing, Owner, WantedPair};
 use crate::pairs::PairKey;
 use crate::program::modules::Modules;
+use crate::program::variables;
 use crate::session::{Drained, InsertedPairs, KindRequest, Locked, NewBuffers, Records, Running, Session, values_in};
 use crate::weaving::positions::Observer;
 
-use self::code::{BEGAN, ENDED, HEAD, HEAD_INSIDE, INSIDE, InsideCode, MET, OPEN, RECORDS, SLOW, SharedCounters};
+use self::code::{
+    BEGAN, ENDED, Following, HEAD, HEAD_INSIDE, INSIDE, InsideCode, MET, NOTES, OPEN, RECORDS, SLOW, SharedCounters,
+};
 use self::told::ToldValues;
 use self::tree::{CallSpan, RecordedCall, tree};
 use super::code::{focus, look, looks_among, metric_named};
@@ -49,6 +53,8 @@ pub struct SlowKind {
     outer: usize,
     /// The pairs that have counted calls before the code came, as long as they have code.
     looks: Vec<PairKey>,
+    /// Whether calls of some functions move between threads, so that their goroutines keep notes.
+    keeps_notes: bool,
     /// Counters that the code of all functions shares; `None` before they are taken.
     shared: Option<SharedCounters>,
     begun: Option<SlowStart>,
@@ -114,6 +120,18 @@ fn pair(
     WantedPair { function: Some(function), ..WantedPair::owned(owner, pair, instrumentation) }
 }
 
+fn is_go(modules: &Modules, function: FunctionId) -> bool {
+    modules.resolve(function).is_some_and(|(_, module, _)| module.image.elf().is_go())
+}
+
+/// Follows calls of goroutines. The runtime's own variable tells the offset of a goroutine's number in its descriptor.
+fn following_goroutines(modules: &Modules) -> Following {
+    let known = variables::variable(modules, "runtime.g0", &["goid"]).ok();
+    let offset = known.filter(|known| known.access.pointers.is_empty()).map(|known| known.access.offset);
+    let in_descriptor = |offset: u32| offset <= goroutine::DESCRIPTOR - 8;
+    Following::Goroutine(offset.and_then(|offset| u32::try_from(offset).ok()).filter(|offset| in_descriptor(*offset)))
+}
+
 fn number(site: usize) -> u16 {
     u16::try_from(site).unwrap_or(u16::MAX)
 }
@@ -129,6 +147,7 @@ impl SlowKind {
             sites: Vec::new(),
             outer: 0,
             looks: Vec::new(),
+            keeps_notes: false,
             shared: None,
             begun: None,
             left_out: FxHashSet::default(),
@@ -155,9 +174,10 @@ impl SlowKind {
         Ok(found)
     }
 
-    /// The pairs with the counters that all share.
+    /// The pairs with the counters that all share, and one that stands for the notes of goroutines.
     fn held(&self, id: MeasurementId) -> impl Iterator<Item = (PairKey, &'static str, Variable)> {
-        [OPEN, RECORDS].map(|name| (key(id, name), name, code::held(name, &self.options))).into_iter()
+        let names = [OPEN, RECORDS].into_iter().chain(self.keeps_notes.then_some(NOTES));
+        names.map(move |name| (key(id, name), name, code::held(name, &self.options)))
     }
 
     /// The functions as clients see them.
@@ -204,12 +224,13 @@ impl SlowKind {
                 state.limited += 1;
                 continue;
             }
-            let lost = record.words.get(HEAD - 1).copied().unwrap_or(0);
+            let [lost, goroutine] = [HEAD - 2, HEAD - 1].map(|n| record.words.get(n).copied().unwrap_or(0));
             let values = std::iter::once(span.ended).chain(record.words.into_iter().skip(HEAD)).collect();
             let values = TakenRecord { number: record.number, words: values };
             let Some((ended, values)) = call(&values, columns) else { continue };
             let time_ns = unix.saturating_sub(ns(now.saturating_sub(ended)));
-            let tree = Some(tree(span, &inside, lost, (&ns, &|inside| self.values(inside))));
+            let tree = tree(span, &inside, lost, (&ns, &|inside| self.values(inside)));
+            let tree = Some(CallTree { goroutine, ..tree });
             calls.push(PrintedCall { site: record.number.into(), tid, time_ns, values, tree });
         }
         state.told += calls.len() as u64;
@@ -276,10 +297,16 @@ impl Running for SlowKind {
         }
         let owner = |hidden| Owner { measurement: asked.id, hidden };
         let (mut sites, mut again, mut all) = (Vec::new(), Vec::new(), Vec::new());
+        let mut keeps_notes = false;
+        let any_go = outer.iter().chain(&inside).any(|function| is_go(asked.modules, *function));
+        let of_goroutines = if any_go { following_goroutines(asked.modules) } else { Following::Goroutine(None) };
         for (n, printed) in printed.iter().enumerate() {
             let Some(function) = printed.function else { continue };
             let numbers = (number(n), number(outer.len() + n));
-            let (instrumentation, columns) = code::of_function(&printed.instrumentation, numbers, &self.options)?;
+            let is_go = is_go(asked.modules, function);
+            keeps_notes |= is_go;
+            let how = (if is_go { of_goroutines } else { Following::Thread }, &self.options);
+            let (instrumentation, columns) = code::of_function(&printed.instrumentation, numbers, how)?;
             let focus = printed.pair.focus.clone();
             let wanted = pair(owner(false), SLOW, (function, focus.clone()), instrumentation);
             let key = PairKey::of(&wanted);
@@ -288,19 +315,21 @@ impl Running for SlowKind {
             all.extend([look(function, focus, asked.id), wanted]);
         }
         sites.append(&mut again);
-        let (of_inside, variables) = (InsideCode::new(), InsideCode::variables(SharedCounters::default()));
+        let variables = InsideCode::variables(SharedCounters::default());
+        let [inside_threads, inside_goroutines] = [Following::Thread, of_goroutines].map(InsideCode::new);
         for function in inside {
             let Some(focus) = focus(asked.modules, function) else { continue };
             let values = told.get(&function);
+            let of_inside = if is_go(asked.modules, function) { &inside_goroutines } else { &inside_threads };
             let telling = values.map(|values| of_inside.telling(values)).transpose()?;
-            let code = telling.as_ref().unwrap_or(&of_inside);
+            let code = telling.as_ref().unwrap_or(of_inside);
             let instrumentation = code.of((function, number(sites.len())), &self.options, &variables);
             let wanted = pair(owner(true), INSIDE, (function, focus.clone()), instrumentation);
             let columns = values.map_or_else(Vec::new, |values| values.columns.clone());
             sites.push(SlowSite { function, key: PairKey::of(&wanted), columns });
             all.extend([look(function, focus, asked.id), wanted]);
         }
-        (self.sites, self.outer) = (sites, outer.len());
+        (self.sites, self.outer, self.keeps_notes) = (sites, outer.len(), keeps_notes);
         self.looks = looks_among(&all);
         Ok(all)
     }
@@ -311,12 +340,19 @@ impl Running for SlowKind {
 
     /// Takes the counters that all share, and tells the code of all functions.
     fn prepare(&mut self, at: &mut Locked<'_>, wanted: &mut Vec<WantedPair>) -> Result<Observer, Error> {
-        let mut first = [0; 2];
+        if self.keeps_notes {
+            if at.has_pair_of(NOTES) {
+                let what = "another command tells slow calls of goroutines in this process";
+                return Err(Error::new(Reason::GoroutinesFollowed, what, "end that one first"));
+            }
+            at.end_goroutine_notes()?;
+        }
+        let mut first = [0; 3];
         for ((key, name, variable), first) in self.held(at.id()).zip(&mut first) {
             let held = at.hold_counter(key, metric_named(name), variable);
             *first = held.inspect_err(|_| self.held(at.id()).for_each(|(key, ..)| at.release_counter(&key)))?;
         }
-        let [open, records] = first;
+        let [open, records, _] = first;
         let shared = SharedCounters { open, records };
         self.shared = Some(shared);
         let inside = InsideCode::variables(shared);

@@ -59,7 +59,7 @@ pub fn tree(
     let mut calls: Vec<InnerCall> = Vec::with_capacity(order.len());
     let mut open: Vec<(usize, CallSpan)> = Vec::new();
     let elapsed_ns = ns(outer.ticks());
-    let mut whole = CallTree { elapsed_ns, self_ns: elapsed_ns, lost, calls: Vec::new() };
+    let mut whole = CallTree { elapsed_ns, self_ns: elapsed_ns, lost, ..CallTree::default() };
     for (call, span) in order.into_iter().zip(spans) {
         let site = call.site;
         while open.pop_if(|(_, around)| !around.contains(span)).is_some() {}
