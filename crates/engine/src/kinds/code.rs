@@ -8,7 +8,7 @@ use ingraft_model::{
 };
 
 use crate::api::{MeasurementId, MetricFocus};
-use crate::measure::request::{Owner, WantedPair};
+use crate::measure::request::{Owner, Standing, WantedPair};
 use crate::pairs::PairKey;
 use crate::program::modules::Modules;
 
@@ -54,7 +54,10 @@ pub fn look(function: FunctionId, focus: Focus, measurement: MeasurementId) -> W
     let count = increment(function, PointKind::Entry, Parts::All, VariableId(0));
     let code = Instrumentation { variables: [variable(0)].into(), ..empty(vec![count], metric_named(LOOK)) };
     let pair = Arc::new(MetricFocus { metric: LOOK.to_owned(), focus });
-    WantedPair { function: Some(function), ..WantedPair::owned(Owner { measurement, hidden: true }, pair, code) }
+    WantedPair {
+        function: Some(function),
+        ..WantedPair::owned(Owner { measurement, standing: Standing::Hidden }, pair, code)
+    }
 }
 
 /// The pairs among these that only count calls before costly code comes.

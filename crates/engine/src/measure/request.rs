@@ -47,14 +47,25 @@ pub struct WantedPair {
 pub struct Owner {
     /// The measurement.
     pub measurement: MeasurementId,
-    /// Whether the pair has no value for clients, so that the request is not about it.
-    pub hidden: bool,
+    /// What the pair is for.
+    pub standing: Standing,
+}
+
+/// What a pair is for. If all pairs of a measurement would cost too much, those that were asked for come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Its value was asked for.
+    Asked,
+    /// It says where values of others belong, and is named to clients.
+    Helping,
+    /// It has no value for clients, so the request is not about it.
+    Hidden,
 }
 
 impl WantedPair {
     /// Whether the pair has no value for clients.
     pub fn is_hidden(&self) -> bool {
-        self.owner.is_some_and(|owner| owner.hidden)
+        self.owner.is_some_and(|owner| owner.standing == Standing::Hidden)
     }
 
     /// A pair that belongs to one measurement, with code that is not of MDL.

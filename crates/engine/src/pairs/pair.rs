@@ -175,11 +175,13 @@ impl Pair {
         self.minis.iter().map(|(f, _)| *f).chain(self.unwoven.iter().map(|(f, _)| *f)).collect()
     }
 
-    /// Returns the warning that this pair cannot be measured although other pairs are; `None` if the pair is measured.
-    pub fn why_unmeasured(&self, key: &PairKey) -> Option<String> {
-        // If the focus names one function, that function is reported as refused instead.
+    /// Returns the warning that this pair cannot be measured although other pairs are; `None` if the pair is measured. `function` is the one that the
+    /// focus names, if it names one.
+    pub fn why_unmeasured(&self, key: &PairKey, function: Option<FunctionId>) -> Option<String> {
+        // That function is reported as refused instead.
         let by_name = key.pair.focus.part("Code").is_some_and(|code| code.names.len() >= 2) && self.minis.is_empty();
-        if !self.unmeasured || by_name {
+        let is_told = function.is_some_and(|function| self.unwoven.iter().any(|(refused, _)| *refused == function));
+        if !self.unmeasured || by_name || is_told {
             return None;
         }
         let MetricFocus { metric, focus } = &*key.pair;

@@ -86,7 +86,7 @@ impl Session {
             let users = control.measurements.iter().filter(|(_, m)| measures(m));
             payer(users.map(|(id, m)| (*id, m.limit))) == Some(id)
         };
-        let helps = |key: &&PairKey| key.is_hidden();
+        let helps = |key: &&PairKey| key.helps();
         let going = excess(costs.into_iter().collect(), measurement.limit, helps, pays, now_ns());
         going.into_iter().map(|(key, why)| (key.clone(), why)).collect()
     }

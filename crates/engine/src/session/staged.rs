@@ -65,7 +65,7 @@ impl Session {
         let (counting, others): (Vec<_>, Vec<_>) = plain.into_iter().partition(|w| w.is_hidden() == for_this);
         self.refuse_hopeless_pairs(control, &costly)?;
         // If it is known already that nothing would be timed, the target is not touched.
-        let helps: Vec<bool> = costly.iter().map(|w| PairKey::of(w).is_hidden()).collect();
+        let helps: Vec<bool> = costly.iter().map(|w| PairKey::of(w).helps()).collect();
         let helps = |at: usize| helps.get(at) == Some(&true);
         let known = self.predicted(control, &costly, &self.known_rates(control));
         if too_dear(&known, &helps, limit).len() == costly.len() {
@@ -216,7 +216,7 @@ mod tests {
 
     use super::*;
     use crate::api::{MeasurementId, MetricFocus};
-    use crate::measure::request::Owner;
+    use crate::measure::request::{Owner, Standing};
     use crate::pairs::tests::{function, insertion, instrumentation, variable};
 
     fn pair(metric: &str, of: Option<u32>, has_code: bool) -> WantedPair {
@@ -225,7 +225,7 @@ mod tests {
             code.insertions = vec![insertion(function(0, of.unwrap_or(0)), PointKind::Entry, Vec::new())];
         }
         let pair = Arc::new(MetricFocus { metric: metric.to_owned(), focus: Focus::default() });
-        let owner = Owner { measurement: MeasurementId(1), hidden: false };
+        let owner = Owner { measurement: MeasurementId(1), standing: Standing::Asked };
         WantedPair { function: of.map(|of| function(0, of)), ..WantedPair::owned(owner, pair, code) }
     }
 

@@ -61,7 +61,9 @@ impl Session {
     /// Warnings about pairs that were woven.
     pub(super) fn insertion_warnings(&self, control: &Control, keys: &[(PairKey, Option<FunctionId>)]) -> Vec<String> {
         let pairs = || keys.iter().filter_map(|(key, _)| Some((key, control.pairs.get(key)?)));
-        let mut warnings: Vec<String> = pairs().filter_map(|(key, pair)| pair.why_unmeasured(key)).collect();
+        let unmeasured =
+            keys.iter().filter_map(|(key, function)| control.pairs.get(key)?.why_unmeasured(key, *function));
+        let mut warnings: Vec<String> = unmeasured.collect();
         let resolutions = pairs().filter_map(|(_, pair)| sizes::of_variables(&pair.variables));
         warnings.extend(resolutions.min().and_then(sizes::warning));
         warnings.extend(self.mapped_again(control));

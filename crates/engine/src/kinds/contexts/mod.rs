@@ -24,7 +24,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{ContextMetric, ContextsOptions, EnableRequest, MeasurementId, MetricFocus, Removed};
 use crate::error::{Error, Reason};
-use crate::measure::request::{self, Missing, Owner, WantedPair};
+use crate::measure::request::{self, Missing, Owner, Standing, WantedPair};
 use crate::pairs::PairKey;
 use crate::readings::looks::ContextLooks;
 use crate::session::{InsertedPairs, KindRequest, Locked, Running, now_ns};
@@ -106,6 +106,25 @@ fn shape(options: &ContextsOptions) -> ContextShape {
     let usual = ContextShape::usual(has_values, options.full);
     let largest = ContextShape::of_bits(*ContextShape::BITS.end(), true, options.full);
     largest.filter(|_| !options.timed.is_empty()).unwrap_or(usual)
+}
+
+/// What the pair of a function is for. If all values come from certain functions, the others only tell the contexts of these.
+fn standing(options: &ContextsOptions, role: LibraryRole) -> Standing {
+    let has_value = |metric: &ContextMetric| match metric {
+        ContextMetric::WaitTime => role.waits,
+        ContextMetric::LockTime => role.lock.is_some(),
+        ContextMetric::AllocatedBytes => role.allocates.is_some(),
+        ContextMetric::LiveBytes | ContextMetric::LiveBlocks => role.memory.is_some(),
+        ContextMetric::WallTime
+        | ContextMetric::CpuTime
+        | ContextMetric::Looks
+        | ContextMetric::Instructions
+        | ContextMetric::Reads
+        | ContextMetric::Writes => true,
+    };
+    let others = !options.sums.is_empty() || options.event.is_some() || !options.timed.is_empty();
+    let helps = !options.metrics.is_empty() && !others && !options.metrics.iter().any(has_value);
+    if helps { Standing::Helping } else { Standing::Asked }
 }
 
 impl ContextsKind {
@@ -249,7 +268,7 @@ impl ContextsKind {
     fn held(&self, id: MeasurementId) -> Vec<(PairKey, &'static str, Variable)> {
         let held = |name: &'static str, variable| {
             let pair = Arc::new(MetricFocus { metric: name.to_owned(), focus: Focus::default() });
-            (PairKey::owned(Owner { measurement: id, hidden: true }, pair), name, variable)
+            (PairKey::owned(Owner { measurement: id, standing: Standing::Hidden }, pair), name, variable)
         };
         let records = self.live.as_ref().map(|_| held(RECORDS, code::held_records()));
         let last_count = self.options.event.as_ref().map(|_| LAST_COUNT);
@@ -305,7 +324,7 @@ impl Running for ContextsKind {
             metric: &metric,
             moving: false,
         };
-        let owner = Owner { measurement: asked.id, hidden: false };
+        let owner = |role| Owner { measurement: asked.id, standing: standing(&self.options, role) };
         let looks = asked.missing != Missing::MayCome;
         let has_goroutines = asked.modules.goroutine_pointer().is_some();
         let first = ContextsOptions::values(&self.options.metrics).count();
@@ -334,7 +353,8 @@ impl Running for ContextsKind {
             }
             let fits_copy = instrumentation.placing == Placing::InCopyIfBusy;
             let pair = Arc::new(MetricFocus { metric: METRIC.to_owned(), focus: focus.clone() });
-            let wanted = WantedPair { function: Some(function), ..WantedPair::owned(owner, pair, instrumentation) };
+            let wanted =
+                WantedPair { function: Some(function), ..WantedPair::owned(owner(role), pair, instrumentation) };
             if number == next {
                 self.sites.push(ContextSite { function, role, key: PairKey::of(&wanted), fits_copy, is_timed });
             }
@@ -400,5 +420,26 @@ impl Running for ContextsKind {
         self.follow(at);
         self.follow_last(at);
         removed.profile = last.map(|states| Box::new(self.read(at, &states)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::contexts::code::LockKind;
+
+    #[test]
+    fn functions_without_a_value_of_their_own_help_others() {
+        let waits = LibraryRole { waits: true, ..LibraryRole::default() };
+        let locks = LibraryRole { lock: Some(LockKind::Mutex), ..waits };
+        let of = |metrics: &[ContextMetric], role| {
+            standing(&ContextsOptions { metrics: metrics.to_vec(), ..ContextsOptions::default() }, role)
+        };
+        use ContextMetric::{LockTime, WaitTime, WallTime};
+        assert_eq!([waits, locks].map(|role| of(&[LockTime], role)), [Standing::Helping, Standing::Asked]);
+        assert_eq!(of(&[WaitTime, LockTime], waits), Standing::Asked);
+        for metrics in [&[][..], &[WallTime], &[WaitTime, WallTime]] {
+            assert_eq!(of(metrics, LibraryRole::default()), Standing::Asked, "{metrics:?}");
+        }
     }
 }
