@@ -160,11 +160,16 @@ impl Listing<'_> {
 
     /// Adds the record at r9, whose number is in rsi, to the unused ones.
     fn give_back(&mut self) -> Result<(), Assembly> {
+        self.give_back_all(Self::field(record::SAVED))
+    }
+
+    /// Adds records to the unused ones. The number of the first one is in rsi, and `link` is the link of the last one. Uses rax and rdi.
+    pub(super) fn give_back_all(&mut self, link: AsmMemoryOperand) -> Result<(), Assembly> {
         let mut again = self.a.create_label();
         self.a.mov(rax, qword_ptr(r10 + FREE))?;
         self.a.set_label(&mut again)?;
         self.a.mov(edi, eax)?;
-        self.a.mov(Self::field(record::SAVED), rdi)?;
+        self.a.mov(link, rdi)?;
         self.a.mov(rdi, rax)?;
         self.a.shr(rdi, 32)?;
         self.a.inc(edi)?;

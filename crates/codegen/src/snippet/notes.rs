@@ -9,7 +9,7 @@ use iced_x86::code_asm::{
 };
 use ingraft_model::buffer::{Capacity, FIRST, LOST, POSITION, SLACK, TAKEN};
 use ingraft_model::layout::goroutine::{
-    DESCRIPTOR, FIRST_NOTE, FREE, LAST_NOTE, NOTE_WORDS, NOTES_KEY, NOTES_MADE, NOTES_MAX, RECORDS,
+    DESCRIPTOR, FIRST_NOTE, LAST_NOTE, NOTE_WORDS, NOTES_KEY, NOTES_MADE, NOTES_MAX, RECORDS,
 };
 use ingraft_model::layout::{COUNTERS, record};
 use ingraft_model::{Clock, Expr, KeptValue, NotesStmt, TimeUnit, VariableId, records};
@@ -274,7 +274,7 @@ impl Listing<'_> {
 
     /// Adds the notes of the goroutine to the unused records, and ends what has begun. Uses rax, rcx, rsi and rdi.
     pub(super) fn forget_notes(&mut self) -> Result<(), Assembly> {
-        let [mut again, mut done] = std::array::from_fn(|_| self.a.create_label());
+        let mut done = self.a.create_label();
         self.a.mov(qword_ptr(r8 + NOTES_KEY), 0)?;
         self.a.mov(esi, Self::notes(FIRST_NOTE))?;
         self.a.mov(ecx, Self::notes(LAST_NOTE))?;
@@ -282,17 +282,7 @@ impl Listing<'_> {
         self.a.test(esi, esi)?;
         self.a.je(done)?;
         self.a.shl(rcx, record::SIZE.trailing_zeros())?;
-        self.a.mov(rax, qword_ptr(r10 + FREE))?;
-        self.a.set_label(&mut again)?;
-        self.a.mov(edi, eax)?;
-        self.a.mov(qword_ptr(r10 + rcx + (RECORDS + record::SAVED)), rdi)?;
-        self.a.mov(rdi, rax)?;
-        self.a.shr(rdi, 32)?;
-        self.a.inc(edi)?;
-        self.a.shl(rdi, 32)?;
-        self.a.or(rdi, rsi)?;
-        self.a.lock().cmpxchg(qword_ptr(r10 + FREE), rdi)?;
-        self.a.jne(again)?;
+        self.give_back_all(qword_ptr(r10 + rcx + (RECORDS + record::SAVED)))?;
         self.a.set_label(&mut done)?;
         Ok(self.a.zero_bytes()?)
     }

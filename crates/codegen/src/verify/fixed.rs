@@ -118,6 +118,20 @@ mod tests {
     use crate::verify::memory::Memory;
 
     const AT: Avma = Avma(0x80_0000);
+    /// Routines for calls that move between threads.
+    const OF_GOROUTINES: [Routine; 11] = [
+        Routine::PruneGoroutine,
+        Routine::Park,
+        Routine::Fetch,
+        Routine::EnterMoving,
+        Routine::LeaveMoving,
+        Routine::Descriptor,
+        Routine::KeepsNotes,
+        Routine::BeginNotes,
+        Routine::AddNote,
+        Routine::TellNotes,
+        Routine::EndNotes,
+    ];
 
     /// Proof of a routine whose bytes lie at `AT`.
     fn proof(env: &Environment, bytes: &[u8], prove: impl Fn(&mut Interpreter<'_>) -> Result<(), VerifyError>) -> bool {
@@ -151,195 +165,31 @@ mod tests {
     }
 
     /// Environments that differ in one fact. Each comes with the routines whose code does not depend on that fact.
-    fn environments() -> Vec<(Environment, &'static [Routine])> {
-        use Routine::{
-            AddNote, BeginNotes, Call, Cut, Descriptor, EndNotes, Enter, EnterMoving, Event, Fetch, Fork, Forked,
-            KeepsNotes, LeaveMoving, Park, PruneGoroutine, TellNotes, Time,
-        };
+    fn environments() -> Vec<(Environment, Vec<Routine>)> {
+        use Routine::{Call, Cut, Enter, Event, Fork, Forked, Time};
         let env = environment();
         let data = |data: DataArea| Environment { data, ..env };
+        let with_goroutines = |others: &[Routine]| [&OF_GOROUTINES, others].concat();
+        let identity = |identity| Environment { identity, ..env };
+        let vectors = |vectors| Environment { vectors, ..env };
+        let of_identity = with_goroutines(&[Call, Time, Fork, Forked, Cut, Enter]);
+        let of_vectors = with_goroutines(&[Event, Time, Fork, Forked, Cut, Enter]);
+        let of_clock = with_goroutines(&[Call, Event, Fork, Forked, Cut, Enter]);
+        let of_goroutine = vec![Call, Event, Time, Fork, Forked, Cut, Enter];
         vec![
-            (data(DataArea { base: Avma(0x1000_1000), ..env.data }), &[Cut]),
-            (data(DataArea { stride: 1 << 25, ..env.data }), &[Event, Cut]),
-            (
-                data(DataArea { shards: 65, ..env.data }),
-                &[
-                    PruneGoroutine,
-                    Park,
-                    Fetch,
-                    Call,
-                    Event,
-                    Time,
-                    Forked,
-                    Cut,
-                    Enter,
-                    EnterMoving,
-                    LeaveMoving,
-                    Descriptor,
-                    KeepsNotes,
-                    BeginNotes,
-                    AddNote,
-                    TellNotes,
-                    EndNotes,
-                ],
-            ),
-            (
-                Environment { identity: ThreadIdentity::FsOffset(0x30), ..env },
-                &[
-                    PruneGoroutine,
-                    Park,
-                    Fetch,
-                    Call,
-                    Time,
-                    Fork,
-                    Forked,
-                    Cut,
-                    Enter,
-                    EnterMoving,
-                    LeaveMoving,
-                    Descriptor,
-                    KeepsNotes,
-                    BeginNotes,
-                    AddNote,
-                    TellNotes,
-                    EndNotes,
-                ],
-            ),
-            (
-                Environment { identity: ThreadIdentity::FsBase, ..env },
-                &[
-                    PruneGoroutine,
-                    Park,
-                    Fetch,
-                    Call,
-                    Time,
-                    Fork,
-                    Forked,
-                    Cut,
-                    Enter,
-                    EnterMoving,
-                    LeaveMoving,
-                    Descriptor,
-                    KeepsNotes,
-                    BeginNotes,
-                    AddNote,
-                    TellNotes,
-                    EndNotes,
-                ],
-            ),
-            (Environment { identity: ThreadIdentity::Locked, ..env }, &[Call, Time, Cut]),
-            (Environment { goroutine: Some(-16), ..env }, &[Call, Event, Time, Fork, Forked, Cut, Enter]),
-            (Environment { goroutine: None, ..env }, &[Call, Event, Time, Fork, Forked, Cut, Enter]),
-            (
-                Environment { vectors: Some(VectorState { components: 7, bytes: 2696 }), ..env },
-                &[
-                    PruneGoroutine,
-                    Park,
-                    Fetch,
-                    Event,
-                    Time,
-                    Fork,
-                    Forked,
-                    Cut,
-                    Enter,
-                    EnterMoving,
-                    LeaveMoving,
-                    Descriptor,
-                    KeepsNotes,
-                    BeginNotes,
-                    AddNote,
-                    TellNotes,
-                    EndNotes,
-                ],
-            ),
-            (
-                Environment { vectors: Some(VectorState { components: 0xe7, bytes: 832 }), ..env },
-                &[
-                    PruneGoroutine,
-                    Park,
-                    Fetch,
-                    Event,
-                    Time,
-                    Fork,
-                    Forked,
-                    Cut,
-                    Enter,
-                    EnterMoving,
-                    LeaveMoving,
-                    Descriptor,
-                    KeepsNotes,
-                    BeginNotes,
-                    AddNote,
-                    TellNotes,
-                    EndNotes,
-                ],
-            ),
-            (
-                Environment { vectors: None, ..env },
-                &[
-                    PruneGoroutine,
-                    Park,
-                    Fetch,
-                    Event,
-                    Time,
-                    Fork,
-                    Forked,
-                    Cut,
-                    Enter,
-                    EnterMoving,
-                    LeaveMoving,
-                    Descriptor,
-                    KeepsNotes,
-                    BeginNotes,
-                    AddNote,
-                    TellNotes,
-                    EndNotes,
-                ],
-            ),
-            (
-                Environment { wall: WallClock::Vdso(Avma(0x7fff_1234_5679)), ..env },
-                &[
-                    PruneGoroutine,
-                    Park,
-                    Fetch,
-                    Call,
-                    Event,
-                    Fork,
-                    Forked,
-                    Cut,
-                    Enter,
-                    EnterMoving,
-                    LeaveMoving,
-                    Descriptor,
-                    KeepsNotes,
-                    BeginNotes,
-                    AddNote,
-                    TellNotes,
-                    EndNotes,
-                ],
-            ),
-            (
-                Environment { wall: WallClock::SystemCall, ..env },
-                &[
-                    PruneGoroutine,
-                    Park,
-                    Fetch,
-                    Call,
-                    Event,
-                    Fork,
-                    Forked,
-                    Cut,
-                    Enter,
-                    EnterMoving,
-                    LeaveMoving,
-                    Descriptor,
-                    KeepsNotes,
-                    BeginNotes,
-                    AddNote,
-                    TellNotes,
-                    EndNotes,
-                ],
-            ),
+            (data(DataArea { base: Avma(0x1000_1000), ..env.data }), vec![Cut]),
+            (data(DataArea { stride: 1 << 25, ..env.data }), vec![Event, Cut]),
+            (data(DataArea { shards: 65, ..env.data }), with_goroutines(&[Call, Event, Time, Forked, Cut, Enter])),
+            (identity(ThreadIdentity::FsOffset(0x30)), of_identity.clone()),
+            (identity(ThreadIdentity::FsBase), of_identity),
+            (identity(ThreadIdentity::Locked), vec![Call, Time, Cut]),
+            (Environment { goroutine: Some(-16), ..env }, of_goroutine.clone()),
+            (Environment { goroutine: None, ..env }, of_goroutine),
+            (vectors(Some(VectorState { components: 7, bytes: 2696 })), of_vectors.clone()),
+            (vectors(Some(VectorState { components: 0xe7, bytes: 832 })), of_vectors.clone()),
+            (vectors(None), of_vectors),
+            (Environment { wall: WallClock::Vdso(Avma(0x7fff_1234_5679)), ..env }, of_clock.clone()),
+            (Environment { wall: WallClock::SystemCall, ..env }, of_clock),
         ]
     }
 
