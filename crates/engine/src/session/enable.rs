@@ -167,6 +167,9 @@ impl Session {
         warnings.extend(caught_up.warnings());
         let pairs = &measurement.pairs;
         let unwoven = pairs.iter().filter(|p| p.points == 0 && p.function.is_some());
+        // Code that counts calls for a moment, to tell what other code would cost, is left out.
+        let hidden = measurement.hidden.iter().filter_map(|view| control.pairs.get(&view.key));
+        let inside = hidden.filter(|pair| pair.is_costly()).map(|pair| pair.functions().len() as u32).sum::<u32>();
         let (parent, title) = ingraft_process::parent_and_title(self.pid());
         Enabled {
             id,
@@ -177,7 +180,7 @@ impl Session {
             threads: self.target.threads().map_or(0, |t| t.len() as u32),
             modules: control.modules.mapped().count() as u32,
             functions: control.modules.loaded().map(|(_, _, m)| m.image.functions().len() as u32).sum(),
-            points: pairs.iter().map(|p| p.points).sum(),
+            points: pairs.iter().map(|p| p.points).sum::<u32>() + inside,
             since_ns: now_ns(),
             attach_time: begin.elapsed(),
             stopped: self.target.take_longest_hold(),

@@ -67,6 +67,9 @@ const WAITING: &[&str] = &[
     "g_cond",
 ];
 const JOINING: &[&str] = &["pthread_join", "thread_join", "timedjoin", "clockjoin", "thrd_join", "barrier_wait"];
+/// Beginnings of names of functions of the Go runtime in which its threads wait, and names of those that wait there for a lock of the runtime.
+const GO_WAITING: &[&str] = &["runtime.futex", "runtime.usleep", "runtime.epollwait"];
+const GO_LOCKING: &[&str] = &["runtime.lock2", "runtime.lockWithRank"];
 const SLEEPING: &[&str] = &["nanosleep", "usleep"];
 
 /// Functions whose time on a processor goes to tries that fail: they return at once, and the caller tries again.
@@ -160,6 +163,7 @@ fn waiting(site: &SampledSite) -> Cause {
         "fsync" | "fdatasync" | "sync" | "msync" | "open" | "openat" | "close" | "unlink" | "rename" => {
             Cause::Of(Hypothesis::Disk)
         }
+        "nanosleep" | "clock_nanosleep" if is_go_thread(site) => Cause::Idle,
         "nanosleep" | "clock_nanosleep" => Cause::Of(Hypothesis::Sleeps),
         "flock" | "fcntl" => Cause::Of(Hypothesis::Locks),
         "wait4" | "waitid" | "vfork" => Cause::Of(Hypothesis::Threads),
@@ -196,6 +200,9 @@ fn transfer(site: &SampledSite, object: Option<&WaitedThing>) -> Cause {
 
 /// A wait for a futex, by the innermost function whose name tells it, else by what the futex held.
 fn futex(site: &SampledSite) -> Cause {
+    if is_go_thread(site) {
+        return if names(site, GO_LOCKING) { Cause::Of(Hypothesis::Locks) } else { Cause::Idle };
+    }
     for function in &site.functions {
         let is_any = |words: &[&str]| words.iter().any(|word| function.function.contains(word));
         if is_any(LOCKING) {
@@ -209,6 +216,16 @@ fn futex(site: &SampledSite) -> Cause {
         }
     }
     if is_lock_by_value(site) { Cause::Of(Hypothesis::Locks) } else { Cause::Worker }
+}
+
+/// Whether the wait is one of a thread of the Go runtime. Goroutines wait without a thread, so such a thread has nothing to do.
+pub(super) fn is_go_thread(site: &SampledSite) -> bool {
+    site.functions.first().is_some_and(|function| is_go_wait(function))
+}
+
+/// Whether a thread of the Go runtime waits in the function.
+pub(super) fn is_go_wait(function: &NamedFunction) -> bool {
+    GO_WAITING.iter().any(|name| function.function.starts_with(name))
 }
 
 /// Whether the futex looks like a lock: by the operation, or by the value that locks have.
@@ -272,6 +289,9 @@ mod tests {
         assert_eq!(of("futex", &again), Cause::Of(Locks), "a condition takes its mutex again");
         assert_eq!(of("futex", &["libc.so.6:__pthread_clockjoin_ex", "shop:main"]), Cause::Of(Threads));
         assert_eq!(of("futex", &["shop:f"]), Cause::Worker);
+        let thread = ["shop:runtime.futex.abi0", "shop:runtime.notesleep", "shop:runtime.stopm"];
+        assert_eq!((of("futex", &thread), of("nanosleep", &["shop:runtime.usleep.abi0"])), (Cause::Idle, Cause::Idle));
+        assert_eq!(of("futex", &["shop:runtime.futex.abi0", "shop:runtime.lock2"]), Cause::Of(Locks));
         let object = |operation, expected| {
             let object = WaitedThing { kind: WaitedKind::Futex, operation, expected, ..WaitedThing::default() };
             SampledSite { object: Some(object), ..wait(1, "futex", &["shop:f"], 1) }

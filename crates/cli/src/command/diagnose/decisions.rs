@@ -6,6 +6,7 @@ use std::time::Duration;
 use ingraft_api::NamedFunction;
 use ingraft_model::{ResourcePath, Tid};
 
+use super::causes::is_go_wait;
 use super::evidence::{ObjectName, Observation, Part, Totals};
 use super::finding::Finding;
 use super::hypothesis::{Hypothesis, TESTED_IN_ORDER};
@@ -190,6 +191,11 @@ impl<'a> FindingSearch<'a> {
             if calls.is_empty() { String::new() } else { format!("; idle threads wait in {}", calls.join(", ")) };
         let rounds = self.division.totals.rounds.max(1) as f64;
         let share = (1.0 - active).clamp(0.0, 1.0);
+        let is_go = parts.iter().any(|part| part.function.as_ref().is_some_and(is_go_wait));
+        let (of_go, command) = match is_go {
+            true => ("; goroutines wait without a thread", self.pasted.offcpu()),
+            false => ("", self.pasted.hot(None, None, true)),
+        };
         self.push(Finding {
             id: 0,
             parent: Some(1),
@@ -198,8 +204,8 @@ impl<'a> FindingSearch<'a> {
             share,
             share_error: share_variance(share, rounds).sqrt(),
             holds: self.division.is_idle(),
-            evidence: format!("{active:.2} threads active on average{wait}"),
-            command: self.pasted.hot(None, None, true),
+            evidence: format!("{active:.2} threads active on average{wait}{of_go}"),
+            command,
             refuted_by: Hypothesis::Idle.refuted_by().to_owned(),
             function: None,
             mutex: None,

@@ -42,6 +42,11 @@ impl Pasted {
         format!("ingraft hot -p {pid}{engine}{function}{thread}{waits} --for 10s")
     }
 
+    /// Waits by context.
+    pub(super) fn offcpu(&self) -> String {
+        format!("ingraft offcpu -p {}{} --for 10s", self.pid, self.engine)
+    }
+
     /// Times of the calls of a function.
     pub(super) fn latency(&self, function: &NamedFunction) -> String {
         format!("ingraft latency -p {}{} {} --for 10s", self.pid, self.engine, quoted(&pattern(function)))
