@@ -9,7 +9,7 @@ const LARGEST: &[(&str, usize)] = &[
     ("analysis", 5),
     ("api", 1),
     ("cli", 2),
-    ("codegen", 9),
+    ("codegen", 8),
     ("daemon", 3),
     ("engine", 8),
     ("engine::session", 4),

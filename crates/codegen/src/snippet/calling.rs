@@ -20,9 +20,8 @@ use crate::code::environment::Assembly;
 use crate::code::listing::Listing;
 use crate::code::routine::Routine;
 use crate::snippet::generator::{Generator, ShardAccess};
+use crate::snippet::words::{WORDS, words_of};
 
-/// Words that a snippet pushes for a call: the arguments from the last to the first, then the function. The routine pops them.
-pub(crate) const WORDS: i32 = ProgramCall::ARGS_MAX as i32 + 1;
 /// Registers that the routine saves on the stack; rcx is not among them, because it returns the result.
 const KEPT: [AsmRegister64; 14] = [rax, rdx, rbx, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15];
 /// Offset in bytes of the header in an XSAVE area, and number of its 8-byte words. The words must be 0 (SDM vol. 1, 13.4.2).
@@ -30,13 +29,6 @@ const XSAVE_HEADER: u32 = 512;
 const XSAVE_HEADER_WORDS: u32 = 8;
 /// Alignment in bytes that XSAVE requires of its area.
 const ALIGNMENT: u32 = 64;
-
-/// A text with a zero byte at its end, as words padded with zero bytes.
-pub(crate) fn words_of(text: &str) -> Vec<i64> {
-    let mut bytes = text.as_bytes().to_vec();
-    bytes.resize((text.len() / 8 + 1) * 8, 0);
-    bytes.chunks_exact(8).filter_map(|word| Some(i64::from_le_bytes(*word.first_chunk()?))).collect()
-}
 
 impl Generator<'_> {
     /// Calls a function; leaves its result in rax.

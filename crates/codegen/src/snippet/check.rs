@@ -9,7 +9,7 @@ use ingraft_model::{
 };
 
 use crate::code::environment::CodegenError;
-use crate::snippet::calling::{WORDS, words_of};
+use crate::snippet::words::{WORDS, words_of};
 
 /// Maximum nesting of a snippet. Each level may push one word onto the target's stack.
 const DEPTH_MAX: u32 = 64;
@@ -33,6 +33,10 @@ type BindingCheck<'a> = dyn Fn(VariableId, Shape) -> Result<(), CodegenError> + 
 /// Fails if contexts of this shape have no metric with this number.
 fn has_metric(shape: ContextShape, metric: u8) -> Result<(), CodegenError> {
     if shape.metrics() && usize::from(metric) < METRICS_MAX { Ok(()) } else { Err(CodegenError::NoContext) }
+}
+
+fn has_number(function: u32) -> Result<(), CodegenError> {
+    if (1..=FUNCTIONS_MAX).contains(&function) { Ok(()) } else { Err(CodegenError::NoContext) }
 }
 
 fn check_stmts(stmts: &[Stmt], bound: &BindingCheck<'_>, depth: u32) -> Result<(), CodegenError> {
@@ -89,26 +93,13 @@ fn check_stmts(stmts: &[Stmt], bound: &BindingCheck<'_>, depth: u32) -> Result<(
             recorded.fields.iter().try_for_each(|field| check_expr(field.operand(), bound, depth))
         }
         Stmt::BeginGroup(v) | Stmt::KeepGroup(v) => bound(*v, Shape::Records(Capacity::SMALLEST, false)),
-        Stmt::Notes(NotesStmt::Begin(v)) => bound(*v, Shape::Counter),
-        Stmt::Notes(NotesStmt::Add(number)) => {
-            if *number == u16::MAX {
-                Err(CodegenError::NoRecord)
-            } else {
-                Ok(())
-            }
-        }
-        Stmt::Notes(NotesStmt::Tell(v, capacity)) => bound(*v, Shape::Records(*capacity, false)),
-        Stmt::Notes(NotesStmt::End) => Ok(()),
+        Stmt::Notes(stmt) => check_notes(*stmt, bound),
         Stmt::Enter(v, shape, function) | Stmt::EnterMoving(v, shape, function) => {
-            if !(1..=FUNCTIONS_MAX).contains(function) {
-                return Err(CodegenError::NoContext);
-            }
+            has_number(*function)?;
             bound(*v, Shape::Contexts(*shape))
         }
         Stmt::CountBelow(v, shape, function, e) | Stmt::EnterValue(v, shape, function, _, e) => {
-            if !(1..=FUNCTIONS_MAX).contains(function) {
-                return Err(CodegenError::NoContext);
-            }
+            has_number(*function)?;
             bound(*v, Shape::Contexts(*shape)).and_then(|()| check_expr(e, bound, depth))
         }
         Stmt::LeaveValue(v, shape) => bound(*v, Shape::Contexts(*shape)),
@@ -128,6 +119,15 @@ fn check_stmts(stmts: &[Stmt], bound: &BindingCheck<'_>, depth: u32) -> Result<(
             check_expr(address, bound, deeper(depth)?).and_then(|()| check_expr(e, bound, depth))
         }
     })
+}
+
+fn check_notes(stmt: NotesStmt, bound: &BindingCheck<'_>) -> Result<(), CodegenError> {
+    match stmt {
+        NotesStmt::Begin(v) => bound(v, Shape::Counter),
+        NotesStmt::Add(u16::MAX) => Err(CodegenError::NoRecord),
+        NotesStmt::Tell(v, capacity) => bound(v, Shape::Records(capacity, false)),
+        NotesStmt::Add(_) | NotesStmt::End => Ok(()),
+    }
 }
 
 fn check_expr(e: &Expr, bound: &BindingCheck<'_>, depth: u32) -> Result<(), CodegenError> {

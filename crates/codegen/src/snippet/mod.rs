@@ -32,6 +32,7 @@ pub(crate) mod template;
 pub(crate) mod usage;
 pub(crate) mod vector;
 pub(crate) mod wall;
+pub(crate) mod words;
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -8,7 +8,7 @@ use ingraft_model::{
 };
 
 use crate::api::{MeasurementId, MetricFocus};
-use crate::measure::request::{Owner, Standing, WantedPair};
+use crate::measure::request::{Owner, PairPurpose, WantedPair};
 use crate::pairs::PairKey;
 use crate::program::modules::Modules;
 
@@ -56,7 +56,7 @@ pub fn look(function: FunctionId, focus: Focus, measurement: MeasurementId) -> W
     let pair = Arc::new(MetricFocus { metric: LOOK.to_owned(), focus });
     WantedPair {
         function: Some(function),
-        ..WantedPair::owned(Owner { measurement, standing: Standing::Hidden }, pair, code)
+        ..WantedPair::owned(Owner { measurement, purpose: PairPurpose::Hidden }, pair, code)
     }
 }
 

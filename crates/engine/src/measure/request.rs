@@ -47,25 +47,25 @@ pub struct WantedPair {
 pub struct Owner {
     /// The measurement.
     pub measurement: MeasurementId,
-    /// What the pair is for.
-    pub standing: Standing,
+    /// The purpose of the pair.
+    pub purpose: PairPurpose,
 }
 
-/// What a pair is for. If all pairs of a measurement would cost too much, those that were asked for come first.
+/// The purpose of a pair. If all pairs of a measurement would cost too much, those that were asked for come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// Its value was asked for.
+pub enum PairPurpose {
+    /// The value was asked for.
     Asked,
-    /// It says where values of others belong, and is named to clients.
+    /// The code says where values of others belong, and is named to clients.
     Helping,
-    /// It has no value for clients, so the request is not about it.
+    /// The pair has no value for clients, so the request is not about it.
     Hidden,
 }
 
 impl WantedPair {
     /// Whether the pair has no value for clients.
     pub fn is_hidden(&self) -> bool {
-        self.owner.is_some_and(|owner| owner.standing == Standing::Hidden)
+        self.owner.is_some_and(|owner| owner.purpose == PairPurpose::Hidden)
     }
 
     /// A pair that belongs to one measurement, with code that is not of MDL.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustc_hash::FxBuildHasher;
 
 use crate::api::MetricFocus;
-use crate::measure::request::{Owner, Standing, WantedPair};
+use crate::measure::request::{Owner, PairPurpose, WantedPair};
 
 /// Key of a pair. Requests with equal keys share code and counters. A key is cheap to copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -54,12 +54,12 @@ impl PairKey {
 
     /// Whether the pair has no value for clients, so that no request is about it.
     pub fn is_hidden(&self) -> bool {
-        self.owner.is_some_and(|owner| owner.standing == Standing::Hidden)
+        self.owner.is_some_and(|owner| owner.purpose == PairPurpose::Hidden)
     }
 
     /// Whether values of other pairs matter more.
     pub fn helps(&self) -> bool {
-        self.owner.is_some_and(|owner| owner.standing != Standing::Asked)
+        self.owner.is_some_and(|owner| owner.purpose != PairPurpose::Asked)
     }
 }
 

@@ -104,8 +104,7 @@ impl Session {
         let occasion = if missing == Missing::MayCome { Occasion::Start } else { Occasion::Running };
         let begun = InsertedPairs { keys: &mut keys, caught_up: &caught_up, seen: stop.into_seen(), occasion };
         let hidden = self.begun(control, id, &mut *kind, begun);
-        let of_clocks = self.clock_warnings(control, wall, cpu);
-        warnings.extend(self.insertion_warnings(control, &keys).into_iter().chain(of_clocks));
+        warnings.extend([self.insertion_warnings(control, &keys), self.clock_warnings(control, wall, cpu)].concat());
         let (mut views, mut pairs) = (self.views(control, &keys), control.pair_infos(&keys));
         control.pairs.add_users(&keys);
         internals::merge(&own, before, &mut views, &mut pairs);
@@ -124,10 +123,11 @@ impl Session {
         };
         dear.iter().for_each(|(key, why)| self.freeze(control, key, *why, None));
         self.settle_accounts(control);
-        let enabled = self.enabled(control, id, &measurement, !attached_before, begin, caught_up, warnings);
         control.measurements.insert(id, measurement);
         self.kinds().insert(id, kind);
         Session::note_hidden(control, id, hidden);
+        let Some(measurement) = control.measurements.get(&id) else { return Err(over(self.pid())) };
+        let enabled = self.enabled(control, id, measurement, !attached_before, begin, caught_up, warnings);
         if request.keep {
             self.keep_locked(control, id, true)?;
         }

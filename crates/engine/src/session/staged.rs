@@ -216,7 +216,7 @@ mod tests {
 
     use super::*;
     use crate::api::{MeasurementId, MetricFocus};
-    use crate::measure::request::{Owner, Standing};
+    use crate::measure::request::{Owner, PairPurpose};
     use crate::pairs::tests::{function, insertion, instrumentation, variable};
 
     fn pair(metric: &str, of: Option<u32>, has_code: bool) -> WantedPair {
@@ -225,7 +225,7 @@ mod tests {
             code.insertions = vec![insertion(function(0, of.unwrap_or(0)), PointKind::Entry, Vec::new())];
         }
         let pair = Arc::new(MetricFocus { metric: metric.to_owned(), focus: Focus::default() });
-        let owner = Owner { measurement: MeasurementId(1), standing: Standing::Asked };
+        let owner = Owner { measurement: MeasurementId(1), purpose: PairPurpose::Asked };
         WantedPair { function: of.map(|of| function(0, of)), ..WantedPair::owned(owner, pair, code) }
     }
 

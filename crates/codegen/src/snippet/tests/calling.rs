@@ -8,8 +8,8 @@ use super::machine::{CODE, DF, Machine, R8, R9, RAX, RBX, RCX, RDI, RDX, RSI, RS
 use super::{Area, add, areas, environment, machine, same};
 use crate::code::environment::Environment;
 use crate::code::routine::Routine;
-use crate::snippet::calling::WORDS;
 use crate::snippet::routines::assemble;
+use crate::snippet::words::WORDS;
 
 const OWN: u64 = 3;
 const FUNCTION: u64 = 0x44_4444;

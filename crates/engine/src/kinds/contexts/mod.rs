@@ -24,7 +24,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{ContextMetric, ContextsOptions, EnableRequest, MeasurementId, MetricFocus, Removed};
 use crate::error::{Error, Reason};
-use crate::measure::request::{self, Missing, Owner, Standing, WantedPair};
+use crate::measure::request::{self, Missing, Owner, PairPurpose, WantedPair};
 use crate::pairs::PairKey;
 use crate::readings::looks::ContextLooks;
 use crate::session::{InsertedPairs, KindRequest, Locked, Running, now_ns};
@@ -108,8 +108,8 @@ fn shape(options: &ContextsOptions) -> ContextShape {
     largest.filter(|_| !options.timed.is_empty()).unwrap_or(usual)
 }
 
-/// What the pair of a function is for. If all values come from certain functions, the others only tell the contexts of these.
-fn standing(options: &ContextsOptions, role: LibraryRole) -> Standing {
+/// The purpose of the pair of a function. If all values come from certain functions, the others only tell the contexts of these.
+fn purpose(options: &ContextsOptions, role: LibraryRole) -> PairPurpose {
     let has_value = |metric: &ContextMetric| match metric {
         ContextMetric::WaitTime => role.waits,
         ContextMetric::LockTime => role.lock.is_some(),
@@ -124,7 +124,7 @@ fn standing(options: &ContextsOptions, role: LibraryRole) -> Standing {
     };
     let others = !options.sums.is_empty() || options.event.is_some() || !options.timed.is_empty();
     let helps = !options.metrics.is_empty() && !others && !options.metrics.iter().any(has_value);
-    if helps { Standing::Helping } else { Standing::Asked }
+    if helps { PairPurpose::Helping } else { PairPurpose::Asked }
 }
 
 impl ContextsKind {
@@ -268,7 +268,7 @@ impl ContextsKind {
     fn held(&self, id: MeasurementId) -> Vec<(PairKey, &'static str, Variable)> {
         let held = |name: &'static str, variable| {
             let pair = Arc::new(MetricFocus { metric: name.to_owned(), focus: Focus::default() });
-            (PairKey::owned(Owner { measurement: id, standing: Standing::Hidden }, pair), name, variable)
+            (PairKey::owned(Owner { measurement: id, purpose: PairPurpose::Hidden }, pair), name, variable)
         };
         let records = self.live.as_ref().map(|_| held(RECORDS, code::held_records()));
         let last_count = self.options.event.as_ref().map(|_| LAST_COUNT);
@@ -324,7 +324,7 @@ impl Running for ContextsKind {
             metric: &metric,
             moving: false,
         };
-        let owner = |role| Owner { measurement: asked.id, standing: standing(&self.options, role) };
+        let owner = |role| Owner { measurement: asked.id, purpose: purpose(&self.options, role) };
         let looks = asked.missing != Missing::MayCome;
         let has_goroutines = asked.modules.goroutine_pointer().is_some();
         let first = ContextsOptions::values(&self.options.metrics).count();
@@ -433,13 +433,13 @@ mod tests {
         let waits = LibraryRole { waits: true, ..LibraryRole::default() };
         let locks = LibraryRole { lock: Some(LockKind::Mutex), ..waits };
         let of = |metrics: &[ContextMetric], role| {
-            standing(&ContextsOptions { metrics: metrics.to_vec(), ..ContextsOptions::default() }, role)
+            purpose(&ContextsOptions { metrics: metrics.to_vec(), ..ContextsOptions::default() }, role)
         };
         use ContextMetric::{LockTime, WaitTime, WallTime};
-        assert_eq!([waits, locks].map(|role| of(&[LockTime], role)), [Standing::Helping, Standing::Asked]);
-        assert_eq!(of(&[WaitTime, LockTime], waits), Standing::Asked);
+        assert_eq!([waits, locks].map(|role| of(&[LockTime], role)), [PairPurpose::Helping, PairPurpose::Asked]);
+        assert_eq!(of(&[WaitTime, LockTime], waits), PairPurpose::Asked);
         for metrics in [&[][..], &[WallTime], &[WaitTime, WallTime]] {
-            assert_eq!(of(metrics, LibraryRole::default()), Standing::Asked, "{metrics:?}");
+            assert_eq!(of(metrics, LibraryRole::default()), PairPurpose::Asked, "{metrics:?}");
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::kinds::code::metric_named;
 use crate::kinds::profile::functions::{Functions, Moment, Plan as _, Profiled};
 use crate::kinds::profile::stands::Stand;
-use crate::measure::request::{Owner, Standing, WantedPair};
+use crate::measure::request::{Owner, PairPurpose, WantedPair};
 use crate::pairs::PairKey;
 use crate::program::modules::Modules;
 use crate::readings::values::{NonzeroCounters, Rows};
@@ -82,7 +82,7 @@ pub struct OfFunction {
 
 /// The owner of a pair that has no value for clients.
 fn hidden(measurement: MeasurementId) -> Owner {
-    Owner { measurement, standing: Standing::Hidden }
+    Owner { measurement, purpose: PairPurpose::Hidden }
 }
 
 /// The key of the pair of another metric beside that of a function.

@@ -14,7 +14,7 @@ use crate::api::{MeasurementId, MetricFocus, PathMetric, PathsOptions};
 use crate::error::Error;
 use crate::kinds::code;
 use crate::kinds::event::ReadEvent;
-use crate::measure::request::{Owner, Standing};
+use crate::measure::request::{Owner, PairPurpose};
 use crate::pairs::PairKey;
 use crate::session::Locked;
 
@@ -197,7 +197,7 @@ impl PathMetrics {
     fn keys(&self, id: MeasurementId) -> impl Iterator<Item = [PairKey; 2]> + use<> {
         let key = move |name: String| {
             let pair = Arc::new(MetricFocus { metric: name, focus: Default::default() });
-            PairKey::owned(Owner { measurement: id, standing: Standing::Hidden }, pair)
+            PairKey::owned(Owner { measurement: id, purpose: PairPurpose::Hidden }, pair)
         };
         (0..self.all.len()).map(move |n| ["state", "last"].map(|of| key(format!("{HELD}_{of}_{n}"))))
     }

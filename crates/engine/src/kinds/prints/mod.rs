@@ -17,7 +17,7 @@ use crate::api::{
     PrintedColumn, PrintedSite, PrintedValue, Removed,
 };
 use crate::error::{Error, Reason};
-use crate::measure::request::{self, Owner, Standing, WantedPair};
+use crate::measure::request::{self, Owner, PairPurpose, WantedPair};
 use crate::pairs::{PairKey, is_costly};
 use crate::session::{Drained, InsertedPairs, KindRequest, Locked, NewBuffers, Records, Running, Session, values_in};
 
@@ -231,7 +231,7 @@ pub(super) fn take(session: &Session, id: MeasurementId) -> Option<Result<Printe
 }
 
 fn owner(measurement: MeasurementId) -> Owner {
-    Owner { measurement, standing: Standing::Asked }
+    Owner { measurement, purpose: PairPurpose::Asked }
 }
 
 fn pair() -> Arc<MetricFocus> {

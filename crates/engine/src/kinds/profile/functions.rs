@@ -16,7 +16,7 @@ use crate::error::{Error, Reason};
 use crate::kinds::code;
 use crate::kinds::graph::{FunctionGraph, module_info};
 use crate::kinds::whole;
-use crate::measure::request::{Owner, Standing, WantedPair};
+use crate::measure::request::{Owner, PairPurpose, WantedPair};
 use crate::pairs::PairKey;
 use crate::readings::values::Columns;
 use crate::session::{InsertedPairs, KindRequest, Locked, now_ns};
@@ -138,7 +138,7 @@ impl<P: Plan> Functions<P> {
                 Err(why) => (None, code::refused(*function, &metric.name, why)),
             };
             let pair = Arc::new(MetricFocus { metric: metric.name.clone(), focus });
-            let owner = Owner { measurement: asked.id, standing: Standing::Asked };
+            let owner = Owner { measurement: asked.id, purpose: PairPurpose::Asked };
             Some((plan, WantedPair { function: Some(*function), ..WantedPair::owned(owner, pair, instrumentation) }))
         };
         let all: Vec<_> =

@@ -16,7 +16,7 @@ use ingraft_model::{
 use crate::api::{MeasurementId, MetricFocus};
 use crate::kinds::code;
 use crate::kinds::graph::block_of;
-use crate::measure::request::{Owner, Standing, WantedPair};
+use crate::measure::request::{Owner, PairPurpose, WantedPair};
 use crate::pairs::PairKey;
 use crate::program::callees::named;
 use crate::program::modules::{Module, ModuleFile, Modules};
@@ -125,7 +125,7 @@ fn counted(values: &[u64], handled: bool) -> u64 {
 }
 
 fn owner(measurement: MeasurementId) -> Owner {
-    Owner { measurement, standing: Standing::Hidden }
+    Owner { measurement, purpose: PairPurpose::Hidden }
 }
 
 fn pair() -> Arc<MetricFocus> {

@@ -14,7 +14,7 @@ use ingraft_profile::CallMoments;
 
 use crate::api::{MeasuredSuspect, MeasuredSuspects, MetricFocus, Removed, SharesOptions};
 use crate::error::{Error, Reason};
-use crate::measure::request::{Owner, Standing, WantedPair};
+use crate::measure::request::{Owner, PairPurpose, WantedPair};
 use crate::pairs::PairKey;
 use crate::session::{Drained, InsertedPairs, KindRequest, Locked, NewBuffers, Records, Running, values_in};
 
@@ -127,7 +127,7 @@ impl Running for SharesKind {
         self.moments = CallMoments::new(1 + measured);
         self.plan = plan.ok();
         let pair = Arc::new(MetricFocus { metric: METRIC.to_owned(), focus });
-        let owner = Owner { measurement: asked.id, standing: Standing::Asked };
+        let owner = Owner { measurement: asked.id, purpose: PairPurpose::Asked };
         let wanted = WantedPair { function: Some(function), ..WantedPair::owned(owner, pair, instrumentation) };
         self.key = Some(PairKey::of(&wanted));
         Ok(vec![wanted])

@@ -20,7 +20,7 @@ use crate::api::{
     PrintedValue, Removed, SlowOptions,
 };
 use crate::error::{Error, Reason};
-use crate::measure::request::{self, Missing, Owner, Standing, WantedPair};
+use crate::measure::request::{self, Missing, Owner, PairPurpose, WantedPair};
 use crate::pairs::PairKey;
 use crate::program::modules::Modules;
 use crate::program::variables;
@@ -106,7 +106,7 @@ impl Records for SlowKind {
 
 fn key(measurement: MeasurementId, metric: &str) -> PairKey {
     let pair = Arc::new(MetricFocus { metric: metric.to_owned(), focus: Focus::default() });
-    PairKey::owned(Owner { measurement, standing: Standing::Hidden }, pair)
+    PairKey::owned(Owner { measurement, purpose: PairPurpose::Hidden }, pair)
 }
 
 /// A pair of a function.
@@ -295,7 +295,7 @@ impl Running for SlowKind {
             let what = format!("calls of {count} functions cannot be followed at once");
             return Err(Error::new(Reason::TooManyFunctions, what, "name fewer functions by --callees"));
         }
-        let owner = |standing| Owner { measurement: asked.id, standing };
+        let owner = |purpose| Owner { measurement: asked.id, purpose };
         let (mut sites, mut again, mut all) = (Vec::new(), Vec::new(), Vec::new());
         let mut keeps_notes = false;
         let any_go = outer.iter().chain(&inside).any(|function| is_go(asked.modules, *function));
@@ -308,7 +308,7 @@ impl Running for SlowKind {
             let how = (if is_go { of_goroutines } else { Following::Thread }, &self.options);
             let (instrumentation, columns) = code::of_function(&printed.instrumentation, numbers, how)?;
             let focus = printed.pair.focus.clone();
-            let wanted = pair(owner(Standing::Asked), SLOW, (function, focus.clone()), instrumentation);
+            let wanted = pair(owner(PairPurpose::Asked), SLOW, (function, focus.clone()), instrumentation);
             let key = PairKey::of(&wanted);
             again.push(SlowSite { function, key: key.clone(), columns: Vec::new() });
             sites.push(SlowSite { function, key, columns });
@@ -324,7 +324,7 @@ impl Running for SlowKind {
             let telling = values.map(|values| of_inside.telling(values)).transpose()?;
             let code = telling.as_ref().unwrap_or(of_inside);
             let instrumentation = code.of((function, number(sites.len())), &self.options, &variables);
-            let wanted = pair(owner(Standing::Hidden), INSIDE, (function, focus.clone()), instrumentation);
+            let wanted = pair(owner(PairPurpose::Hidden), INSIDE, (function, focus.clone()), instrumentation);
             let columns = values.map_or_else(Vec::new, |values| values.columns.clone());
             sites.push(SlowSite { function, key: PairKey::of(&wanted), columns });
             all.extend([look(function, focus, asked.id), wanted]);

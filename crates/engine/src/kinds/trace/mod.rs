@@ -18,7 +18,7 @@ use rustc_hash::FxHashSet;
 use crate::api::{MeasurementId, MetricFocus, RefusedFunction, Removed, TraceOptions, TraceRest};
 use crate::background::in_background;
 use crate::error::{Error, Reason};
-use crate::measure::request::{Owner, Standing, WantedPair};
+use crate::measure::request::{Owner, PairPurpose, WantedPair};
 use crate::pairs::PairKey;
 use crate::program::callees::may_unwind;
 use crate::program::modules::Modules;
@@ -199,7 +199,7 @@ pub fn no_trace(id: MeasurementId) -> Error {
 }
 
 fn owner(measurement: MeasurementId) -> Owner {
-    Owner { measurement, standing: Standing::Asked }
+    Owner { measurement, purpose: PairPurpose::Asked }
 }
 
 fn pair() -> Arc<MetricFocus> {
