@@ -24,7 +24,7 @@ pub(crate) fn program(name: &str) -> Result<PathBuf, String> {
 
 /// Requests a page `count` times, one after the other on one connection, and passes each body to `each`. Panics unless each answer is a
 /// 200.
-pub(crate) fn get(port: u16, path: &str, count: usize, mut each: impl FnMut(String)) {
+pub fn get(port: u16, path: &str, count: usize, mut each: impl FnMut(String)) {
     let stream = TcpStream::connect(("127.0.0.1", port)).expect("connect to the server");
     stream.set_read_timeout(Some(BOUND)).expect("set a bound");
     let mut reader = BufReader::new(stream.try_clone().expect("a second handle"));
@@ -108,10 +108,16 @@ impl Redis {
 
     /// Sends commands (each a line of words) over one connection and returns the raw answers; a bulk answer is returned as its text.
     pub fn ask(&self, commands: &[&str]) -> Vec<String> {
+        let mut answers = Vec::new();
+        self.ask_each(commands, |_, answer| answers.push(answer));
+        answers
+    }
+
+    /// Sends commands as [`Redis::ask`] does, and passes each with its answer to `each`.
+    pub fn ask_each(&self, commands: &[&str], mut each: impl FnMut(&str, String)) {
         let stream = TcpStream::connect(("127.0.0.1", self.port)).expect("connect to redis");
         stream.set_read_timeout(Some(BOUND)).expect("set a bound");
         let mut reader = BufReader::new(stream.try_clone().expect("a second handle"));
-        let mut answers = Vec::new();
         for command in commands {
             (&stream).write_all(format!("{command}\r\n").as_bytes()).expect("send to redis");
             let mut line = String::new();
@@ -122,9 +128,8 @@ impl Redis {
                 reader.read_exact(&mut bytes).expect("the whole answer of redis");
                 line = String::from_utf8_lossy(&bytes).into_owned();
             }
-            answers.push(line.trim_end().to_owned());
+            each(command, line.trim_end().to_owned());
         }
-        answers
     }
 
     /// Number of calls of all commands by the server's own statistics, without the command that asks.

@@ -225,9 +225,18 @@ impl Field {
 
     /// Makes `count` requests. Panics unless each gets the same answer as the first request to this server.
     pub fn request(&self, count: usize) {
-        let each = |answer: &dyn Fn() -> String| (0..count).for_each(|_| self.check(answer()));
+        self.request_each(count, || ());
+    }
+
+    /// Makes `count` requests as [`Field::request`] does, and calls `answered` after each answer.
+    pub fn request_each(&self, count: usize, mut answered: impl FnMut()) {
+        let mut check = |answer| {
+            answered();
+            self.check(answer);
+        };
+        let mut each = |answer: &dyn Fn() -> String| (0..count).for_each(|_| check(answer()));
         match &self.ask {
-            Ask::Http(port) => get(*port, "/field", count, |answer| self.check(answer)),
+            Ask::Http(port) => get(*port, "/field", count, check),
             Ask::Sql(socket) => each(&|| output(self.sql(socket).args(["field", "-e", STATEMENTS]))),
             Ask::Talk { port, steps } => each(&|| talk::over_tcp(*port, steps).escape_ascii().to_string()),
             Ask::Datagram { port, send } => {
@@ -240,9 +249,10 @@ impl Field {
     fn check(&self, answer: String) {
         assert!(!answer.is_empty(), "an empty answer");
         let answer = without_times(&answer);
-        let mut first = self.answer.lock().expect("no other request failed");
-        let first = first.get_or_insert_with(|| answer.clone());
-        assert_eq!(*first, answer, "another answer than before");
+        // The lock is free again before a comparison that may panic.
+        let mut first = self.answer.lock().expect("the first answer");
+        let first = first.get_or_insert_with(|| answer.clone()).clone();
+        assert_eq!(first, answer, "another answer than before");
     }
 }
 
