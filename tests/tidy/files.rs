@@ -44,7 +44,7 @@ fn tracked() -> Vec<(PathBuf, String)> {
 
 /// Extensions of files that may be under version control. A file that a program has left behind by accident has another one.
 const EXTENSIONS: &[&str] = &[
-    "c", "cpp", "css", "go", "h", "java", "js", "lock", "md", "mdl", "out", "profile", "proto", "py", "rs", "s",
+    "c", "cpp", "css", "go", "h", "java", "js", "lock", "md", "mdl", "out", "pl", "profile", "proto", "py", "rs", "s",
     "service", "sh", "toml", "trace", "txt",
 ];
 

@@ -115,6 +115,7 @@ fn recipe(name: &str) -> Recipe {
         "shapes" => ("gcc", C, &["shapes.c", "shapes.s"], false),
         "labels" => ("gcc", &["-O2", "-pthread", "-Wall", "-Wextra", "-Werror"], &["labels.c", "labels.s"], false),
         "throws" => ("g++", &["-O2", "-g", "-pthread", "-rdynamic", "-Wall"] as &[_], &["throws.cpp"], false),
+        "pool" => ("g++", &["-std=c++17", "-O2", "-g", "-pthread", "-Wall", "-Wextra"] as &[_], &["pool.cpp"], false),
         "tails" => ("g++", &["-O2", "-g", "-pthread", "-Wall"] as &[_], &["tails.cpp"], false),
         "callers" => ("g++", &["-O2", "-g", "-pthread", "-Wall"], &["callers.cpp"], false),
         "adjacent" => ("g++", &["-O2", "-g", "-pthread", "-Wall"], &["adjacent.cpp", "adjacent.s"], false),

@@ -72,6 +72,10 @@ impl Field {
             "java" => Field::java(),
             "mariadb" => Field::mariadb(),
             "node" => Field::node(&[]),
+            "go" => Field::go(),
+            "cpp" => Field::cpp(),
+            "perl" => Field::perl(),
+            "python" => Field::python(),
             _ => Field::by(RECIPES.iter().find(|recipe| recipe.name == name).ok_or("no such server is known")?),
         }
     }
@@ -134,6 +138,30 @@ impl Field {
     /// Starts a Go server. The error says what is missing on this machine.
     pub fn go() -> Result<Field, String> {
         Ok(Field::web(Command::new(mutatee::program("web")?), None))
+    }
+
+    /// Starts a C++ server. The error says what is missing on this machine.
+    pub fn cpp() -> Result<Field, String> {
+        Ok(Field::web(Command::new(mutatee::program("pool")?), None))
+    }
+
+    /// Starts a Python server. The error says what is missing on this machine.
+    pub fn python() -> Result<Field, String> {
+        // This is the interpreter of the system; other programs named python3 may be scripts that start it.
+        let python = Path::new("/usr/bin/python3");
+        if !python.exists() {
+            return Err("python3 is not installed".to_owned());
+        }
+        let mut command = Command::new(python);
+        command.args(["-u", "web.py"]);
+        Ok(Field::web(command, Some("web.py")))
+    }
+
+    /// Starts a Perl server. The error says what is missing on this machine.
+    pub fn perl() -> Result<Field, String> {
+        let mut command = Command::new(program("perl")?);
+        command.arg("web.pl");
+        Ok(Field::web(command, Some("web.pl")))
     }
 
     /// Starts a Java server from its source. The error says what is missing on this machine.
