@@ -92,6 +92,26 @@ impl Text {
         found
     }
 
+    /// Differences from the files on disk: for each different mapping the file name, the first different address, and the number of
+    /// bytes. Mappings of deleted files are left out, and so are files that the process has replaced.
+    pub fn differences_from_files(pid: i32) -> Vec<String> {
+        let mapped = maps(pid).into_iter().filter(|m| m.permissions.contains('x') && m.name.starts_with('/'));
+        let from_file = |mapping: Mapping| {
+            let mut bytes = vec![0; usize::try_from(mapping.end - mapping.start).expect("a size")];
+            // The last page of a mapping ends behind the file.
+            let file = File::open(format!("/proc/{pid}/root{}", mapping.name)).ok()?;
+            let mut at = 0;
+            while let Ok(read @ 1..) = file.read_at(&mut bytes[at..], mapping.offset + at as u64) {
+                at += read;
+            }
+            Some(((mapping.start, mapping.name), bytes))
+        };
+        let files = Text { ranges: mapped.filter_map(from_file).collect() };
+        let mut now = Text::of(pid);
+        now.ranges.retain(|key, _| files.ranges.contains_key(key));
+        files.differences(&now)
+    }
+
     /// Panics unless the process has this code now, byte for byte.
     #[track_caller]
     pub fn assert_in(&self, pid: i32) {
