@@ -1,5 +1,5 @@
 //! Developer commands: `cargo xtask test` runs every test, `cargo xtask fuzz` every fuzz target for a bounded time,
-//! `cargo xtask bench` measures what the project promises, `cargo xtask package` makes packages.
+//! `cargo xtask bench` measures what the project promises, `cargo xtask soak` measures servers under load, `cargo xtask package` makes packages.
 
 #![forbid(unsafe_code)]
 
@@ -7,6 +7,7 @@ mod bench;
 mod fuzz;
 mod package;
 mod packages;
+mod soak;
 mod test;
 
 use std::process::ExitCode;
@@ -21,6 +22,10 @@ usage: cargo xtask COMMAND
   field [SERVER…]           twenty servers under load: every kind of measurement, kills of the engine, answers checked;
                             prints the figures of each (INGRAFT_ROUNDS, INGRAFT_KILLS: how often, 10 and 20;
                             INGRAFT_KINDS: which rounds, such as 'coverage,edges of libc')
+  soak [--minutes N] [--seed N] [--built DIR] [SERVER…]
+                            real servers under load, each for so long (10 minutes): random measurements, each third one killed;
+                            checks the requests, the code and the size of the server, and every answer
+                            --seed: the same choices as in an earlier run; --built: of the programs in this directory
   fuzz [SECONDS] [TARGET…]  each fuzz target for so long (10 s); as root installs what it needs
   bench [--markdown] [NAME…]
                             the table of speed and size, each row with the limit measured in the same run
@@ -47,6 +52,7 @@ fn run() -> Result<()> {
         ["test", rest @ ..] => test::run(rest),
         ["field", rest @ ..] => test::field(rest),
         ["fuzz", rest @ ..] => fuzz::run(rest),
+        ["soak", rest @ ..] => soak::run(rest),
         ["bench", rest @ ..] => bench::run(rest),
         ["package", rest @ ..] => package::run(rest),
         ["help" | "--help" | "-h"] => {
