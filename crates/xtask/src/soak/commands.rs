@@ -91,11 +91,13 @@ fn contexts(numbers: &mut SeededNumbers, server: &SoakServer) -> Vec<String> {
         functions(numbers, server, &mut words);
     }
     let metrics = if server.moves { METRICS_OF_MOVING } else { METRICS };
-    add(&mut words, &["--metric", numbers.pick(metrics)]);
+    let metric = numbers.pick(metrics);
+    add(&mut words, &["--metric", metric]);
     if numbers.one_in(5) {
         add(&mut words, &["--by", "function"]);
     }
-    if numbers.one_in(5) {
+    // The metrics that paths tell go with nothing else.
+    if !["instructions", "reads", "writes"].contains(&metric) && numbers.one_in(5) {
         add(&mut words, &["--recursion", "full"]);
     }
     if numbers.one_in(6) {
