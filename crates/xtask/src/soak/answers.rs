@@ -230,17 +230,18 @@ fn paths(objects: &[Value]) -> Vec<String> {
 pub fn calls_of(outcome: &Outcome, function: &str) -> Option<u64> {
     let is_it = |object: &&Value| {
         let name = object["function"].as_str().unwrap_or_default();
-        name == function || name.strip_prefix(function).is_some_and(|rest| rest.starts_with('('))
+        // Names of C++ have the types of the arguments behind them, and some have the version of the library before these.
+        name == function || name.strip_prefix(function).is_some_and(|rest| rest.starts_with(['(', '[']))
     };
     if outcome.all("refused").iter().any(is_it) {
         return None;
     }
     let of_kind = |kind: &str| outcome.all(kind).into_iter().filter(is_it).collect::<Vec<_>>();
-    let sum = |objects: Vec<&Value>, key: &str| objects.iter().map(|object| number(object, key)).sum();
+    let sum = |objects: Vec<&Value>, key: &str| objects.iter().map(|object| number(object, key)).sum::<u64>();
     // With both, `profile paths --contexts` told them.
     if !outcome.all("path").is_empty() || !outcome.all("paths").is_empty() {
         let entries = of_kind("path").into_iter().filter(|path| path["begins"] == "entry").collect();
         return Some(sum(entries, "count"));
     }
-    Some(sum(of_kind("count"), "calls") + sum(of_kind("context"), "calls"))
+    Some(["count", "context", "latency"].into_iter().map(|kind| sum(of_kind(kind), "calls")).sum())
 }

@@ -24,6 +24,8 @@ pub struct ServerLoad {
     answered: AtomicU64,
     /// Longest wait for an answer in nanoseconds since the last reading.
     longest_ns: AtomicU64,
+    /// Time in nanoseconds for which the machine has let a thread wait that only sleeps, since the last reading.
+    starved_ns: AtomicU64,
     /// Messages of requests that failed since the last reading.
     failures: Mutex<Vec<String>>,
     /// Whether the clients shall end.
@@ -47,6 +49,21 @@ impl ServerLoad {
             self.busy.fetch_sub(1, Ordering::SeqCst);
             // A client rests as long as it has worked, so that the command that measures finds a processor.
             std::thread::sleep(began.elapsed().clamp(REST_MIN, REST_MAX));
+        }
+    }
+
+    /// Notes until [`ServerLoad::stop`] is set how long the machine lets a thread wait for a processor: other work, or the host of a virtual
+    /// machine, may delay requests too.
+    pub fn watch_machine(&self) {
+        const SLEEP: Duration = Duration::from_millis(20);
+        const USUAL: Duration = Duration::from_millis(100);
+        while !self.stop.load(Ordering::SeqCst) {
+            let began = Instant::now();
+            std::thread::sleep(SLEEP);
+            let took = began.elapsed();
+            if took > USUAL {
+                self.starved_ns.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::SeqCst);
+            }
         }
     }
 
@@ -87,6 +104,11 @@ impl ServerLoad {
     /// Longest wait for an answer since the last call of this function.
     pub fn take_longest(&self) -> Duration {
         Duration::from_nanos(self.longest_ns.swap(0, Ordering::SeqCst))
+    }
+
+    /// Time for which the machine has let a sleeping thread wait since the last call of this function.
+    pub fn take_starved(&self) -> Duration {
+        Duration::from_nanos(self.starved_ns.swap(0, Ordering::SeqCst))
     }
 
     /// Messages of the requests that failed since the last call of this function.

@@ -131,7 +131,7 @@ pub const SERVERS: &[SoakServer] = &[
         ],
         slow: &["PyObject_Vectorcall", "PyList_Sort", "PyEval_EvalCode", "_PyEval_EvalFrameDefault"],
         callees: "python3.11:Py*",
-        handler: HandlerCalls { function: "PyList_Sort", calls: 2, requests: 1 },
+        handler: HandlerCalls { function: "deflateEnd", calls: 2, requests: 1 },
         moves: false,
     },
     SoakServer {
