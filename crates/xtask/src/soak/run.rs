@@ -17,6 +17,9 @@ const WAIT_MAX: Duration = Duration::from_secs(2);
 /// Number of mappings or descriptors by which a server may grow for reasons of its own.
 const GROWTH_MAX: usize = 8;
 
+/// Smallest number of sizes in the first and the last third of a run that are compared.
+const SIZES_MIN: usize = 3;
+
 /// Report about one server.
 pub struct SoakResult {
     pub failures: usize,
@@ -274,6 +277,10 @@ impl<'a> SoakRun<'a> {
         let words: Vec<String> = ["detach".to_owned()].into_iter().chain(of_pids(&self.pids)).collect();
         self.measure(load, &words);
         let third = self.sizes.len() / 3;
+        // A server grows while it warms up, so a few sizes tell nothing.
+        if third < SIZES_MIN {
+            return;
+        }
         for index in 0..self.pids.len() {
             for (what, of) in [("mappings", maps as fn(&Size) -> usize), ("descriptors", files)] {
                 let values: Vec<usize> = self.sizes.iter().map(|sizes| of(&sizes[index])).collect();
