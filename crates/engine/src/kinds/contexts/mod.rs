@@ -30,7 +30,7 @@ use crate::readings::looks::ContextLooks;
 use crate::session::{InsertedPairs, KindRequest, Locked, Running, now_ns};
 use crate::weaving::positions::Observer;
 
-use self::answer::FunctionStates;
+pub use self::answer::FunctionStates;
 use self::code::{ContextCode, HeldCounters, LAST_COUNT, LOCK, LibraryRole, METRIC, RECORDS, TREE, TREE_OF};
 use self::holders::HolderLooks;
 use self::looks::{LookingThread, TakenLooks};

@@ -33,7 +33,7 @@ use crate::session::{InsertedPairs, KindRequest, Locked, Running};
 use crate::weaving::positions::Observer;
 use crate::weaving::trial::text_of;
 
-use super::contexts::ContextsKind;
+use super::contexts::{ContextsKind, FunctionStates};
 use super::profile::functions::{Functions, Plan as _, Profiled, tell_last};
 use super::whole;
 
@@ -58,6 +58,16 @@ pub struct PathsKind {
     has_begun: bool,
     /// The last counts, read before the code was taken out.
     last: Option<Result<SavedProfile, Error>>,
+    /// The functions with contexts, as they were before their code was taken out.
+    states: Option<FunctionStates>,
+}
+
+/// The paths of contexts.
+struct PathsBelow {
+    tree: ContextTree,
+    /// Numbers of calls of each function, by outcome.
+    outcomes: Vec<Option<Activations>>,
+    states: FunctionStates,
 }
 
 impl PathsKind {
@@ -72,6 +82,7 @@ impl PathsKind {
             metrics: PathMetrics::default(),
             has_begun: false,
             last: None,
+            states: None,
         }
     }
 
@@ -85,51 +96,79 @@ impl PathsKind {
     /// that moment.
     pub fn read(&self, at: &Locked<'_>) -> Result<SavedProfile, Error> {
         let mut all: Vec<CountedPaths> = Vec::new();
-        let contexts = self.contexts.as_ref().map(|contexts| (contexts, contexts.states(at)));
-        let (mut tree, mut outcomes_in_contexts) = (ContextTree::default(), Vec::new());
+        let states = self.contexts.as_ref().map(|contexts| contexts.states(at));
+        let moment = self.functions.observe(at, &mut |columns| all = self.numbers(at, columns))?;
+        // Threads run on meanwhile: the trees of many threads are so large that threads would be held for too long.
+        let below = states.map(|states| self.below(at, states));
+        let saved = self.saved(at, all, below)?;
+        Ok(SavedProfile { held_ns: moment.held_ns(), ..saved })
+    }
+
+    /// The same after the code was taken out, when nothing is counted any more. So no path comes in between.
+    fn read_last(&self, at: &Locked<'_>, states: FunctionStates) -> Result<SavedProfile, Error> {
+        let all = at.columns(|columns| self.numbers(at, columns)).unwrap_or_default();
+        self.saved(at, all, Some(self.below(at, states)))
+    }
+
+    /// The numbers of each function.
+    fn numbers(&self, at: &Locked<'_>, columns: &Columns<'_>) -> Vec<CountedPaths> {
         let scale = at.wall_clock().map_or(Scale::ONE, TickClock::scale);
-        let moment = self.functions.observe(at, &mut |columns| {
-            let open = columns.open();
-            let of = |f: &Profiled<PathsPlan>| {
-                let Some(pair) = at.pair(&f.key) else { return CountedPaths::default() };
-                let (counters, variables) = (pair.counters(), pair.variables());
-                let Some((calls, broken_off)) = PathsPlan::outcomes(counters) else { return CountedPaths::default() };
-                let of = |VariableId(n): VariableId| {
-                    table(columns, counters.get(n as usize), variables.get(n as usize).map(|v| v.shape))
-                };
-                let values = f.plan.of_metrics().map(|(metric, values)| {
-                    let table = of(values);
-                    let of_paths = f.plan.by_number(&table).filter_map(|(number, value)| Some((number?, value)));
-                    of_paths.map(|(number, value)| (number, metric.in_units(value, scale))).collect()
-                });
-                CountedPaths {
-                    is_known: true,
-                    counts: f.plan.counts(&of(VariableId(0))),
-                    values: values.collect(),
-                    outcomes: outcomes(columns, calls),
-                    broken_off: columns.sum(broken_off).cast_unsigned(),
-                    open: open.get(&(COUNTERS + 8 * calls)).copied().unwrap_or(0),
-                    ..CountedPaths::default()
-                }
+        let open = columns.open();
+        let of = |f: &Profiled<PathsPlan>| {
+            let Some(pair) = at.pair(&f.key) else { return CountedPaths::default() };
+            let (counters, variables) = (pair.counters(), pair.variables());
+            let Some((calls, broken_off)) = PathsPlan::outcomes(counters) else { return CountedPaths::default() };
+            let of = |VariableId(n): VariableId| {
+                table(columns, counters.get(n as usize), variables.get(n as usize).map(|v| v.shape))
             };
-            all = self.functions.all.iter().map(of).collect();
-        })?;
-        if let Some((contexts, states)) = &contexts {
-            // Threads run on meanwhile: the trees of many threads are so large that threads would be held for too long.
-            let _ = at.columns(|columns| {
-                tree = contexts.tree().map_or_else(ContextTree::default, |first| columns.tree(first, contexts.shape()));
-                outcomes_in_contexts = states.outcomes(columns);
+            let values = f.plan.of_metrics().map(|(metric, values)| {
+                let table = of(values);
+                let of_paths = f.plan.by_number(&table).filter_map(|(number, value)| Some((number?, value)));
+                of_paths.map(|(number, value)| (number, metric.in_units(value, scale))).collect()
             });
-            self.count_below(contexts, &mut tree, (&mut all, scale));
+            CountedPaths {
+                is_known: true,
+                counts: f.plan.counts(&of(VariableId(0))),
+                values: values.collect(),
+                outcomes: outcomes(columns, calls),
+                broken_off: columns.sum(broken_off).cast_unsigned(),
+                open: open.get(&(COUNTERS + 8 * calls)).copied().unwrap_or(0),
+                ..CountedPaths::default()
+            }
+        };
+        self.functions.all.iter().map(of).collect()
+    }
+
+    /// The paths of each context.
+    fn below(&self, at: &Locked<'_>, states: FunctionStates) -> PathsBelow {
+        let read = |columns: &Columns<'_>| {
+            let tree = self.contexts.as_ref().and_then(|contexts| Some((contexts.tree()?, contexts.shape())));
+            let tree = tree.map_or_else(ContextTree::default, |(first, shape)| columns.tree(first, shape));
+            (tree, states.outcomes(columns))
+        };
+        let (tree, outcomes) = at.columns(read).unwrap_or_default();
+        PathsBelow { tree, outcomes, states }
+    }
+
+    /// The profile for a file.
+    fn saved(
+        &self,
+        at: &Locked<'_>,
+        mut all: Vec<CountedPaths>,
+        mut below: Option<PathsBelow>,
+    ) -> Result<SavedProfile, Error> {
+        let scale = at.wall_clock().map_or(Scale::ONE, TickClock::scale);
+        if let Some((contexts, below)) = self.contexts.as_ref().zip(below.as_mut()) {
+            self.count_below(contexts, &mut below.tree, (&mut all, scale));
         }
         let (family, none) = (at.has_family(), CountedPaths::default());
         let saved = self
             .functions
             .saved(at, |n, f, module| all.get(n).unwrap_or(&none).profile(at.modules(), &f.plan, module, family));
         let path_metrics = self.options.names().collect();
-        let mut saved = SavedProfile { held_ns: moment.held_ns(), path_metrics, ..saved };
-        if let Some((contexts, states)) = &contexts {
-            let mut of_contexts = contexts.saved(at, states, &tree, &outcomes_in_contexts);
+        let mut saved = SavedProfile { path_metrics, ..saved };
+        if let Some((contexts, PathsBelow { tree, outcomes, states })) = self.contexts.as_ref().zip(below.as_ref()) {
+            let mut of_contexts = contexts.saved(at, states, tree, outcomes);
             self.count_executed(of_contexts.contexts.as_mut(), &all);
             saved
                 .join_contexts(&of_contexts)
@@ -275,12 +314,18 @@ impl Running for PathsKind {
         }
     }
 
+    /// Contexts are read later: their trees are so large that threads run on meanwhile.
     fn last(&mut self, at: &mut Locked<'_>) {
-        self.last = Some(self.read(at));
+        match &self.contexts {
+            Some(contexts) => self.states = Some(contexts.states(at)),
+            None => self.last = Some(self.read(at)),
+        }
     }
 
-    fn ended(&mut self, _: &mut Locked<'_>, removed: &mut Removed) {
-        tell_last(self.last.take(), removed);
+    fn ended(&mut self, at: &mut Locked<'_>, removed: &mut Removed) {
+        let states = self.states.take();
+        let last = self.last.take().or_else(|| Some(self.read_last(at, states?)));
+        tell_last(last, removed);
     }
 }
 
