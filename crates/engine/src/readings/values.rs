@@ -106,6 +106,8 @@ pub struct EndedThreads {
     /// Tables of each thread, by their first counter. Their counters are in neither of the other two maps, because a place in a table means
     /// another key in every shard.
     tables: FxHashMap<Option<Tid>, FxHashMap<u32, KeyTable>>,
+    /// Tables of all ended threads together, by their first counter.
+    merged: FxHashMap<u32, KeyTable>,
     /// Trees of contexts of all ended threads together, by their first counter.
     trees: FxHashMap<u32, ContextTree>,
     /// Looks at the contexts of living threads, by the first counter of their tree. Those at ended threads are in `trees`.
@@ -156,7 +158,10 @@ impl EndedThreads {
             let read = KeyTable::from_slots(table, value);
             if !read.is_empty() {
                 let empty = || KeyTable { fold: table.fold, ..KeyTable::default() };
-                self.tables.entry(tid).or_default().entry(first).or_insert_with(empty).merge(&read);
+                let of_thread = self.tables.entry(tid).or_default();
+                for tables in [of_thread, &mut self.merged] {
+                    tables.entry(first).or_insert_with(empty).merge(&read);
+                }
             }
         }
         let shared: Vec<u32> =
@@ -195,7 +200,8 @@ impl EndedThreads {
             record.retain(|counter, _| !counters.contains(counter));
         }
         self.together.retain(|counter, _| !counters.contains(counter));
-        self.tables.values_mut().for_each(|tables| tables.retain(|first, _| !counters.contains(first)));
+        let tables = self.tables.values_mut().chain([&mut self.merged]);
+        tables.for_each(|tables| tables.retain(|first, _| !counters.contains(first)));
         self.trees.retain(|first, _| !counters.contains(first));
         self.looks.retain(|first, _| !counters.contains(first));
         shards.clear(counters);
@@ -509,11 +515,29 @@ impl<'a, S: Shards> Columns<'a, S> {
             let load = |n| self.load(held, n);
             (number(slots, ruler, load, || self.cpu(held, ruler)), calls(activations, load))
         });
-        let ended = self.ended.threads.values().map(|record| {
+        let of = |record: &FxHashMap<u32, i64>| {
             let load = |n| record.get(&n).copied().unwrap_or(0);
             (number(slots, ruler, load, || 0), calls(activations, load))
-        });
-        live.chain(ended).fold((0, Activations::default()), plus)
+        };
+        // Threads may be held meanwhile, and there may be thousands of ended ones. The time of each is rounded by itself.
+        match slots.shape {
+            Shape::Counter => live.fold(of(&self.ended.together), plus),
+            _ => live.chain(self.ended.threads.values().map(of)).fold((0, Activations::default()), plus),
+        }
+    }
+
+    /// The table of all threads together.
+    pub fn table(&self, first: u32, shape: TableShape) -> KeyTable {
+        let mut sum = self
+            .ended
+            .merged
+            .get(&first)
+            .cloned()
+            .unwrap_or_else(|| KeyTable { fold: shape.fold, ..KeyTable::default() });
+        for held in &self.held {
+            sum.merge(&KeyTable::from_slots(shape, |n| self.load(held, first + n)));
+        }
+        sum
     }
 
     /// The tree of contexts of all threads together.
@@ -798,6 +822,9 @@ mod tests {
         let read = |ended: &EndedThreads| {
             let columns = Columns::new(&shards, ended, u32::MAX, &|id| Some(Tid(id as i32)));
             let all = columns.threads(table, &[], Ruler::PLAIN);
+            let mut sum = KeyTable::default();
+            all.iter().filter_map(|(_, raw)| raw.table.as_ref()).for_each(|table| sum.merge(table));
+            assert_eq!(columns.table(table.first, TableShape::SUMS), sum);
             all.into_iter().map(|(tid, raw)| (tid, raw.value, raw.table.expect("a table").values)).collect::<Vec<_>>()
         };
         let of = |value| BTreeMap::from([(TableKey::Number(0x1000), value)]);

@@ -355,12 +355,10 @@ pub(super) fn inspected(
 
 /// The values by key of a variable, of all threads together.
 fn table(columns: &Columns<'_>, first: Option<&u32>, shape: Option<Shape>) -> KeyTable {
-    let Some((first, shape)) = first.zip(shape) else { return KeyTable::default() };
-    let mut sum = KeyTable::default();
-    for (_, raw) in columns.threads(Slots { first: *first, shape }, &[], Ruler::PLAIN) {
-        raw.table.iter().for_each(|table| sum.merge(table));
+    match (first, shape) {
+        (Some(first), Some(Shape::Table(shape))) => columns.table(*first, shape),
+        _ => KeyTable::default(),
     }
-    sum
 }
 
 /// Numbers of calls by outcome.

@@ -294,6 +294,7 @@ fn not_profiled(module: usize, RefusedFunction { function, reason }: RefusedFunc
 pub fn tell_last(last: Option<Result<SavedProfile, Error>>, removed: &mut Removed) {
     match last {
         Some(Ok(profile)) => {
+            removed.stopped.held = removed.stopped.held.max(Duration::from_nanos(profile.held_ns));
             removed.corrections = profile.corrected;
             removed.profile = Some(Box::new(profile));
         }
