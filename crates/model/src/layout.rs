@@ -255,7 +255,7 @@ pub mod record {
 /// `u64::MAX`, so that no search of the thread's own records passes it.
 ///
 /// While a call keeps notes, the calls inside of it that have ended are noted in further records, in the order of their ends. So a goroutine takes them
-/// along when it moves, and forgets them at once if nobody wants to know.
+/// along when it moves, and gives all of them back by one exchange.
 ///
 /// The runtime reuses the descriptors of ended goroutines. What is left in the list of an ended goroutine is removed by calls of the next
 /// goroutine with the same descriptor, each of which removes the records at its own depth and below.
@@ -278,6 +278,10 @@ pub mod goroutine {
     pub const FREE: u32 = 0x2_0000;
     /// Offset of the number of records that were ever used, u32, atomic.
     pub const USED: u32 = FREE + 8;
+    /// Offset of the number of records that are notes, u32, atomic.
+    pub const NOTED: u32 = FREE + 12;
+    /// Largest number of records that are notes. The other ones are for open calls.
+    pub const NOTED_MAX: u32 = RECORDS_MAX / 2;
     /// Offset of the places of goroutines.
     pub const PLACES: u32 = 0x3_0000;
     /// Size in bytes of a place: the address of the descriptor, u64, the number of the goroutine's last record, u64, and four words about its notes.
@@ -292,6 +296,8 @@ pub mod goroutine {
     pub const LAST_NOTE: u32 = 28;
     /// Largest number of notes that a goroutine keeps.
     pub const NOTES_MAX: u32 = 16_384;
+    /// Offset in a note of its number among those of its goroutine that were kept, from 1 on, u32.
+    pub const NOTE_NUMBER: u32 = record::RESTORE;
     /// Number of values of a note. They are at [`record::KEPT`], and the header of their record in a buffer ([`crate::records`]), u64, is at
     /// [`record::SP`].
     pub const NOTE_WORDS: u32 = 2;

@@ -64,8 +64,8 @@ pub(crate) enum Routine {
     /// Tells whether a call of the goroutine keeps notes, see `notes`; the stack pointer of this call is in rdx. Returns 0, 1 or 2 in rcx, as
     /// [`ingraft_model::Expr::Notes`] says.
     KeepsNotes,
-    /// After the record of the call at the stack pointer in rdx was moved into the list of the goroutine: begins to keep notes for it. Returns 1 in rcx
-    /// if it does, else 0.
+    /// After the record of the call at the stack pointer in rdx, whose name is in ecx, was moved into the list of the goroutine: begins to keep notes for
+    /// it. Keeps rcx.
     BeginNotes,
     /// Notes a call for the goroutine. The header of its record is in ecx; the words that were pushed last are its beginning and its time. Keeps rcx.
     AddNote,

@@ -123,7 +123,7 @@ fn check_stmts(stmts: &[Stmt], bound: &BindingCheck<'_>, depth: u32) -> Result<(
 
 fn check_notes(stmt: NotesStmt, bound: &BindingCheck<'_>) -> Result<(), CodegenError> {
     match stmt {
-        NotesStmt::Begin(v) => bound(v, Shape::Counter),
+        NotesStmt::Begin(v) => bound(v, Shape::Activations),
         NotesStmt::Add(u16::MAX) => Err(CodegenError::NoRecord),
         NotesStmt::Tell(v, capacity) => bound(v, Shape::Records(capacity, false)),
         NotesStmt::Add(_) | NotesStmt::End => Ok(()),

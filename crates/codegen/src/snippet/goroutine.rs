@@ -215,13 +215,17 @@ impl Listing<'_> {
     /// Removes the goroutine's last record, which is at r9 and whose call has ended without an exit. If it keeps notes, they
     /// end. If it has a context, the next record with one in the same tree takes over the time of the calls inside. Uses rcx.
     fn drop_stale(&mut self) -> Result<(), Assembly> {
-        let [mut own, mut counted, mut next, mut caller, mut alone] = std::array::from_fn(|_| self.a.create_label());
+        let [mut ended, mut own, mut counted, mut next, mut caller, mut alone] =
+            std::array::from_fn(|_| self.a.create_label());
         // A record of the list, by its distance from the first one in rax.
         let other = |field: u32| RECORDS + field;
-        // The notes of a call end with it.
-        self.a.mov(eax, dword_ptr(r9 + record::SP))?;
-        self.a.cmp(dword_ptr(r8 + NOTES_KEY), eax)?;
+        // The notes of a call end with it, and so do those that the engine has ended.
+        self.a.mov(eax, dword_ptr(r8 + NOTES_KEY))?;
+        self.a.test(eax, eax)?;
+        self.a.je(ended)?;
+        self.a.cmp(eax, dword_ptr(r9 + record::SP))?;
         self.a.jne(own)?;
+        self.a.set_label(&mut ended)?;
         self.forget_notes()?;
         self.a.set_label(&mut own)?;
         // A record whose measurement was removed has the name 0.

@@ -9,7 +9,8 @@ use iced_x86::code_asm::{
 };
 use ingraft_model::buffer::{Capacity, FIRST, LOST, POSITION, SLACK, TAKEN};
 use ingraft_model::layout::goroutine::{
-    DESCRIPTOR, FIRST_NOTE, LAST_NOTE, NOTE_WORDS, NOTES_KEY, NOTES_MADE, NOTES_MAX, RECORDS,
+    DESCRIPTOR, FIRST_NOTE, LAST_NOTE, NOTE_NUMBER, NOTE_WORDS, NOTED, NOTED_MAX, NOTES_KEY, NOTES_MADE, NOTES_MAX,
+    RECORDS, RECORDS_MAX,
 };
 use ingraft_model::layout::{COUNTERS, record};
 use ingraft_model::{Clock, Expr, KeptValue, NotesStmt, TimeUnit, VariableId, records};
@@ -53,12 +54,9 @@ impl Generator<'_> {
         }
         match stmt {
             NotesStmt::Begin(v) => {
-                let mut end = self.a.create_label();
-                self.of_goroutine(Routine::BeginNotes)?;
-                self.a.test(ecx, ecx)?;
-                self.a.je(end)?;
-                self.a.inc(self.word_of(v, 0)?)?;
-                self.place(&mut end)
+                self.used = [true; 3];
+                self.a.mov(ecx, self.offset(v)?)?;
+                self.of_goroutine(Routine::BeginNotes)
             }
             NotesStmt::Add(number) => {
                 for value in [Expr::Elapsed(Clock::Wall, TimeUnit::Ticks), Expr::Saved(KeptValue::Began(Clock::Wall))] {
@@ -133,44 +131,66 @@ impl Listing<'_> {
         self.exit(&USED[1..])
     }
 
-    /// Emits [`Routine::BeginNotes`]. It begins nothing if the goroutine's last record is not that of the call, which then counts as unrecorded.
+    /// Emits [`Routine::BeginNotes`]. It begins nothing if the goroutine's last record is not that of the call, which then counts as unrecorded. Notes of
+    /// a call that is not further out, or that has no record any more, are forgotten: that call has ended.
     pub(crate) fn begin_notes(&mut self) -> Result<(), Assembly> {
-        let [mut none, mut done] = std::array::from_fn(|_| self.a.create_label());
-        self.enter(&USED[1..])?;
-        self.goroutine(none)?;
-        self.last_of_goroutine(none)?;
+        let [mut walk, mut begin, mut done] = std::array::from_fn(|_| self.a.create_label());
+        self.enter(&USED)?;
+        self.goroutine(done)?;
+        self.last_of_goroutine(done)?;
         self.a.cmp(qword_ptr(r9 + record::SP), rdx)?;
-        self.a.jne(none)?;
-        self.a.cmp(Self::notes(NOTES_KEY), 0)?;
-        self.a.jne(none)?;
-        // The engine may have ended what an earlier measurement has begun.
+        self.a.jne(done)?;
+        self.a.cmp(dword_ptr(r9 + record::NAME), ecx)?;
+        self.a.jne(done)?;
+        self.a.mov(ecx, Self::notes(NOTES_KEY))?;
+        self.a.cmp(ecx, edx)?;
+        self.a.jbe(begin)?;
+        self.a.set_label(&mut walk)?;
+        self.a.mov(rsi, qword_ptr(r9 + record::SAVED))?;
+        self.a.test(rsi, rsi)?;
+        self.a.je(begin)?;
+        self.locate()?;
+        self.a.cmp(dword_ptr(r9 + record::SP), ecx)?;
+        self.a.jne(walk)?;
+        self.a.jmp(done)?;
+        self.a.set_label(&mut begin)?;
         self.forget_notes()?;
         self.a.mov(Self::notes(NOTES_KEY), edx)?;
-        self.a.mov(ecx, 1)?;
-        self.a.jmp(done)?;
-        self.a.set_label(&mut none)?;
-        self.a.xor(ecx, ecx)?;
         self.a.set_label(&mut done)?;
-        self.exit(&USED[1..])
+        self.exit(&USED)
     }
 
     /// Emits [`Routine::AddNote`].
     pub(crate) fn add_note(&mut self) -> Result<(), Assembly> {
-        let [mut first, mut done] = std::array::from_fn(|_| self.a.create_label());
+        let [mut numbered, mut first, mut lost, mut done] = std::array::from_fn(|_| self.a.create_label());
         self.enter(&USED)?;
         self.goroutine(done)?;
         self.a.cmp(Self::notes(NOTES_KEY), 0)?;
         self.a.je(done)?;
-        self.a.mov(eax, Self::notes(NOTES_MADE))?;
         self.a.inc(Self::notes(NOTES_MADE))?;
+        // The number of the last note in eax.
+        self.a.mov(eax, Self::notes(LAST_NOTE))?;
+        self.a.test(eax, eax)?;
+        self.a.je(numbered)?;
+        self.a.cmp(eax, RECORDS_MAX as i32)?;
+        self.a.ja(done)?;
+        self.a.shl(rax, record::SIZE.trailing_zeros())?;
+        self.a.mov(eax, dword_ptr(r10 + rax + (RECORDS + NOTE_NUMBER)))?;
+        self.a.set_label(&mut numbered)?;
         self.a.cmp(eax, NOTES_MAX as i32)?;
         self.a.jae(done)?;
-        self.take(done)?;
+        self.a.mov(edx, eax)?;
+        self.a.mov(eax, 1)?;
+        self.a.lock().xadd(dword_ptr(r10 + NOTED), eax)?;
+        self.a.cmp(eax, NOTED_MAX as i32)?;
+        self.a.jae(lost)?;
+        self.take(lost)?;
         self.a.mov(qword_ptr(r9 + record::SP), rcx)?;
         // A record with a name could be taken for that of a call.
-        for field in [record::NAME, record::SAVED] {
-            self.a.mov(qword_ptr(r9 + field), 0)?;
-        }
+        self.a.mov(dword_ptr(r9 + record::NAME), 0)?;
+        self.a.inc(edx)?;
+        self.a.mov(dword_ptr(r9 + NOTE_NUMBER), edx)?;
+        self.a.mov(qword_ptr(r9 + record::SAVED), 0)?;
         let pushed = 8 * (SAVED.len() + USED.len()) as u32;
         for word in (0..NOTE_WORDS).map(|n| 8 * n) {
             self.a.mov(rax, qword_ptr(rsp + (pushed + word)))?;
@@ -185,6 +205,9 @@ impl Listing<'_> {
         self.a.jmp(done)?;
         self.a.set_label(&mut first)?;
         self.a.mov(Self::notes(FIRST_NOTE), esi)?;
+        self.a.jmp(done)?;
+        self.a.set_label(&mut lost)?;
+        self.a.lock().dec(dword_ptr(r10 + NOTED))?;
         self.a.set_label(&mut done)?;
         self.exit(&USED)
     }
@@ -201,6 +224,8 @@ impl Listing<'_> {
         self.a.test(esi, esi)?;
         self.a.je(end)?;
         // The program may have overwritten the links.
+        self.a.cmp(esi, RECORDS_MAX as i32)?;
+        self.a.ja(end)?;
         self.a.test(r13, r13)?;
         self.a.je(end)?;
         let of_buffer = |l: &Self, n: u32| l.own_from(r11, 8 * n);
@@ -281,7 +306,14 @@ impl Listing<'_> {
         self.a.mov(qword_ptr(r8 + FIRST_NOTE), 0)?;
         self.a.test(esi, esi)?;
         self.a.je(done)?;
+        // The program may have overwritten the numbers.
+        for number in [esi, ecx] {
+            self.a.cmp(number, RECORDS_MAX as i32)?;
+            self.a.ja(done)?;
+        }
         self.a.shl(rcx, record::SIZE.trailing_zeros())?;
+        self.a.mov(eax, dword_ptr(r10 + rcx + (RECORDS + NOTE_NUMBER)))?;
+        self.a.lock().sub(dword_ptr(r10 + NOTED), eax)?;
         self.give_back_all(qword_ptr(r10 + rcx + (RECORDS + record::SAVED)))?;
         self.a.set_label(&mut done)?;
         Ok(self.a.zero_bytes()?)

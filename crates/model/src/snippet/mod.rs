@@ -550,8 +550,8 @@ pub enum Stmt {
 /// [`crate::layout::goroutine`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NotesStmt {
-    /// After the record of a call was opened: the goroutine begins to keep notes for this call, unless it keeps some for a call around it. Then add 1 to
-    /// the variable.
+    /// After the record of a call with these activations was opened: the goroutine begins to keep notes for this call, unless it keeps some for a call
+    /// around it.
     Begin(VariableId),
     /// At the end of a call inside, whose record keeps [`KeptValue::Time`] and [`KeptValue::Began`] of the wall clock: note it under this number.
     Add(u16),

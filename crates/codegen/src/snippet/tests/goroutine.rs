@@ -22,7 +22,7 @@ pub(super) const DEPTH: u64 = 0x1000;
 pub(super) const KEY: u64 = DEPTH.wrapping_neg();
 /// Names of records: offsets of counters.
 pub(super) const NAME: u32 = COUNTERS + 0x40;
-const OTHER: u32 = COUNTERS + 0x80;
+pub(super) const OTHER: u32 = COUNTERS + 0x80;
 
 pub(super) fn environments() -> [Environment; 2] {
     let data = environment().data;
@@ -111,7 +111,8 @@ impl GoroutineLists {
     /// Model: ends the goroutine's last record, whose call has not ended.
     fn drop_stale(self, m: &mut Machine, place: u64) {
         let n = m.read(place + 8, 4);
-        if m.read(place + u64::from(NOTES_KEY), 4) == m.read(self.record(n, record::SP), 4) {
+        let notes = m.read(place + u64::from(NOTES_KEY), 4);
+        if notes == 0 || notes == m.read(self.record(n, record::SP), 4) {
             self.forget_notes(m, place);
         }
         let name = m.read(self.record(n, record::NAME), 4) as u32;

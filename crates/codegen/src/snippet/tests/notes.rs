@@ -2,12 +2,13 @@
 
 use ingraft_model::buffer::{Capacity, FIRST, LOST, POSITION, TAKEN};
 use ingraft_model::layout::goroutine::{
-    DESCRIPTOR, FIRST_NOTE, LAST_NOTE, NOTE_WORDS, NOTES_KEY, NOTES_MADE, NOTES_MAX, RECORDS_MAX, USED,
+    DESCRIPTOR, FIRST_NOTE, LAST_NOTE, NOTE_NUMBER, NOTE_WORDS, NOTED, NOTED_MAX, NOTES_KEY, NOTES_MADE, NOTES_MAX,
+    RECORDS_MAX, USED,
 };
 use ingraft_model::layout::{COUNTERS, record};
 use ingraft_model::records;
 
-use super::goroutine::{GoroutineLists, HIGH, KEY, LOW, NAME, OWN, Record, environments, thread};
+use super::goroutine::{GoroutineLists, HIGH, KEY, LOW, NAME, OTHER, OWN, Record, environments, thread};
 use super::machine::{Machine, RCX, RSP};
 use super::{Area, add, compare};
 use crate::code::environment::Environment;
@@ -44,6 +45,8 @@ impl GoroutineLists {
             m.write(link, 4, n);
             m.write(self.word(place, LAST_NOTE), 4, n);
             m.write(self.record(n, record::SP), 8, records::header(n as u16, WORDS).into());
+            m.write(self.record(n, NOTE_NUMBER), 4, n - 19);
+            add(m, self.at(u64::from(NOTED)), 4, 1);
             for word in 0..NOTE_WORDS {
                 m.write(self.record(n, record::KEPT + 8 * word), 8, n << 8 | u64::from(word));
             }
@@ -54,7 +57,9 @@ impl GoroutineLists {
     pub(super) fn forget_notes(self, m: &mut Machine, place: u64) {
         let [first, last] = [FIRST_NOTE, LAST_NOTE].map(|field| m.read(self.word(place, field), 4));
         [NOTES_KEY, NOTES_MADE, FIRST_NOTE, LAST_NOTE].iter().for_each(|f| m.write(self.word(place, *f), 4, 0));
-        if first != 0 {
+        if first != 0 && [first, last].iter().all(|n| *n <= RECORDS_MAX.into()) {
+            let kept = m.read(self.record(last, NOTE_NUMBER), 4);
+            add(m, self.at(u64::from(NOTED)), 4, -kept.cast_signed());
             self.give_back(m, last);
             self.change_first(m, first);
         }
@@ -74,20 +79,26 @@ impl GoroutineLists {
                 let place = found.filter(|_| at <= u64::from(DESCRIPTOR - 8));
                 m.registers[RCX] = place.map_or(0, |(place, _)| m.read(m.read(place, 8) + at, 8));
             }
-            (Routine::KeepsNotes, None) | (Routine::BeginNotes, None) => m.registers[RCX] = 0,
+            (Routine::KeepsNotes, None) => m.registers[RCX] = 0,
             (Routine::KeepsNotes, Some((place, key))) => {
                 let (of, key) = (kept(m, place), u64::from(key as u32));
                 m.registers[RCX] = if of == 0 || of < key { 0 } else { 1 + u64::from(of == key) };
             }
             (Routine::BeginNotes, Some((place, key))) => {
                 let last = m.read(place + 8, 4);
-                let is_own = last != 0 && m.read(self.record(last, record::SP), 8) == key;
-                let begins = is_own && kept(m, place) == 0;
-                if begins {
+                let is_own = last != 0
+                    && m.read(self.record(last, record::SP), 8) == key
+                    && m.read(self.record(last, record::NAME), 4) == m.registers[RCX];
+                let of = kept(m, place);
+                let mut around =
+                    if of > u64::from(key as u32) { m.read(self.record(last, record::SAVED), 8) } else { 0 };
+                while around != 0 && m.read(self.record(around, record::SP), 4) != of {
+                    around = m.read(self.record(around, record::SAVED), 8);
+                }
+                if is_own && around == 0 {
                     self.forget_notes(m, place);
                     m.write(self.word(place, NOTES_KEY), 4, key);
                 }
-                m.registers[RCX] = begins.into();
             }
             (Routine::AddNote, Some((place, _))) if kept(m, place) != 0 => self.add_note(m, place),
             (Routine::TellNotes, Some((place, _))) => self.tell_notes(m, place),
@@ -97,19 +108,25 @@ impl GoroutineLists {
     }
 
     fn add_note(self, m: &mut Machine, place: u64) {
-        let made = m.read(self.word(place, NOTES_MADE), 4);
-        m.write(self.word(place, NOTES_MADE), 4, made + 1);
-        if made >= NOTES_MAX.into() {
+        add(m, self.word(place, NOTES_MADE), 4, 1);
+        let last = m.read(self.word(place, LAST_NOTE), 4);
+        if last > RECORDS_MAX.into() {
+            return;
+        }
+        let number = if last == 0 { 0 } else { m.read(self.record(last, NOTE_NUMBER), 4) };
+        if number >= NOTES_MAX.into() || m.read(self.at(u64::from(NOTED)), 4) >= NOTED_MAX.into() {
             return;
         }
         let Some(n) = self.take(m) else { return };
+        add(m, self.at(u64::from(NOTED)), 4, 1);
         m.write(self.record(n, record::SP), 8, m.registers[RCX]);
-        [record::NAME, record::SAVED].iter().for_each(|field| m.write(self.record(n, *field), 8, 0));
+        m.write(self.record(n, record::NAME), 4, 0);
+        m.write(self.record(n, NOTE_NUMBER), 4, number + 1);
+        m.write(self.record(n, record::SAVED), 8, 0);
         for word in 0..NOTE_WORDS {
             let value = m.read(m.registers[RSP] + 8 * u64::from(word), 8);
             m.write(self.record(n, record::KEPT + 8 * word), 8, value);
         }
-        let last = m.read(self.word(place, LAST_NOTE), 4);
         match last {
             0 => m.write(self.word(place, FIRST_NOTE), 4, n),
             last => m.write(self.record(last, record::SAVED), 8, n),
@@ -131,7 +148,7 @@ impl GoroutineLists {
         let at = |n: u32| self.0.at(OWN, first) + 8 * u64::from(n);
         let mut lost = m.read(self.word(place, NOTES_MADE), 4);
         let mut n = m.read(self.word(place, FIRST_NOTE), 4);
-        while n != 0 && lost != 0 {
+        while n != 0 && n <= RECORDS_MAX.into() && lost != 0 {
             let position = m.read(at(POSITION), 8);
             if position.wrapping_sub(m.read(at(TAKEN), 8)) >= records::room(capacity, true).into() {
                 break;
@@ -159,6 +176,7 @@ fn call(env: &Environment, routine: Routine) -> Machine {
     m.registers[RCX] = match routine {
         Routine::TellNotes => buffer(Capacity::LEAST),
         Routine::Descriptor => 0x98,
+        Routine::BeginNotes => NAME.into(),
         _ => records::header(7, WORDS).into(),
     };
     m
@@ -234,12 +252,16 @@ fn every_word_of_a_descriptor() {
 fn notes_begin_with_the_record_of_the_call() {
     for env in environments() {
         let lists = GoroutineLists(Area(env.data));
-        for below in [-16, 0, 16] {
-            for key in KEYS {
-                let list = [Record { below, name: NAME, handed: false }];
-                let mut m = thread(&env, Routine::BeginNotes, &list);
-                m.write(lists.place(0) + u64::from(NOTES_KEY), 4, key);
-                check(&env, Routine::BeginNotes, &m, &format!("a record {below} below, notes of {key:#x}"));
+        let call = |below, name| Record { below, name, handed: false };
+        // Of a call further out that keeps notes, there is a record or none.
+        let others: [&[Record]; 4] = [&[], &[call(8, NAME)], &[call(16, NAME)], &[call(8, OTHER), call(16, OTHER)]];
+        for own in [call(-16, NAME), call(0, NAME), call(0, OTHER), call(16, NAME)] {
+            for others in others {
+                for key in KEYS {
+                    let mut m = thread(&env, Routine::BeginNotes, &[&[own], others].concat());
+                    lists.note(&mut m, key, 2);
+                    check(&env, Routine::BeginNotes, &m, &format!("{own:?}, {others:?}, notes of {key:#x}"));
+                }
             }
         }
         check(&env, Routine::BeginNotes, &thread(&env, Routine::BeginNotes, &[]), "no record");
@@ -250,16 +272,36 @@ fn notes_begin_with_the_record_of_the_call() {
 fn notes_without_room_are_counted() {
     for env in environments() {
         let lists = GoroutineLists(Area(env.data));
-        for made in [NOTES_MAX - 1, NOTES_MAX, NOTES_MAX + 1] {
-            let mut m = call(&env, Routine::AddNote);
-            lists.note(&mut m, KEY, 2);
-            m.write(lists.place(0) + u64::from(NOTES_MADE), 4, made.into());
-            check(&env, Routine::AddNote, &m, &format!("{made} notes"));
+        let last = lists.record(21, NOTE_NUMBER);
+        let noted = lists.at(u64::from(NOTED));
+        let used = lists.at(u64::from(USED));
+        let words = [(last, NOTES_MAX), (noted, NOTED_MAX), (used, RECORDS_MAX)];
+        for (at, most) in words {
+            for value in [most - 1, most, most + 1] {
+                let mut m = call(&env, Routine::AddNote);
+                lists.note(&mut m, KEY, 2);
+                m.write(at, 4, value.into());
+                check(&env, Routine::AddNote, &m, &format!("{value} at {at:#x}"));
+            }
         }
-        let mut m = call(&env, Routine::AddNote);
-        lists.note(&mut m, KEY, 2);
-        m.write(lists.at(u64::from(USED)), 4, RECORDS_MAX.into());
-        check(&env, Routine::AddNote, &m, "no unused record");
+    }
+}
+
+/// The program has overwritten numbers of records.
+#[test]
+fn no_number_leads_out_of_the_records() {
+    for env in environments() {
+        let lists = GoroutineLists(Area(env.data));
+        for routine in ALL {
+            for field in [FIRST_NOTE, LAST_NOTE] {
+                for number in [RECORDS_MAX + 1, u32::MAX] {
+                    let mut m = call(&env, routine);
+                    lists.note(&mut m, KEY, 2);
+                    m.write(lists.place(0) + u64::from(field), 4, number.into());
+                    check(&env, routine, &m, &format!("{number:#x} at {field:#x}"));
+                }
+            }
+        }
     }
 }
 

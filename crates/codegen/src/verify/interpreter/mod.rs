@@ -757,7 +757,7 @@ impl<'a> Interpreter<'a> {
                 state.lose(1);
             }
             Routine::Read | Routine::Write | Routine::Usage | Routine::Event => state.lose(1),
-            Routine::Descriptor | Routine::KeepsNotes | Routine::BeginNotes => state.lose(1),
+            Routine::Descriptor | Routine::KeepsNotes => state.lose(1),
             Routine::Time => state.lose(2),
             Routine::CpuTime
             | Routine::Await
@@ -767,6 +767,7 @@ impl<'a> Interpreter<'a> {
             | Routine::Enter
             | Routine::EnterMoving
             | Routine::LeaveMoving
+            | Routine::BeginNotes
             | Routine::AddNote
             | Routine::TellNotes
             | Routine::EndNotes => {}

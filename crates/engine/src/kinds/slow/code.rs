@@ -279,7 +279,9 @@ impl Making<'_> {
         for stmt in stmts {
             match stmt {
                 Stmt::Open(record, body) if self.follow != Following::Thread => {
-                    let body = body.iter().cloned().chain([Stmt::Notes(NotesStmt::Begin(BEGAN))]).collect();
+                    made.push(Stmt::If(is_zero(Expr::Notes), vec![Stmt::Add(BEGAN, Expr::Const(1))]));
+                    let begin = Stmt::Notes(NotesStmt::Begin(record.activations));
+                    let body = body.iter().cloned().chain([begin]).collect();
                     made.push(Stmt::Open(self.record(record)?, body));
                 }
                 Stmt::Open(record, body) => {
@@ -443,7 +445,7 @@ mod tests {
         assert_eq!(
             texts(&code),
             [
-                "Entry open r7 time began { begin notes v0; }",
+                "Entry if ((notes == 0)) { v0++; } open r7 time began { begin notes v7; }",
                 "Exit close r7 time began { if ((notes == 1)) { if (($elapsed >= 50)) { note 7; } } if ((notes == 2)) { v1++; \
                  if (($elapsed >= 10000000)) { v2++; begin group v4; tell notes v4; record v4 4, saved began, \
                  elapsed_ticks, lost of v4, goroutine +152; keep group v4; } end notes; } }",

@@ -298,8 +298,12 @@ impl Running for SlowKind {
         let owner = |purpose| Owner { measurement: asked.id, purpose };
         let (mut sites, mut again, mut all) = (Vec::new(), Vec::new(), Vec::new());
         let mut keeps_notes = false;
-        let any_go = outer.iter().chain(&inside).any(|function| is_go(asked.modules, *function));
-        let of_goroutines = if any_go { following_goroutines(asked.modules) } else { Following::Goroutine(None) };
+        // A thread does not know the calls that a goroutine keeps notes of, nor does a goroutine know those of a thread.
+        let kinds: FxHashSet<bool> = outer.iter().map(|function| is_go(asked.modules, *function)).collect();
+        let of_goroutines = match kinds.contains(&true) {
+            true => following_goroutines(asked.modules),
+            false => Following::Goroutine(None),
+        };
         for (n, printed) in printed.iter().enumerate() {
             let Some(function) = printed.function else { continue };
             let numbers = (number(n), number(outer.len() + n));
@@ -319,6 +323,9 @@ impl Running for SlowKind {
         let [inside_threads, inside_goroutines] = [Following::Thread, of_goroutines].map(InsideCode::new);
         for function in inside {
             let Some(focus) = focus(asked.modules, function) else { continue };
+            if !kinds.contains(&is_go(asked.modules, function)) {
+                continue;
+            }
             let values = told.get(&function);
             let of_inside = if is_go(asked.modules, function) { &inside_goroutines } else { &inside_threads };
             let telling = values.map(|values| of_inside.telling(values)).transpose()?;
