@@ -183,6 +183,11 @@ impl<'s> Locked<'s> {
         Ok(counter)
     }
 
+    /// Whether the target has ended, so that nothing is counted any more.
+    pub fn has_ended(&self) -> bool {
+        self.session.end.is_known()
+    }
+
     /// Whether another pair of this metric is there.
     pub fn has_pair_of(&self, metric: &str) -> bool {
         self.control.pairs.keys().any(|key| key.pair().metric == metric)

@@ -314,11 +314,12 @@ impl Running for PathsKind {
         }
     }
 
-    /// Contexts are read later: their trees are so large that threads run on meanwhile.
+    /// Contexts are read later: their trees are so large that threads run on meanwhile. If the target has ended, its threads are not taken for ended ones
+    /// yet, which have left their calls.
     fn last(&mut self, at: &mut Locked<'_>) {
         match &self.contexts {
-            Some(contexts) => self.states = Some(contexts.states(at)),
-            None => self.last = Some(self.read(at)),
+            Some(contexts) if !at.has_ended() => self.states = Some(contexts.states(at)),
+            _ => self.last = Some(self.read(at)),
         }
     }
 
