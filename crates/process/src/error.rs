@@ -316,7 +316,8 @@ impl ProcessError {
             ProcessError::Gone(_) => "start again on a process that runs".into(),
             ProcessError::Replaced(_) => "begin again to measure the program that it runs now".into(),
             ProcessError::Unstoppable { .. } => {
-                "it sleeps uninterruptibly (disk, network file system, vfork); try again later".into()
+                "it sleeps uninterruptibly (disk, network file system, vfork), or no processor is free for it; try again later"
+                    .into()
             }
             ProcessError::HoldTooLong { .. } => {
                 "permit longer holds (`--max-hold`), try for longer (`--wait`), or measure it when fewer threads run"

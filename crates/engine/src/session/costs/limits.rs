@@ -58,8 +58,8 @@ fn beyond(costs: &[f64], limit: f64) -> Vec<usize> {
     order.into_iter().take_while(goes).collect()
 }
 
-/// The pairs of a measurement that must be taken out so that the others cost at most `limit` percent of a processor, with the reason, in the order of
-/// [`too_dear`], so that pairs that only help others go before those. `pays` tells whether the measurement pays for a pair: a pair of several measurements stays as long as one of them
+/// The pairs of a measurement that must be taken out so that the others cost at most `limit` percent of a processor, with the reason, chosen as by
+/// [`too_dear`]. `pays` tells whether the measurement pays for a pair: a pair of several measurements stays as long as one of them
 /// may pay for it. It is asked only if all pairs together cost more than the limit, because the answer needs a search.
 pub fn excess<K>(
     mut costs: Vec<(K, PairRate)>,
