@@ -526,18 +526,20 @@ impl<'a, S: Shards> Columns<'a, S> {
         }
     }
 
-    /// The table of all threads together.
-    pub fn table(&self, first: u32, shape: TableShape) -> KeyTable {
-        let mut sum = self
-            .ended
-            .merged
-            .get(&first)
-            .cloned()
-            .unwrap_or_else(|| KeyTable { fold: shape.fold, ..KeyTable::default() });
-        for held in &self.held {
-            sum.merge(&KeyTable::from_slots(shape, |n| self.load(held, first + n)));
+    /// The values by key, or by index, of all threads together. A variable of another shape has none.
+    pub fn table(&self, first: u32, shape: Shape) -> KeyTable {
+        match shape {
+            Shape::Table(shape) => {
+                let empty = || KeyTable { fold: shape.fold, ..KeyTable::default() };
+                let mut sum = self.ended.merged.get(&first).cloned().unwrap_or_else(empty);
+                for held in &self.held {
+                    sum.merge(&KeyTable::from_slots(shape, |n| self.load(held, first + n)));
+                }
+                sum
+            }
+            Shape::Vector(count) => vector::from_slots(count, |n| self.sum(first + n)),
+            _ => KeyTable::default(),
         }
-        sum
     }
 
     /// The tree of contexts of all threads together.
@@ -824,7 +826,7 @@ mod tests {
             let all = columns.threads(table, &[], Ruler::PLAIN);
             let mut sum = KeyTable::default();
             all.iter().filter_map(|(_, raw)| raw.table.as_ref()).for_each(|table| sum.merge(table));
-            assert_eq!(columns.table(table.first, TableShape::SUMS), sum);
+            assert_eq!(columns.table(table.first, table.shape), sum);
             all.into_iter().map(|(tid, raw)| (tid, raw.value, raw.table.expect("a table").values)).collect::<Vec<_>>()
         };
         let of = |value| BTreeMap::from([(TableKey::Number(0x1000), value)]);

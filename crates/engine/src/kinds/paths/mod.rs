@@ -356,10 +356,7 @@ pub(super) fn inspected(
 
 /// The values by key of a variable, of all threads together.
 fn table(columns: &Columns<'_>, first: Option<&u32>, shape: Option<Shape>) -> KeyTable {
-    match (first, shape) {
-        (Some(first), Some(Shape::Table(shape))) => columns.table(*first, shape),
-        _ => KeyTable::default(),
-    }
+    first.zip(shape).map_or_else(KeyTable::default, |(first, shape)| columns.table(*first, shape))
 }
 
 /// Numbers of calls by outcome.
