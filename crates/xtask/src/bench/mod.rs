@@ -23,12 +23,10 @@ mod start;
 mod times;
 mod whole;
 
-use std::process::Command;
-
 use anyhow::{Context, Result, ensure};
 use ingraft_testing::{Tool, sibling};
 
-use crate::packages;
+use crate::{built, packages};
 
 /// One line of the table.
 pub struct BenchRow {
@@ -152,13 +150,7 @@ pub fn run(arguments: &[&str]) -> Result<()> {
         ensure!(known.contains(name), "no group {name}: there are {}", known.join(", "));
     }
     packages::install(false)?;
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo)
-        .current_dir(ingraft_testing::source_directory())
-        .args(["build", "--release", "--workspace", "--bins"]) // the features of all crates together, as for tests
-        .status()
-        .context("run cargo")?;
-    ensure!(status.success(), "the programs do not build");
+    built::build()?;
     let machine = markdown::machine();
     let mut measured = Vec::new();
     for (name, measure) in GROUPS.iter().filter(|(name, _)| names.is_empty() || names.contains(name)) {

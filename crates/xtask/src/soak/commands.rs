@@ -44,14 +44,14 @@ const METRICS: &[&str] = &[
     "live,looks",
 ];
 /// Metrics of contexts of functions whose calls move between threads.
-const METRICS_OF_MOVING: &[&str] = &["calls", "time"];
+const METRICS_OF_MOVING: &[&str] = &["calls", "time", "wait", "locks"];
 /// Limits of the cost in percent of a processor. The last one is none.
 const OVERHEADS: &[&str] = &["5", "100", "1000000"];
 
 /// Returns the arguments of a random measurement of these processes that ends by itself, without those for the form of its answer.
 pub fn measurement(numbers: &mut SeededNumbers, server: &SoakServer, pids: &[i32]) -> Vec<String> {
     let kind = if server.moves {
-        numbers.pick(&["contexts", "count", "latency"])
+        numbers.pick(&["contexts", "count", "latency", "slow", "slow", "waits"])
     } else {
         numbers.pick(&["contexts", "contexts", "paths", "paths", "slow", "slow", "latency", "count", "heap", "waits"])
     };

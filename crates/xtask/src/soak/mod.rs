@@ -9,14 +9,13 @@ mod run;
 mod servers;
 
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
 use self::run::SoakRun;
 use self::servers::SERVERS;
-use crate::packages;
+use crate::{built, packages};
 
 /// Arguments of the command.
 struct SoakPlan {
@@ -57,13 +56,7 @@ impl SoakPlan {
             return Ok(built.clone());
         }
         packages::install(false)?;
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let status = Command::new(cargo)
-            .current_dir(ingraft_testing::source_directory())
-            .args(["build", "--release", "--workspace", "--bins"]) // the features of all crates together, as for tests
-            .status()
-            .context("run cargo")?;
-        ensure!(status.success(), "the programs do not build");
+        built::build()?;
         Ok(ingraft_testing::sibling("ingraft").parent().context("its directory")?.to_owned())
     }
 }
