@@ -96,6 +96,7 @@ fn all_functions_of_a_program_are_inside() {
     let perfetto = path.to_str().expect("a path");
     let (outcome, _) = found(&tool, &mut target, &["--least", "1us", "--perfetto", perfetto], "run 7 200 8");
     let slow = outcome.all("slow");
+    assert!(slow.len() >= 16, "{} slow calls", slow.len());
     for call in &slow {
         // Goroutines wait in a function of the runtime.
         let waits = all_of(calls_of(call), "runtime.gopark");

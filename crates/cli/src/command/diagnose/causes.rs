@@ -219,7 +219,7 @@ fn futex(site: &SampledSite) -> Cause {
 }
 
 /// Whether the wait is one of a thread of the Go runtime. Goroutines wait without a thread, so such a thread has nothing to do.
-pub(super) fn is_go_thread(site: &SampledSite) -> bool {
+fn is_go_thread(site: &SampledSite) -> bool {
     site.functions.first().is_some_and(is_go_wait)
 }
 

@@ -202,7 +202,9 @@ impl SlowCall<'_> {
             );
         }
         if *lost > 0 {
-            text += &format!("  {} inside were lost (--buffer)\n", plural(*lost, "call", "calls"));
+            // A goroutine has a limit of its own besides the buffer.
+            let flags = if *goroutine > 0 { "--least, --buffer" } else { "--buffer" };
+            text += &format!("  {} inside were lost ({flags})\n", plural(*lost, "call", "calls"));
         }
         text
     }

@@ -323,11 +323,15 @@ impl Running for SlowKind {
         let [inside_threads, inside_goroutines] = [Following::Thread, of_goroutines].map(InsideCode::new);
         for function in inside {
             let Some(focus) = focus(asked.modules, function) else { continue };
-            if !kinds.contains(&is_go(asked.modules, function)) {
+            let (values, is_go) = (told.get(&function), is_go(asked.modules, function));
+            if !kinds.contains(&is_go) {
+                if values.is_some() {
+                    let what = "values of C functions below functions of Go, or the other way round, are not told";
+                    return Err(Error::new(Reason::NoPrint, what, "leave out --tell for them"));
+                }
                 continue;
             }
-            let values = told.get(&function);
-            let of_inside = if is_go(asked.modules, function) { &inside_goroutines } else { &inside_threads };
+            let of_inside = if is_go { &inside_goroutines } else { &inside_threads };
             let telling = values.map(|values| of_inside.telling(values)).transpose()?;
             let code = telling.as_ref().unwrap_or(of_inside);
             let instrumentation = code.of((function, number(sites.len())), &self.options, &variables);
