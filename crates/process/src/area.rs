@@ -24,6 +24,9 @@ use crate::perf::EventAttributes;
 use crate::target::{ProcessIdentity, Target};
 use crate::target_memory::DataAreaRequest;
 
+/// Largest number of counters of a shard that are read without a question which of their pages have memory.
+const FEW_COUNTERS: u32 = 100_000;
+
 /// The data area of a target.
 #[derive(Debug)]
 pub struct SharedArea {
@@ -608,11 +611,11 @@ impl SharedArea {
         Some(words64(map, offset, counters))
     }
 
-    /// Returns which of the first `counters` of a shard have memory. In an area of the default stride, all count as touched. There, a
-    /// question to the kernel takes longer than the reading, and the reading allocates little.
+    /// Returns which of the first `counters` of a shard have memory. If these are few, all count as touched: a question to the kernel takes
+    /// longer than the reading, and the reading allocates little.
     pub fn touched(&self, shard: u32, counters: u32) -> PopulatedPages {
         match &self.access {
-            AreaAccess::Mapped { map, .. } if self.layout.stride > layout::DEFAULT_STRIDE => {
+            AreaAccess::Mapped { map, .. } if counters > FEW_COUNTERS => {
                 PopulatedPages::of(map, self.shard_start(shard), counters.min(self.layout.counters()))
             }
             AreaAccess::Mapped { .. } | AreaAccess::Through(_) => PopulatedPages::ALL,

@@ -128,17 +128,17 @@ impl Target {
         }
     }
 
-    /// The request with as many shards and as much room for the journal's copy as leave half of the target's free address space free.
-    /// Fails if this is not possible even with `fewest` shards.
+    /// The request with as many shards and as much room for the journal's copy as leave half of the target's free address space free. If there is a
+    /// limit, the distance between shards is the least one. Fails if this is not possible even with `fewest` shards.
     pub(crate) fn fit_area(&self, request: &DataAreaRequest, fewest: u32) -> Result<DataAreaRequest, ProcessError> {
         let Some(room) = self.address_room() else { return Ok(*request) };
-        let journal_bytes = request.journal_bytes.min(room.left / 8);
-        let shards = (room.left / 2).saturating_sub(journal_bytes) / request.stride;
+        let (journal_bytes, stride) = (request.journal_bytes.min(room.left / 8), request.least_stride);
+        let shards = (room.left / 2).saturating_sub(journal_bytes) / stride;
         let shards = u32::try_from(shards).unwrap_or(u32::MAX).min(request.shards);
         if shards >= fewest {
-            return Ok(DataAreaRequest { shards, journal_bytes, ..*request });
+            return Ok(DataAreaRequest { shards, stride, journal_bytes, ..*request });
         }
-        let needed = request.stride * u64::from(fewest) + journal_bytes;
+        let needed = stride * u64::from(fewest) + journal_bytes;
         Err(ProcessError::Shortage(Box::new(Shortage { room, needed, reserve: needed })))
     }
 

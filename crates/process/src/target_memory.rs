@@ -59,6 +59,8 @@ pub struct DataAreaRequest {
     pub shards: u32,
     /// Bytes from one shard to the next, a power of two.
     pub stride: u64,
+    /// Least number of bytes from one shard to the next, a power of two, if the target's address space has no room for more.
+    pub least_stride: u64,
     /// Bytes of address space for the journal's copy.
     pub journal_bytes: u64,
     /// Method by which generated code tells threads apart, for the header.
@@ -79,6 +81,7 @@ impl Default for DataAreaRequest {
         DataAreaRequest {
             shards: 4096,
             stride: layout::DEFAULT_STRIDE,
+            least_stride: layout::DEFAULT_STRIDE,
             journal_bytes: layout::DEFAULT_JOURNAL,
             identity: ThreadIdentity::Locked,
             cpu: CpuClock::None,
@@ -94,7 +97,16 @@ impl DataAreaRequest {
     pub fn of_stride(stride: u64) -> Self {
         let shards = u32::try_from(layout::SHARDS_SPACE / stride.max(1)).unwrap_or(u32::MAX);
         let usual = DataAreaRequest::default();
-        DataAreaRequest { stride, shards: usual.shards.min(shards), ..usual }
+        DataAreaRequest { stride, least_stride: stride, shards: usual.shards.min(shards), ..usual }
+    }
+
+    /// A request for half of the address space: with a smaller distance between shards if that may be, or else with fewer shards. `None` if there
+    /// would be less than `fewest` of them.
+    fn smaller(self, fewest: u32) -> Option<Self> {
+        if self.stride > self.least_stride {
+            return Some(DataAreaRequest { stride: (self.stride / 2).max(self.least_stride), ..self });
+        }
+        (self.shards > fewest).then(|| DataAreaRequest { shards: (self.shards / 2).max(fewest), ..self })
     }
 }
 
@@ -114,7 +126,8 @@ impl Target {
         let holder = ProcessIdentity::ours()?;
         let fewest = fewest_shards(self.threads()?.len());
         let request = &self.fit_area(request, SHARDS_MIN)?;
-        let mut shards = request.shards.clamp(SHARDS_MIN, layout::SHARDS_MAX);
+        let mut size = *request;
+        size.shards = size.shards.clamp(SHARDS_MIN, layout::SHARDS_MAX);
         let locked = self.status()?.locked_kib != 0;
         let own_id = Pid(self.status()?.own_id);
         self.remote(|remote| {
@@ -127,7 +140,7 @@ impl Target {
                 }
             }
             loop {
-                let made = self.try_area(remote, request, shards, locked).and_then(|area| {
+                let made = self.try_area(remote, &size, locked).and_then(|area| {
                     let finish = |area: &SharedArea| {
                         area.write_header(own_id, request, &holder)?;
                         self.write(Avma(area.layout().alive().into()), &1u32.to_le_bytes())
@@ -140,15 +153,18 @@ impl Target {
                         }
                     }
                 });
-                match made {
+                let fewest = match &made {
                     Err(ProcessError::Call { source, .. })
-                        if matches!(source.raw_os_error(), Some(libc::ENOMEM | libc::EAGAIN))
-                            && shards > SHARDS_MIN =>
+                        if matches!(source.raw_os_error(), Some(libc::ENOMEM | libc::EAGAIN)) =>
                     {
-                        shards = (shards / 2).max(SHARDS_MIN);
+                        SHARDS_MIN
                     }
-                    Err(ProcessError::NoRoom { .. }) if shards > fewest => shards = (shards / 2).max(fewest),
-                    other => return other,
+                    Err(ProcessError::NoRoom { .. }) => fewest,
+                    _ => return made,
+                };
+                match size.smaller(fewest) {
+                    Some(smaller) => size = smaller,
+                    None => return made,
                 }
             }
         })
@@ -158,10 +174,9 @@ impl Target {
         &self,
         remote: &mut Remote<'_>,
         request: &DataAreaRequest,
-        shards: u32,
         locked: bool,
     ) -> Result<SharedArea, ProcessError> {
-        let stride = request.stride;
+        let DataAreaRequest { stride, shards, .. } = *request;
         let journal_bytes = request.journal_bytes.next_multiple_of(PAGE);
         let len = stride * u64::from(shards) + journal_bytes;
         // Place the area as high as possible: a program at a fixed address has its heap below the area, and the heap grows upwards.
@@ -400,6 +415,14 @@ fn areas_in(maps: &[Mapping]) -> Vec<AvmaRange> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_room_the_distance_between_shards_shrinks_before_their_number() {
+        let request = DataAreaRequest { least_stride: 2 << 20, shards: 256, ..DataAreaRequest::of_stride(8 << 20) };
+        let next = |request: &DataAreaRequest| request.smaller(60);
+        let sizes: Vec<_> = std::iter::successors(Some(request), next).map(|r| (r.stride >> 20, r.shards)).collect();
+        assert_eq!(sizes, [(8, 256), (4, 256), (2, 256), (2, 128), (2, 64), (2, 60)]);
+    }
 
     #[test]
     fn programs_with_few_threads_need_few_shards() {

@@ -135,6 +135,29 @@ fn calls_in_progress_are_contexts_of_later_calls() {
     }
 }
 
+/// The first measurement needs little memory in the program. Trees that are begun later have room beside it, and beside each other.
+#[test]
+fn trees_have_room_beside_each_other() {
+    let mut target = Mutatee::start("contexts", &[]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let begun = |command: &[&str], metric: &[&str]| {
+        let functions = ["-p", &pid, "contexts:c_*", "--max-overhead", "10000"];
+        let mut session = tool().start(command.iter().chain(&functions).chain(metric));
+        session.wait_for("attached");
+        session
+    };
+    let first = begun(&["count"], &[]);
+    let metrics = [&["--metric", "time"][..], &["--metric", "cpu"], &["--metric", "time,cpu"]];
+    let trees = metrics.map(|metric| begun(&["profile", "contexts"], metric));
+    let truth = target.ask("run 11 3000 2");
+    for tree in trees {
+        assert_equal(&tree.interrupt().assert_code(0), &truth);
+    }
+    first.interrupt().assert_code(0).assert_removed();
+    target::assert_clean(target.pid(), &before);
+}
+
 /// The times of all contexts are own times, which add up to the time of the calls from outside.
 #[test]
 fn metrics_are_told_for_each_context() {

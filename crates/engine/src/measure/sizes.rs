@@ -17,7 +17,11 @@ const LARGE: usize = 16;
 const SPARE: u64 = 100_000;
 /// Smallest number of bytes of code for which an edge profile has a counter, with room for as many counters that cannot be used again.
 const BYTES_A_COUNTER: u64 = 4;
-/// Largest distance in bytes between shards that is chosen for later measurements. There is address space for thousands of threads then.
+/// Distance in bytes between shards if the target's address space has room for it, so that measurements which begin later have room beside this one:
+/// three trees of contexts with metrics, and as many counters as most others take.
+pub const STRIDE_FOR_LATER: u64 = 8 << 20;
+/// Largest distance in bytes between shards that is chosen if the memory may stay for later measurements. There is address space for
+/// thousands of threads then.
 const STRIDE_TO_STAY: u64 = 16 << 20;
 /// Number of counters that are reserved for a profile of modules that are not loaded yet. It suffices for all functions of libcrypto, three
 /// times.
@@ -158,6 +162,8 @@ impl Resizing {
 
 #[cfg(test)]
 mod tests {
+    use ingraft_model::ContextShape;
+
     use super::*;
 
     #[test]
@@ -172,6 +178,12 @@ mod tests {
         assert_eq!(stride_to_stay(0), DEFAULT_STRIDE);
         assert!(u64::from(counters_in(stride_to_stay(4 << 20))) > 1 << 20);
         assert_eq!(stride_to_stay(u64::MAX), STRIDE_TO_STAY);
+    }
+
+    #[test]
+    fn later_measurements_have_room() {
+        let tree = ContextShape::usual(true, false).slots();
+        assert!(counters_in(STRIDE_FOR_LATER) > 3 * tree + counters_in(DEFAULT_STRIDE));
     }
 
     #[test]

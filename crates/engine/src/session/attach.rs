@@ -65,16 +65,28 @@ impl Session {
         }
         let distinct = identity != ThreadIdentity::Locked && !family;
         let goroutine = control.modules.goroutine_pointer().filter(|_| distinct);
+        let mut least_stride = control.counters.stride();
         if goroutine.is_some() {
-            control.counters.set_stride(control.counters.stride().max(goroutine::STRIDE_MIN));
+            least_stride = least_stride.max(goroutine::STRIDE_MIN);
+        }
+        let mut stride = least_stride;
+        if distinct {
+            // Later measurements may need more counters than this one.
+            stride = stride.max(sizes::STRIDE_FOR_LATER);
         }
         if distinct && Scheduler::of(&self.target).is_some() {
-            // The memory may stay for later measurements, which need more counters than this one.
-            let to_stay = sizes::stride_to_stay(control.modules.text_bytes());
-            control.counters.set_stride(control.counters.stride().max(to_stay));
+            // The memory may stay for them.
+            stride = stride.max(sizes::stride_to_stay(control.modules.text_bytes()));
         }
-        let stride = control.counters.stride();
-        let request = DataAreaRequest { identity, cpu, wall, family, goroutine, ..DataAreaRequest::of_stride(stride) };
+        let request = DataAreaRequest {
+            least_stride,
+            identity,
+            cpu,
+            wall,
+            family,
+            goroutine,
+            ..DataAreaRequest::of_stride(stride)
+        };
         let area = Arc::new(self.target.create_area(&request).map_err(failed)?);
         let since_ns = now_ns();
         let journal = self.begin_journal(control, &area, since_ns)?;
