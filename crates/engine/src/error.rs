@@ -75,8 +75,10 @@ impl Error {
             None => d.message.clone(),
         });
         let hint = first.and_then(|d| d.help.clone()).unwrap_or_else(|| match first {
-            // The text is the value of a flag, not a file.
-            Some(d) if d.file.starts_with("--") => "docs/mdl.md has the language of expressions".to_owned(),
+            // The text is the value of a flag or an argument, not a file.
+            Some(d) if d.file.starts_with("--") || d.file == "command line" => {
+                "docs/mdl.md has the language of expressions".to_owned()
+            }
             Some(d) if of_author(&d) => format!("`ingraft check {}` shows what else can be told of the text", d.file),
             Some(d) if d.code == ingraft_mdl::codes::NOT_FOUND => {
                 "`ingraft functions` lists the functions of a process by module".to_owned()

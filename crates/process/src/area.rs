@@ -724,10 +724,19 @@ impl SharedArea {
     /// Clears the open records with these names (offsets in a shard), because their counters and flags get another use. No woven code may
     /// open or close these records any more.
     pub fn forget_records(&self, shard: u32, names: &HashSet<u32, impl BuildHasher>) -> Result<(), ProcessError> {
-        for (at, name) in self.open_records(shard)? {
-            if names.contains(&name) {
-                self.write_u32(at + u64::from(record::RESTORE), 0)?;
-                self.write_u32(at + u64::from(record::NAME), 0)?;
+        for (at, name) in self.open_records(shard)?.into_iter().filter(|(_, name)| names.contains(name)) {
+            // The name is the lower half of the word, what is set back the upper one.
+            let at = at + u64::from(record::NAME);
+            let word = self.read_u64(at)?;
+            if word as u32 != name {
+                continue;
+            }
+            match &self.access {
+                // The thread may have dropped the record meanwhile, and another call may use it.
+                AreaAccess::Mapped { map, .. } => {
+                    let _other = word64(map, at).compare_exchange(word, 0, Ordering::AcqRel, Ordering::Acquire);
+                }
+                AreaAccess::Through(_) => self.write_u64(at, 0)?,
             }
         }
         Ok(())

@@ -343,7 +343,7 @@ impl ProcessError {
                     "the target locks what it maps (mlockall), and may lock no more ({source}); raise RLIMIT_MEMLOCK"
                 )
             }
-            ProcessError::Start { .. } => "nothing was changed in the target".into(),
+            ProcessError::Start { .. } => "".into(),
             _ => String::new(),
         }
     }

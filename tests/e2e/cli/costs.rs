@@ -226,3 +226,24 @@ fn what_metrics_become_and_cost() {
     let code = calls["pieces"][0]["code"].as_array().expect("code");
     assert!(code.iter().any(|i| i["label"] == "snippet 0" && i["text"].as_str().is_some_and(|t| t.starts_with("inc"))));
 }
+
+/// The same in a tree of contexts: the function that goes on is not called from the one that was taken out.
+#[test]
+fn calls_after_a_function_was_taken_out_are_in_the_contexts_of_their_callers() {
+    let mut target = Mutatee::start("times", &[]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let mut session =
+        tool().start(["profile", "contexts", "-p", &pid, "times:spin", "times:chain", "--max-overhead", "1"]);
+    session.wait_for("attached");
+    target.tell("rush 5000");
+    session.wait_for("taken_out");
+    let truth = target.reply();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let contexts = outcome.all("context");
+    let chain: Vec<_> = contexts.iter().filter(|context| context["function"] == "chain").collect();
+    assert!(chain.iter().all(|context| context["parent"].is_null()), "{contexts:#?}");
+    let calls: u64 = chain.iter().filter_map(|context| context["calls"].as_u64()).sum();
+    assert_eq!(calls, truth.tally("chain"), "{contexts:#?}");
+    target::assert_clean(target.pid(), &before);
+}

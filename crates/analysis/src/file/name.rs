@@ -91,6 +91,11 @@ impl FunctionName {
         without_parameters(self.demangled()?)
     }
 
+    /// The same without ABI tags, e.g. `lookup` for `lookup[abi:cxx11](int)`, as the source has it. `None` if there are no tags.
+    pub fn without_tags(&self) -> Option<String> {
+        without_tags(self.without_parameters().or(self.demangled())?)
+    }
+
     /// The name with its version, as tools of the linker write it, e.g. `memcpy@@GLIBC_2.14`.
     pub fn versioned(&self) -> Option<String> {
         let version = self.version.as_ref()?;
@@ -198,6 +203,26 @@ fn without_parameters(text: &str) -> Option<&str> {
     (!name.is_empty()).then_some(name)
 }
 
+/// Takes the ABI tags out of a name, which compilers of C++ add to functions whose result has a type with such a tag.
+fn without_tags(text: &str) -> Option<String> {
+    const TAG: &str = "[abi:";
+    let (first, mut rest) = text.split_once(TAG)?;
+    let mut out = first.to_owned();
+    loop {
+        let (_tag, after) = rest.split_once(']')?;
+        match after.split_once(TAG) {
+            Some((between, next)) => {
+                out.push_str(between);
+                rest = next;
+            }
+            None => {
+                out.push_str(after);
+                return Some(out);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -222,6 +247,18 @@ mod tests {
             assert_eq!(name(mangled).display(), display);
             assert_eq!(name(mangled).without_parameters(), short, "{mangled}");
         }
+    }
+
+    #[test]
+    fn tags_can_be_left_out() {
+        for (mangled, without) in [
+            ("_Z6lookupB5cxx11i", Some("lookup")),
+            ("_ZN1AB2v15printB5cxx11Ev", Some("A::print")),
+            ("_ZN3foo3barEic", None),
+        ] {
+            assert_eq!(name(mangled).without_tags().as_deref(), without, "{mangled}: {}", name(mangled).display());
+        }
+        assert_eq!(without_tags("f[abi:"), None);
     }
 
     #[test]

@@ -76,7 +76,8 @@ impl Function {
         self.names.first().map_or_else(|| Cow::Owned(format!("sub_{:x}", self.start)), |n| Cow::Borrowed(n.display()))
     }
 
-    /// Every spelling under which a request may name the function: mangled, with version, demangled, and demangled without parameter list.
+    /// Every spelling under which a request may name the function: mangled, with version, demangled, and demangled
+    /// without parameter list or ABI tags.
     pub fn spellings(&self) -> impl Iterator<Item = Cow<'_, str>> {
         let nameless = self.names.is_empty().then(|| self.display_name());
         nameless.into_iter().chain(self.names.iter().flat_map(|n| {
@@ -85,6 +86,7 @@ impl Function {
                 n.versioned().map(Cow::Owned),
                 n.demangled().map(Cow::Borrowed),
                 n.without_parameters().map(Cow::Borrowed),
+                n.without_tags().map(Cow::Owned),
             ]
             .into_iter()
             .flatten()

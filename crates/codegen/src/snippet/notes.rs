@@ -24,6 +24,8 @@ use crate::snippet::generator::{Generator, ShardAccess};
 const USED: [AsmRegister64; 4] = [rcx, rdx, rsi, rdi];
 /// The same of the routine that tells the notes.
 const USED_TELLING: [AsmRegister64; 7] = [rcx, rdx, rsi, rdi, r11, r12, r13];
+/// Number of records between a call and the one that keeps notes that are looked at, at most.
+const WALK_MAX: u32 = 64;
 /// Number of words of the record of a note, with its header.
 const WORDS: u32 = 1 + NOTE_WORDS;
 
@@ -132,7 +134,8 @@ impl Listing<'_> {
     }
 
     /// Emits [`Routine::BeginNotes`]. It begins nothing if the goroutine's last record is not that of the call, which then counts as unrecorded. Notes of
-    /// a call that is not further out, or that has no record any more, are forgotten: that call has ended.
+    /// a call that is not further out, or that has no record any more, are forgotten: that call has ended. A call whose record is not among the nearest
+    /// [`WALK_MAX`] is taken for one with a record: in deep recursion, each call would look at all calls outside of it.
     pub(crate) fn begin_notes(&mut self) -> Result<(), Assembly> {
         let [mut walk, mut begin, mut done] = std::array::from_fn(|_| self.a.create_label());
         self.enter(&USED)?;
@@ -145,10 +148,16 @@ impl Listing<'_> {
         self.a.mov(ecx, Self::notes(NOTES_KEY))?;
         self.a.cmp(ecx, edx)?;
         self.a.jbe(begin)?;
+        self.a.mov(edi, WALK_MAX)?;
         self.a.set_label(&mut walk)?;
         self.a.mov(rsi, qword_ptr(r9 + record::SAVED))?;
         self.a.test(rsi, rsi)?;
         self.a.je(begin)?;
+        // The program may have overwritten the links.
+        self.a.cmp(rsi, RECORDS_MAX as i32)?;
+        self.a.ja(begin)?;
+        self.a.dec(edi)?;
+        self.a.je(done)?;
         self.locate()?;
         self.a.cmp(dword_ptr(r9 + record::SP), ecx)?;
         self.a.jne(walk)?;

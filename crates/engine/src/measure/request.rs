@@ -6,7 +6,7 @@ use rustc_hash::FxHashSet;
 
 use ingraft_analysis::FunctionKind;
 use ingraft_mdl::{Diagnostic, Evaluated, Evaluator, Library, ProgramFacts, codes};
-use ingraft_model::{Expr, Focus, FunctionId, Instrumentation, PartName, ResourcePath, Shape, Snippet, Tid};
+use ingraft_model::{Expr, Focus, FunctionId, Instrumentation, ModuleId, PartName, ResourcePath, Shape, Snippet, Tid};
 use ingraft_process::Target;
 
 use crate::api::{EnableRequest, MeasurementId, MetricFocus};
@@ -122,6 +122,26 @@ pub fn resolve_patterns(modules: &Modules, patterns: &[String], missing: Missing
         out.extend(found.into_iter().filter(|f| seen.insert(*f)));
     }
     Ok(out)
+}
+
+/// Whether a request is about functions of the program's own file alone, which needs libraries. None of them runs before the libraries are mapped, and
+/// only then is it known where their jumps to other functions lead.
+pub fn waits_for_libraries(
+    (target, store, modules): (&Target, &ImageStore, &Modules),
+    request: &EnableRequest,
+) -> bool {
+    let has_line = request.functions.iter().any(|text| SourceLine::parse(text).is_some());
+    if has_line || !request.pairs.is_empty() || request.functions.is_empty() {
+        return false;
+    }
+    let _told_later = modules.load(target, store, &modules_of(request, &[]), &|_| ());
+    let needs = |module: ModuleId| {
+        let program = modules.module(module).filter(|(file, _)| file.is_program);
+        program.is_some_and(|(_, module)| !module.image.elf().needed().is_empty())
+    };
+    let functions: Vec<String> = request.functions.iter().map(|f| Pattern::split_parts(f).0.to_owned()).collect();
+    let found = resolve_patterns(modules, &functions, Missing::MayCome);
+    found.is_ok_and(|found| !found.is_empty() && found.iter().all(|function| needs(function.module)))
 }
 
 /// For a bare name found in several modules, chooses the program's own function; otherwise the name is ambiguous.

@@ -8,6 +8,8 @@
 //!
 //! A record that only restores the calling context closes at a jump to a function that calls nothing and has no code of the request: no
 //! context begins in it. `memset` and `memcpy` are such functions. Else each of their calls, from wherever, would pay for the jumps to them.
+//!
+//! Every record closes at a jump to `__cxa_end_catch`, which cannot be followed to its end.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -24,12 +26,15 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::background::in_background;
 use crate::program::callees::callees;
 use crate::program::images::ImageStore;
-use crate::program::modules::{ModuleFile, Modules};
+use crate::program::modules::{Module, ModuleFile, Modules};
 use crate::program::variables::data_of;
 use crate::weaving::exits::Exits;
 
 use super::admitted::BoundPair;
 
+/// The function to which a call jumps whose last act is to catch an exception. The call ends there: what is left is to destroy the exception, by a
+/// function that only the exception knows.
+const END_OF_CATCH: &str = "__cxa_end_catch";
 /// The library that has the functions of most slots.
 const LIBC: &str = "libc";
 /// Largest number of functions through which a call is followed.
@@ -46,6 +51,8 @@ struct Jump {
     to: Option<FunctionId>,
     /// Address and value of the pointer that the jump goes through; the jump leads to `to` as long as the pointer has this value.
     while_pointer: Option<(Avma, u64)>,
+    /// Whether the jump ends a call that has caught an exception, see [`END_OF_CATCH`].
+    ends_catch: bool,
 }
 
 impl Jump {
@@ -409,9 +416,24 @@ fn jumps_of(target: &Target, modules: &Modules, function: FunctionId) -> Option<
             [to] => Some(*to).filter(|to| takes_over(modules, *to)),
             _ => None,
         };
-        jumps.push(Jump { at: site.at, to, while_pointer });
+        let ends_catch = is_end_of_catch(modules, module, callee, &known);
+        jumps.push(Jump { at: site.at, to, while_pointer, ends_catch });
     }
     Some(jumps)
+}
+
+/// Whether a jump leads to [`END_OF_CATCH`], by the name that its slot imports, or by the function itself.
+fn is_end_of_catch(modules: &Modules, module: &Module, callee: Callee, known: &[FunctionId]) -> bool {
+    let slot = match callee {
+        Callee::Direct(at) => module.image.stub_slot(at),
+        Callee::Slot(slot) => Some(slot),
+        Callee::Computed => None,
+    };
+    let imported = slot.and_then(|slot| module.image.import_at(slot)).is_some_and(|name| name == END_OF_CATCH);
+    let is_it = |function: &FunctionId| {
+        modules.module(function.module).is_some_and(|(_, m)| m.named(END_OF_CATCH).contains(&function.function))
+    };
+    imported || known.iter().any(is_it)
 }
 
 /// Whether the calls of other functions can end in a function: as far as its code tells, its entry and all of its exits can be woven.
@@ -605,7 +627,7 @@ impl Follow<'_> {
 
     /// Whether calls end at a jump, although the function that it leads to returns for them.
     fn ends_at(&self, jump: Jump) -> bool {
-        jump.lasting().is_some_and(|to| self.silent.contains(&to))
+        jump.ends_catch || jump.lasting().is_some_and(|to| self.silent.contains(&to))
     }
 
     fn add(&mut self, function: FunctionId, closer: &Closer<'_>, stmts: Vec<Stmt>, exits: Exits) {
@@ -634,9 +656,9 @@ mod tests {
     #[test]
     fn functions_that_jump_to_each_other_are_one_circle() {
         let f = |function| FunctionId { module: ModuleId(0), function };
-        let jump = |to| Jump { at: Svma(0), to: Some(f(to)), while_pointer: None };
+        let jump = |to| Jump { at: Svma(0), to: Some(f(to)), while_pointer: None, ends_catch: false };
         // 1 leads to 2; 2 and 3 lead to each other; 3 leads to 4; 4 leads to no known function
-        let unknown = Jump { at: Svma(0), to: None, while_pointer: None };
+        let unknown = Jump { at: Svma(0), to: None, while_pointer: None, ends_catch: false };
         let jumps = [(1, vec![jump(2)]), (2, vec![unknown, jump(3)]), (3, vec![jump(4), jump(2)]), (4, vec![unknown])];
         let circle = circles(&jumps.into_iter().map(|(function, jumps)| (f(function), jumps)).collect());
         let number = |function| circle.get(&f(function)).copied().expect("a number");

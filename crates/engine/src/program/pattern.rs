@@ -143,12 +143,17 @@ impl Pattern {
     }
 }
 
-/// Position of the first `:` that is no part of `::`.
+/// Position of the first `:` that is no part of `::`, nor of a tag such as `[abi:cxx11]`.
 fn single_colon(text: &str) -> Option<usize> {
     let bytes = text.as_bytes();
-    let mut i = 0;
+    let (mut i, mut depth) = (0, 0_usize);
     while i < bytes.len() {
-        if bytes[i] == b':' {
+        match bytes[i] {
+            b'[' => depth += 1,
+            b']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if bytes[i] == b':' && depth == 0 {
             if bytes.get(i + 1) == Some(&b':') {
                 i += 2;
                 continue;
@@ -193,6 +198,8 @@ mod tests {
             ("+0x1f", names(None, "+0x1f")),
             ("a+0xzz", names(None, "a+0xzz")),
             (":f", names(Some(""), "f")),
+            ("f[abi:cxx11](int)", names(None, "f[abi:cxx11](int)")),
+            ("[vdso]:f[abi:cxx11]", names(Some("[vdso]"), "f[abi:cxx11]")),
         ] {
             assert_eq!(Pattern::parse(text), expected, "{text}");
         }

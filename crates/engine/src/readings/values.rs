@@ -537,7 +537,11 @@ impl<'a, S: Shards> Columns<'a, S> {
                 }
                 sum
             }
-            Shape::Vector(count) => vector::from_slots(count, |n| self.sum(first + n)),
+            Shape::Vector(count) => {
+                // Threads may be held meanwhile, and most of them have used few vectors.
+                let used: Vec<_> = self.held.iter().filter(|held| self.load(held, first + vector::USED) != 0).collect();
+                vector::from_slots(count, |n| self.sum_of(used.iter().copied(), first + n))
+            }
             _ => KeyTable::default(),
         }
     }
@@ -581,7 +585,12 @@ impl<'a, S: Shards> Columns<'a, S> {
 
     /// A counter's sum over all threads.
     pub fn sum(&self, counter: u32) -> i64 {
-        let live = self.held.iter().map(|held| self.load(held, counter));
+        self.sum_of(self.held.iter(), counter)
+    }
+
+    /// A counter's sum over these threads and the ended ones.
+    fn sum_of<'h>(&self, threads: impl Iterator<Item = &'h CountingShard>, counter: u32) -> i64 {
+        let live = threads.map(|held| self.load(held, counter));
         live.fold(self.ended.together.get(&counter).copied().unwrap_or(0), i64::wrapping_add)
     }
 }

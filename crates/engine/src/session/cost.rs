@@ -121,7 +121,7 @@ impl Session {
             rows
         });
         let rows = rows.unwrap_or_default();
-        shared.freeze(value.first, Frozen { rows, why }, &pair.records());
+        shared.freeze(value.first, Frozen { rows, why });
         drop(shared);
         tracing::info!(metric = key.pair.metric, focus = %key.pair.focus, cost_ns_per_s = why.cost_ns_per_s, "taken out");
     }

@@ -8,8 +8,9 @@ use std::time::Duration;
 use ingraft_model::Pid;
 use ingraft_process::Target;
 
-use crate::api::{Inserted, MeasurementId};
+use crate::api::{EnableRequest, Inserted, MeasurementId};
 use crate::error::Error;
+use crate::measure::request;
 use crate::pairs::counters::CounterPool;
 use crate::pairs::{Pairs, SnippetIds};
 use crate::program::code_places::CodePlaces;
@@ -116,6 +117,12 @@ impl Session {
     /// Checks names of a request against the modules of the target: calls `ask` with them, and returns its result.
     pub fn check_names(&self, ask: impl FnOnce(&Modules) -> Result<(), Error>) -> Result<(), Error> {
         ask(&self.control().modules)
+    }
+
+    /// Whether a request to a program that has hardly begun can wait until its libraries are mapped; see [`request::waits_for_libraries`].
+    pub fn waits_for_libraries(&self, enable: &EnableRequest) -> bool {
+        let control = self.control();
+        request::waits_for_libraries((&self.target, &self.context.images, &control.modules), enable)
     }
 
     /// Whether nothing of this session is in the target any more, and no insertion will follow.

@@ -107,6 +107,9 @@ impl Launch<'_> {
         if !begun {
             session.refresh()?;
             let enable = &self.request.enable;
+            if why == StartStage::Begun && session.waits_for_libraries(enable) {
+                return Ok(());
+            }
             let new = NewMeasurement {
                 id: self.id,
                 rights: Rights::All,

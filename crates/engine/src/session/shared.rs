@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ingraft_codegen::Cost;
 use ingraft_model::{Clock, Fold, ObjectState, Shape};
 use ingraft_process::{SharedArea, TickClock};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use crate::api::MeasurementId;
 use crate::pairs::{Pair, Pairs, Released};
@@ -175,12 +175,10 @@ impl Shared {
         &self.frozen
     }
 
-    /// Keeps the values of a pair that was taken out, and forgets its activation records.
-    pub(super) fn freeze(&mut self, first: u32, frozen: Frozen, records: &FxHashSet<u32>) {
+    /// Keeps the values of a pair that was taken out. The records of its calls in progress stay until the pair is forgotten: when a thread drops such a
+    /// record, the state of the thread that the call has changed, such as its context, is set back for the pairs that go on.
+    pub(super) fn freeze(&mut self, first: u32, frozen: Frozen) {
         self.frozen.insert(first, frozen);
-        if let Some(area) = &self.area {
-            area.forget(records);
-        }
     }
 
     /// Takes over the values of a thread that has ended, and frees its shard. The thread must certainly be gone.

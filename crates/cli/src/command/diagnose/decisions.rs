@@ -44,7 +44,8 @@ impl Division {
     pub(super) fn of(observation: &Observation) -> Self {
         let parts = observation.parts();
         let is_active = |part: &&Part| part.speaks_for != Some(Hypothesis::Idle);
-        let active = parts.iter().filter(is_active).map(|part| part.looks).sum();
+        // A sum of nothing is -0.
+        let active = parts.iter().filter(is_active).map(|part| part.looks).sum::<f64>() + 0.0;
         let run_samples = observation.run_samples();
         Division { parts, totals: observation.totals(), span: observation.span, active, run_samples }
     }

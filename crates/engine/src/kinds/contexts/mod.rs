@@ -108,8 +108,9 @@ fn shape(options: &ContextsOptions) -> ContextShape {
     largest.filter(|_| !options.timed.is_empty()).unwrap_or(usual)
 }
 
-/// The purpose of the pair of a function. If all values come from certain functions, the others only tell the contexts of these.
-fn purpose(options: &ContextsOptions, role: LibraryRole) -> PairPurpose {
+/// The purpose of the pair of a function. If all values come from certain functions, the others only tell the contexts of these. `is_named` tells
+/// whether times or sums of the function were asked for.
+fn purpose(options: &ContextsOptions, role: LibraryRole, is_named: bool) -> PairPurpose {
     let has_value = |metric: &ContextMetric| match metric {
         ContextMetric::WaitTime => role.waits,
         ContextMetric::LockTime => role.lock.is_some(),
@@ -122,8 +123,8 @@ fn purpose(options: &ContextsOptions, role: LibraryRole) -> PairPurpose {
         | ContextMetric::Reads
         | ContextMetric::Writes => true,
     };
-    let others = !options.sums.is_empty() || options.event.is_some() || !options.timed.is_empty();
-    let helps = !options.metrics.is_empty() && !others && !options.metrics.iter().any(has_value);
+    let of_some = [options.metrics.is_empty(), options.sums.is_empty(), options.timed.is_empty()].contains(&false);
+    let helps = of_some && options.event.is_none() && !is_named && !options.metrics.iter().any(has_value);
     if helps { PairPurpose::Helping } else { PairPurpose::Asked }
 }
 
@@ -324,7 +325,7 @@ impl Running for ContextsKind {
             metric: &metric,
             moving: false,
         };
-        let owner = |role| Owner { measurement: asked.id, purpose: purpose(&self.options, role) };
+        let owner = |role, is_named| Owner { measurement: asked.id, purpose: purpose(&self.options, role, is_named) };
         let looks = asked.missing != Missing::MayCome;
         let has_goroutines = asked.modules.goroutine_pointer().is_some();
         let first = ContextsOptions::values(&self.options.metrics).count();
@@ -353,8 +354,8 @@ impl Running for ContextsKind {
             }
             let fits_copy = instrumentation.placing == Placing::InCopyIfBusy;
             let pair = Arc::new(MetricFocus { metric: METRIC.to_owned(), focus: focus.clone() });
-            let wanted =
-                WantedPair { function: Some(function), ..WantedPair::owned(owner(role), pair, instrumentation) };
+            let owner = owner(role, is_timed || !sums.is_empty());
+            let wanted = WantedPair { function: Some(function), ..WantedPair::owned(owner, pair, instrumentation) };
             if number == next {
                 self.sites.push(ContextSite { function, role, key: PairKey::of(&wanted), fits_copy, is_timed });
             }
@@ -433,7 +434,7 @@ mod tests {
         let waits = LibraryRole { waits: true, ..LibraryRole::default() };
         let locks = LibraryRole { lock: Some(LockKind::Mutex), ..waits };
         let of = |metrics: &[ContextMetric], role| {
-            purpose(&ContextsOptions { metrics: metrics.to_vec(), ..ContextsOptions::default() }, role)
+            purpose(&ContextsOptions { metrics: metrics.to_vec(), ..ContextsOptions::default() }, role, false)
         };
         use ContextMetric::{LockTime, WaitTime, WallTime};
         assert_eq!([waits, locks].map(|role| of(&[LockTime], role)), [PairPurpose::Helping, PairPurpose::Asked]);
@@ -441,5 +442,12 @@ mod tests {
         for metrics in [&[][..], &[WallTime], &[WaitTime, WallTime]] {
             assert_eq!(of(metrics, LibraryRole::default()), PairPurpose::Asked, "{metrics:?}");
         }
+    }
+
+    #[test]
+    fn callers_help_the_functions_whose_times_are_told() {
+        let options = ContextsOptions { timed: vec!["get".to_owned()], ..ContextsOptions::default() };
+        let of = |is_named| purpose(&options, LibraryRole::default(), is_named);
+        assert_eq!([true, false].map(of), [PairPurpose::Asked, PairPurpose::Helping]);
     }
 }

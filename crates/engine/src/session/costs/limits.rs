@@ -221,7 +221,7 @@ mod tests {
         let predicted: Vec<PairRate> = [1.0, 4.0, 2.0, 3.0].iter().map(|cost| percent(*cost)).collect();
         // The second one and the fourth one were asked for.
         let dear = |limit| too_dear(&predicted, &|at| at % 2 == 0, limit);
-        assert_eq!(dear(10.0), []);
+        assert_eq!(dear(10.0), Vec::<usize>::new());
         assert_eq!(dear(9.0), [2]);
         assert_eq!(dear(7.5), [2, 0]);
         assert_eq!(dear(6.0), [1], "the other one leaves room for both helpers");
