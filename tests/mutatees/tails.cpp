@@ -6,8 +6,11 @@
  * turns N           N calls of `even`, which takes turns with `odd`, 6 each
  * throw N US        N calls of `risky`, which jumps to `thrower`, which naps and throws every second time; each caught, and only those accounted for
  *                   that return
+ * catch N US        N calls of `catcher`, whose last act is to catch what every second call throws; the handler naps for US microseconds
+ * label N           N calls of `label`, which returns a string
  * Each answer has `ns FUNCTION TIME`, from right before each call to right behind it, `tally FUNCTION CALLS`, and `sum FUNCTION RESULTS`. */
 #include "mutatee.h"
+#include <string>
 #include <time.h>
 
 static long long now() {
@@ -25,10 +28,11 @@ struct Account {
     const char *name;
     long long ns, calls, sum;
 };
-enum { DIRECT, CHAIN, SOMETIMES, BRANCH, MEMBER, LIBRARY, SLOW, POINTED, PICKED, EVEN, RISKY, ACCOUNTS };
+enum { DIRECT, CHAIN, SOMETIMES, BRANCH, MEMBER, LIBRARY, SLOW, POINTED, PICKED, EVEN, RISKY, CATCHER, LABEL, ACCOUNTS };
 static Account accounts[ACCOUNTS] = {{"direct", 0, 0, 0},  {"chain", 0, 0, 0},     {"sometimes", 0, 0, 0}, {"branch", 0, 0, 0},
                                      {"member", 0, 0, 0}, {"library", 0, 0, 0}, {"slow", 0, 0, 0},      {"pointed", 0, 0, 0},
-                                     {"picked", 0, 0, 0}, {"even", 0, 0, 0},   {"risky", 0, 0, 0}};
+                                     {"picked", 0, 0, 0}, {"even", 0, 0, 0},   {"risky", 0, 0, 0},
+                                     {"catcher", 0, 0, 0}, {"label", 0, 0, 0}};
 
 extern "C" {
 COUNTED long slow(long us) {
@@ -85,6 +89,21 @@ COUNTED long thrower(long us) {
 COUNTED long risky(long us) { return thrower(us); }
 }
 
+static long tries;
+COUNTED void may_throw() {
+    if (tries++ & 1) throw 1;
+}
+COUNTED void catcher(long us) {
+    try {
+        may_throw();
+    } catch (int) {
+        nap(us);
+    }
+}
+
+/* The name of a function whose result is such a string has a tag. */
+COUNTED std::string label(long n) { return std::string(n % 64, 'x'); }
+
 struct Shape {
     long us;
     __attribute__((noipa, used)) long work(long n) { return slow(us + n); }
@@ -135,6 +154,15 @@ int main() {
                 accounts[RISKY].ns += now() - begin;
                 accounts[RISKY].calls++;
             }
+        } else if (sscanf(line, "catch %ld %ld", &n, &us) == 2) {
+            for (long i = 0; i < n; i++) {
+                timed(CATCHER, [&] {
+                    catcher(us);
+                    return 0L;
+                });
+            }
+        } else if (sscanf(line, "label %ld", &n) == 1) {
+            for (long i = 0; i < n; i++) timed(LABEL, [&] { return (long)label(i).size(); });
         }
         for (const Account &a : accounts) {
             say("ns %s %lld", a.name, a.ns);

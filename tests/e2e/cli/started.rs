@@ -143,6 +143,25 @@ fn nothing_is_missed_of_what_is_loaded_at_the_start() {
     assert!(!outcome.stderr.contains("exact since"), "{outcome:#?}");
 }
 
+/// Before the libraries are mapped, it is not known where jumps to their functions lead.
+#[test]
+fn jumps_into_libraries_that_are_loaded_at_the_start_are_followed() {
+    let (outcome, truth) = started("tails", &[], &["latency", "library"], &["run 40 5000".into()]).expect("g++");
+    let (seen, own) = (outcome.latency("library"), truth.number("ns library"));
+    assert_eq!((seen.calls, seen.left_by_tail_jump), (40, 0), "{seen:?}");
+    let off = seen.sum_ns.abs_diff(own).saturating_sub(slice_slack_ns());
+    assert!(off * 100 <= own * 3, "{seen:?}, but {own} ns");
+}
+
+/// Functions of libraries in which threads wait are inside of slow calls, too.
+#[test]
+fn waits_in_libraries_are_inside_of_slow_calls() {
+    let (outcome, _) = started("tails", &[], &["slow", "direct", "--over", "2ms"], &["run 5 5000".into()]).expect("g++");
+    let slow = outcome.all("slow");
+    assert_eq!(slow.len(), 5, "{outcome:#?}");
+    assert!(slow.iter().all(|call| call.to_string().contains("nanosleep")), "{slow:#?}");
+}
+
 #[test]
 fn threads_of_a_dynamic_program() {
     exact_by_thread("threads");

@@ -46,6 +46,33 @@ fn times_last_until_the_function_that_was_jumped_to_returns() {
     target.ask("run 1 1");
 }
 
+/// The last act of a function of C++ may be a jump that destroys an exception that it has caught. A call that throws takes most of the time.
+#[test]
+fn calls_that_end_by_catching_an_exception_have_times() {
+    let mut target = Mutatee::start("tails", &[]);
+    let before = Text::of(target.pid());
+    let session = tool().measure("latency", target.pid(), &["tails:catcher"]);
+    let truth = target.ask("catch 60 5000");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let seen = outcome.latency("catcher(long)");
+    assert_eq!((seen.calls, seen.left, seen.left_by_tail_jump), (60, 0, 0), "{seen:?}");
+    assert_near("catcher", seen.sum_ns, truth.number("ns catcher"), 3);
+    target::assert_clean(target.pid(), &before);
+}
+
+/// Source code does not have the tags of names of C++.
+#[test]
+fn functions_with_a_tag_are_named_with_it_and_without() {
+    let mut target = Mutatee::start("tails", &[]);
+    let names = ["label", "label[abi:cxx11]", "label(long)", "label[abi:cxx11](long)", "tails:label[abi:cxx11](long)"];
+    for name in names {
+        let session = tool().measure("count", target.pid(), &[name]);
+        let truth = target.ask("label 7").tally("label");
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        assert_eq!(outcome.calls("label[abi:cxx11](long)"), 7, "{name}: {truth} in all");
+    }
+}
+
 #[test]
 fn functions_of_a_rust_program() {
     let mut target = Mutatee::start("tails-rust", &[]);

@@ -101,7 +101,7 @@ pub(crate) struct TreeArgs {
     #[arg(long, help_heading = "Contexts")]
     pub(crate) bottom_up: bool,
 
-    /// Hide contexts that have, with all below them, a smaller part of the whole than this, in percent [default: 0.5]
+    /// Hide contexts that have, with all below them, a smaller part of the whole than this, in percent, by each value that is shown [default: 0.5]
     #[arg(long, value_name = "PERCENT", value_parser = part, help_heading = "Contexts")]
     pub(crate) min: Option<f64>,
 

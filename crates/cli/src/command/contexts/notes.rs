@@ -11,6 +11,8 @@ use crate::output::{DIM, WARN};
 
 /// Number of functions that are named in a line.
 const NAMED: usize = 5;
+/// Name of the time in functions that may wait.
+const WAIT: &str = "wait_ns";
 
 /// The lines.
 pub(super) fn text(shown: &ShownContexts<'_>, names: &ContextNames<'_>) -> String {
@@ -39,8 +41,10 @@ fn size(shown: &ShownContexts<'_>, statistics: &ContextStatistics) -> String {
         _ => plural(all, "function", "functions"),
     };
     if shown.contexts.contexts.is_empty() {
-        let leads = if shown.layout.is_view { " has led to a value" } else { "" };
-        return format!("no call of {functions}{leads}");
+        return match shown.layout.is_view {
+            true => format!("nothing to show: no call of {functions} has led to {}", nothing(shown.value_name())),
+            false => format!("no call of {functions}"),
+        };
     }
     let recursions = match statistics.back_edges {
         0 => String::new(),
@@ -49,6 +53,16 @@ fn size(shown: &ShownContexts<'_>, statistics: &ContextStatistics) -> String {
     let contexts = plural(statistics.nodes, "context", "contexts");
     let leading = if shown.layout.is_view { " on the way to a value" } else { "" };
     format!("{contexts}{leading} of {functions}{recursions}, height {}", grouped_u64(statistics.height))
+}
+
+/// What a view has searched in vain, by the name of its value.
+fn nothing(value: &str) -> &'static str {
+    match value {
+        "lock_wait_ns" => "a wait for a lock",
+        WAIT => "a wait",
+        "live_bytes" | "allocated_bytes" | "live_blocks" => "an allocation",
+        _ => "a value",
+    }
 }
 
 /// The shape of the tree.
@@ -106,6 +120,11 @@ fn live_lacks(live: LiveFacts) -> Vec<String> {
 /// Lines about calls that did not begin or end as usual, and about functions that are left out.
 fn facts(shown: &ShownContexts<'_>, names: &ContextNames<'_>) -> Vec<String> {
     let mut lines: Vec<String> = shown.looked.iter().filter(|looked| looked.count > 0).flat_map(looks).collect();
+    if shown.layout.is_view && shown.value_name() == WAIT {
+        lines.push(
+            "WAIT is the whole time in functions that may wait, also what they take of a processor; `ingraft hot` tells these apart".to_owned(),
+        );
+    }
     if let Some((sum, functions)) = sum(shown, names, |function| function.left) {
         let what = plural(sum, "call has", "calls have");
         let lacks = match shown.contexts.metrics.iter().any(|metric| is_executed(metric)) {

@@ -114,7 +114,13 @@ impl<'a> ValuedTree<'a> {
             context.is_some_and(|context| matches!(context.kind, ContextKind::Recursion(_)))
                 && calls.get(*index).is_some_and(|calls| *calls >= least_calls)
         };
-        largest.retain(|index| value(index) >= least.max(1) || recurs(index));
+        let columns: Vec<(Vec<i64>, Vec<i64>, i64)> = shown.metrics.iter().take(COLUMNS_MAX).map(column).collect();
+        // What little is left of much, such as memory that was freed again, is not hidden.
+        let is_large = |index: &usize| {
+            let mut totals = columns.iter().map(|(_, totals, whole)| (totals.get(*index).copied().unwrap_or(0), *whole));
+            totals.any(|(total, whole)| total >= shown.least(whole).max(1))
+        };
+        largest.retain(|index| value(index) >= least.max(1) || is_large(index) || recurs(index));
         largest.sort_by_key(|index| (Reverse(value(index)), *index));
         let mut is_shown = vec![false; contexts.contexts.len()];
         for index in largest.into_iter().take(shown.layout.top) {
@@ -127,7 +133,7 @@ impl<'a> ValuedTree<'a> {
             children: contexts.children(),
             calls: (calls, all_calls),
             decisive,
-            columns: shown.metrics.iter().take(COLUMNS_MAX).map(column).collect(),
+            columns,
             sizes,
             is_shown,
             least,
