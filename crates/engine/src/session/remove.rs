@@ -306,6 +306,7 @@ impl Session {
         self.add_lost_calls(control, disturbed, &left, &mut warnings);
         warnings.extend(restored.kept.as_ref().map(waiting::Scheduler::warning));
         warnings.extend(self.births_amiss(control));
+        warnings.extend(self.uncounted_children(control));
         let children_left = leftover::restore_children(&self.target, &records, &arenas, layout, file);
         match outcome {
             Outcome::Clean => self.discard(control),
