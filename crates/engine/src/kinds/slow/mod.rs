@@ -300,6 +300,11 @@ impl Running for SlowKind {
         let mut keeps_notes = false;
         // A thread does not know the calls that a goroutine keeps notes of, nor does a goroutine know those of a thread.
         let kinds: FxHashSet<bool> = outer.iter().map(|function| is_go(asked.modules, *function)).collect();
+        if kinds.len() > 1 {
+            // Both would write to the buffer of the thread, each as if it were alone.
+            let what = "slow calls of functions of Go and of C are not told by one command";
+            return Err(Error::new(Reason::NoPrint, what, "begin a command for each"));
+        }
         let of_goroutines = match kinds.contains(&true) {
             true => following_goroutines(asked.modules),
             false => Following::Goroutine(None),
