@@ -2,7 +2,7 @@
 //! all be woven as well. For the other functions it prints the reasons: `cargo run --release -p ingraft-codegen --example reach -- FILE…`.
 //! With `VERBOSE` set, it prints the names of all these functions.
 
-#[path = "../tests/support/program.rs"]
+#[path = "../tests/it/support/program.rs"]
 mod program;
 
 use std::collections::BTreeMap;

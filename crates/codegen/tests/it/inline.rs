@@ -1,7 +1,9 @@
 //! Code of points in counting copies, on the processor: it does what the same snippets do in the ordinary copies.
 
-mod support;
-
+use crate::support::body::{Codes, Copies, parts};
+use crate::support::image::{Outcome, Program, Step, TEXT};
+use crate::support::random::{Function, functions, lay_out};
+use crate::support::*;
 use ingraft_codegen::BodyCode;
 use ingraft_model::contexts::CURRENT;
 use ingraft_model::{
@@ -10,10 +12,6 @@ use ingraft_model::{
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
-use support::body::{Codes, Copies, parts};
-use support::image::{Outcome, Program, Step, TEXT};
-use support::random::{Function, functions, lay_out};
-use support::*;
 
 const KINDS: [PointKind; 4] = [PointKind::Entry, PointKind::Exit, PointKind::Block, PointKind::Edge];
 /// Number of calls of each function. The first one claims a shard, and the second one finds all keys.

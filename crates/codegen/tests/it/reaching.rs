@@ -1,15 +1,13 @@
 //! Tests of the counters that code may still change, from any of its addresses on.
 
-mod support;
-
 use std::ops::Range;
 
+use crate::support::*;
 use ingraft_codegen::{MiniRequest, PointRequest, TextSpace, counters_in_reach, weave_points};
 use ingraft_model::{
     Avma, Bias, CallRecord, Clock, Expr, KeptValue, Resolution, Restore, Shape, Snippet, Stmt, Svma, TimeUnit,
     VariableId,
 };
-use support::*;
 
 const HISTOGRAM: u32 = 1000;
 

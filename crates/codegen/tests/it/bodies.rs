@@ -1,9 +1,11 @@
 //! Copies of whole functions on the processor: the same results as the originals, and counts at blocks and edges that agree.
 
-mod support;
-
 use std::collections::BTreeMap;
 
+use crate::support::body::{ALL, Copied, Copies, PROFILE, Renewed, parts, start_of};
+use crate::support::image::{Outcome, Program, Step};
+use crate::support::random::{Function, functions, lay_out, pops};
+use crate::support::*;
 use ingraft_codegen::{BodyWeave, CountingRenewal, Held, remove_points};
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
@@ -12,10 +14,6 @@ use ingraft_model::{
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
-use support::body::{ALL, Copied, Copies, PROFILE, Renewed, parts, start_of};
-use support::image::{Outcome, Program, Step};
-use support::random::{Function, functions, lay_out, pops};
-use support::*;
 
 const IDENTITIES: [ThreadIdentity; 3] = [GLIBC, ThreadIdentity::FsBase, ThreadIdentity::Locked];
 const CALLS: usize = 2;

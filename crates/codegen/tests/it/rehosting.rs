@@ -1,8 +1,10 @@
 //! Points that move from the text into the copy of their function: threads in the old code go on as if nothing had happened, and each arrival
 //! counts once.
 
-mod support;
-
+use crate::support::body::{body_of, parts};
+use crate::support::image::{Outcome, Program, Step};
+use crate::support::random::{Function, functions, lay_out, pops};
+use crate::support::*;
 use ingraft_codegen::verify::{verify_body, verify_rehosted, verify_weave};
 use ingraft_codegen::{
     BodyRequest, MiniRequest, PointRequest, Probe, Rehosted, TextSpace, WovenPoint, rehost, weave_body, weave_points,
@@ -11,10 +13,6 @@ use ingraft_model::{
     Arrival, Avma, Bias, FunctionBody, Offset, PatchPlan, PcMove, PointId, PointKind, Site, SiteKind, Snippet, Svma,
 };
 use proptest::prelude::*;
-use support::body::{body_of, parts};
-use support::image::{Outcome, Program, Step};
-use support::random::{Function, functions, lay_out, pops};
-use support::*;
 
 /// The same point in the copy.
 fn hosted(site: &Site, body: &FunctionBody) -> (Site, PointId) {

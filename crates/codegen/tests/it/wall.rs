@@ -1,12 +1,10 @@
 //! Clocks other than the time stamp counter: the code as text, and the refusal of any other routine.
 
-mod support;
-
+use crate::support::image::TELL_TIME;
+use crate::support::*;
 use ingraft_codegen::verify::{Flaw, verify_weave};
 use ingraft_codegen::{Environment, MiniRequest, PointRequest, TextSpace, Weave, weave_points};
 use ingraft_model::{Avma, Bias, Clock, Snippet, Stmt, VariableId, WallClock};
-use support::image::TELL_TIME;
-use support::*;
 
 const VDSO: WallClock = WallClock::Vdso(Avma(TELL_TIME));
 

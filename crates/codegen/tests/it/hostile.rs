@@ -1,13 +1,11 @@
 //! Contradictory facts and bytes that are no code: they are refused, or woven and proven, and never cause a panic.
 
-mod support;
-
+use crate::support::*;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{Arena, MiniRequest, PointRequest, TextSpace, weave_points};
 use ingraft_model::point::{BackBranch, Padding};
 use ingraft_model::{Arrival, Avma, Bias, FreeRegisters, Gpr, IslandRoom, Site, SiteKind, Svma, ThreadIdentity};
 use proptest::prelude::*;
-use support::*;
 
 fn address() -> impl Strategy<Value = u64> {
     prop_oneof![8 => 0x401000..0x401100u64, 1 => any::<u64>(), 1 => (u64::MAX - 64)..=u64::MAX, 1 => 0..64u64]

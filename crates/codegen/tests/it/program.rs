@@ -1,8 +1,8 @@
 //! Snippets that set variables of the program, pass texts to functions, and read floating-point numbers and counts of the kernel; on the
 //! processor.
 
-mod support;
-
+use crate::support::image::{Outcome, Program, SCRATCH, Step, TEXT};
+use crate::support::*;
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, DecoderOptions, IcedError, Instruction, Mnemonic, OpKind};
 use ingraft_codegen::verify::{Flaw, VerifyError, verify_weave};
@@ -11,8 +11,6 @@ use ingraft_model::{
     Avma, Bias, BinaryOp, Called, Expr, Float, FloatFormat, IntegerWidth, ProgramCall, Site, Snippet, Stmt, Svma,
     ThreadIdentity, Usage, VariableId, VectorState,
 };
-use support::image::{Outcome, Program, SCRATCH, Step, TEXT};
-use support::*;
 
 const VECTORS: VectorState = VectorState { components: 0xe7, bytes: 2688 };
 const CALLEE: u64 = TEXT + 0x400;

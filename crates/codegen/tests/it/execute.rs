@@ -1,12 +1,10 @@
 //! Woven code on the processor, compared with the same code before weaving.
 
-mod support;
-
+use crate::support::image::{Outcome, Program, SCRATCH, Step, TEXT, TID};
+use crate::support::*;
 use ingraft_codegen::verify::{verify_added, verify_removal, verify_removed};
 use ingraft_codegen::{MiniRequest, add_mini, remove_mini, remove_points};
 use ingraft_model::{Avma, BinaryOp, Expr, Gpr, PatchPlan, Snippet, Stmt, Svma, ThreadIdentity, VariableId};
-use support::image::{Outcome, Program, SCRATCH, Step, TEXT, TID};
-use support::*;
 
 fn call(target: u64) -> Step {
     Step::Call { target, registers: Vec::new(), flags: 0x246 }

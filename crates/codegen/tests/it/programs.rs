@@ -1,7 +1,6 @@
 //! Programs of the system: all points of all functions are woven at once, and proven.
 
-#[path = "support/program.rs"]
-mod program;
+use crate::support::program;
 
 const PROGRAMS: [&str; 4] =
     ["/usr/sbin/nginx", "/usr/bin/redis-server", "/lib/x86_64-linux-gnu/libc.so.6", "/usr/bin/python3.11"];

@@ -1,8 +1,7 @@
 //! Snippets that are added to many points at once. They are proven together, and those that are alike only once: so the verifier must not
 //! accept a snippet because another one is right.
 
-mod support;
-
+use crate::support::*;
 use ingraft_codegen::verify::{Added, verify_added, verify_all_added};
 use ingraft_codegen::{Arena, Environment, MiniRequest, OneThread, PointRequest, Templates, TextSpace, WovenPoint};
 use ingraft_codegen::{add_mini, add_mini_from, weave_points};
@@ -11,7 +10,6 @@ use ingraft_model::{
     Avma, Bias, CallRecord, Clock, Expr, Gpr, KeptValue, PatchPlan, Resolution, Restore, Site, Snippet, Stmt,
     ThreadIdentity, VariableId,
 };
-use support::*;
 
 const V: [VariableId; 3] = [VariableId(0), VariableId(1), VariableId(2)];
 

@@ -1,13 +1,11 @@
 //! Costs of weaving: bytes of the arena per function always, time on request (`--release -- --ignored --nocapture`).
 
-mod support;
-
 use std::time::Instant;
 
+use crate::support::*;
 use ingraft_codegen::verify::{verify_removal, verify_weave};
 use ingraft_codegen::{Arena, MiniRequest, PointRequest, TextSpace, Weave, WovenPoint, remove_points, weave_points};
 use ingraft_model::{Avma, Bias, Gpr, Site, Snippet, Svma};
-use support::*;
 
 /// First bytes of functions, as compilers write them.
 const HEADS: [&[u8]; 6] = [

@@ -1,9 +1,9 @@
 //! Values by keys of several parts, on the processor.
 
-mod support;
-
 use std::collections::BTreeMap;
 
+use crate::support::image::{Outcome, Program, SCRATCH, Step, TEXT, TEXT_LEN, TLS};
+use crate::support::*;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{CodegenError, Environment, MiniRequest, PointRequest, Readable, TextSpace, weave_points};
 use ingraft_model::table::{FIRST, TAKEN};
@@ -11,8 +11,6 @@ use ingraft_model::{
     Bias, BinaryOp, Expr, KeyField, KeyPart, KeyParts, KeyTable, Places, Snippet, Stmt, TableKey, TableShape,
     ThreadIdentity, VariableId,
 };
-use support::image::{Outcome, Program, SCRATCH, Step, TEXT, TEXT_LEN, TLS};
-use support::*;
 
 /// xor eax,eax; add rax,rsi; nop dword [rax]; ret
 const CODE: [u8; 9] = [0x31, 0xc0, 0x48, 0x01, 0xf0, 0x0f, 0x1f, 0x00, 0xc3];

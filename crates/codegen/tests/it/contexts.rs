@@ -1,15 +1,13 @@
 //! Calling contexts in the shards of threads, on the processor.
 
-mod support;
-
+use crate::support::image::{Outcome, Program, Step, TEXT};
+use crate::support::*;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{CodegenError, MiniRequest, PointRequest, TextSpace, weave_points};
 use ingraft_model::contexts::{CURRENT, TAKEN, VALUES};
 use ingraft_model::{
     Bias, BinaryOp, ContextShape, ContextTree, Expr, Resolution, Snippet, Stmt, ThreadIdentity, VariableId,
 };
-use support::image::{Outcome, Program, Step, TEXT};
-use support::*;
 
 /// xor eax,eax; add rax,rsi; nop dword [rax]; ret
 const CODE: [u8; 9] = [0x31, 0xc0, 0x48, 0x01, 0xf0, 0x0f, 0x1f, 0x00, 0xc3];

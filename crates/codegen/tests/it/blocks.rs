@@ -1,12 +1,10 @@
 //! Blocks of functions: every arrival counts, and the words below the stack pointer stay.
 
-mod support;
-
+use crate::support::image::{Outcome, Program, Step, TEXT};
+use crate::support::*;
 use ingraft_codegen::verify::{Flaw, verify_weave};
 use ingraft_codegen::{MiniRequest, PointRequest};
 use ingraft_model::{Bias, BinaryOp, Expr, Gpr, Site, Snippet, Stmt, ThreadIdentity, VariableId};
-use support::image::{Outcome, Program, Step, TEXT};
-use support::*;
 
 const IDENTITIES: [ThreadIdentity; 3] = [GLIBC, ThreadIdentity::FsBase, ThreadIdentity::Locked];
 

@@ -1,9 +1,9 @@
 //! Sites, environments and listings for tests.
-#![allow(dead_code, reason = "each test binary uses its part")]
 
 pub mod body;
 pub mod image;
 pub mod liveness;
+pub mod program;
 pub mod random;
 
 use std::fmt::Write as _;

@@ -1,8 +1,8 @@
 //! Springboards behind the first instruction of a function, which stays in place and executable: other tools execute the file's first
 //! instruction elsewhere and go on behind it.
 
-mod support;
-
+use crate::support::image::{Outcome, Program, SCRATCH, Step, TEXT};
+use crate::support::*;
 use expect_test::expect_file;
 use ingraft_codegen::verify::{Flaw, verify_removal, verify_weave};
 use ingraft_codegen::{MiniRequest, PointRequest, TextSpace, WovenPoint, add_mini, remove_points, weave_points};
@@ -10,8 +10,6 @@ use ingraft_model::{
     Avma, Bias, Expr, FirstEffect, FirstInstruction, FreeRegisters, Gpr, PcMove, Scalar, Site, SiteKind, Snippet, Stmt,
     Svma, ThreadIdentity, VariableId,
 };
-use support::image::{Outcome, Program, SCRATCH, Step, TEXT};
-use support::*;
 
 /// push rbx; mov rbx,rdi; xor eax,eax; add rax,rbx; pop rbx; ret
 const PUSHES: [u8; 11] = [0x53, 0x48, 0x89, 0xfb, 0x31, 0xc0, 0x48, 0x01, 0xd8, 0x5b, 0xc3];

@@ -1,9 +1,9 @@
 //! Records of values in the buffers of threads, on the processor.
 
-mod support;
-
 use std::cell::RefCell;
 
+use crate::support::image::{Outcome, Program, SCRATCH, Step, TELL_TIME, TEXT, TEXT_LEN, TLS};
+use crate::support::*;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{CodegenError, Environment, MiniRequest, PointRequest, Readable, TextSpace, weave_points};
 use ingraft_model::buffer::{Capacity, LOST, Words};
@@ -11,8 +11,6 @@ use ingraft_model::records::{MADE, PERMITTED, RecordReader, SKIPPED, TakenRecord
 use ingraft_model::{
     Avma, Bias, BinaryOp, Expr, RecordField, Recorded, Snippet, Stmt, ThreadIdentity, VariableId, WallClock,
 };
-use support::image::{Outcome, Program, SCRATCH, Step, TELL_TIME, TEXT, TEXT_LEN, TLS};
-use support::*;
 
 /// xor eax,eax; add rax,rsi; nop dword [rax]; ret
 const CODE: [u8; 9] = [0x31, 0xc0, 0x48, 0x01, 0xf0, 0x0f, 0x1f, 0x00, 0xc3];

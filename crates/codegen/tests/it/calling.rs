@@ -1,7 +1,7 @@
 //! Calls of functions of the program from snippets, on the processor.
 
-mod support;
-
+use crate::support::image::{self, Outcome, Program, SCRATCH, Step, TEXT, TID, TLS};
+use crate::support::*;
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use ingraft_codegen::verify::{Flaw, verify_weave};
@@ -10,8 +10,6 @@ use ingraft_model::{
     Avma, Bias, BinaryOp, Called, Expr, PointKind, ProgramCall, Site, Snippet, Stmt, ThreadIdentity, VariableId,
     VectorState,
 };
-use support::image::{self, Outcome, Program, SCRATCH, Step, TEXT, TID, TLS};
-use support::*;
 
 /// The size of the state with AVX-512, on any processor.
 const VECTORS: VectorState = VectorState { components: 0xe7, bytes: 2688 };
@@ -497,6 +495,6 @@ fn the_code_as_text() {
     let code = text(&[(TEXT, &empty), (CALLEE, &weigh)]);
     let set = snippet(vec![Stmt::Add(v(0), value(vec![Expr::Arg(1)]))]);
     let field = Field::new(GLIBC, vec![entry(&code, TEXT)], vec![set]);
-    let golden = expect_test::expect_file!["../../../tests/golden/codegen/calling.txt"];
+    let golden = expect_test::expect_file!["../../../../tests/golden/codegen/calling.txt"];
     golden.assert_eq(&list(&field.weave.plan, &field.weave.woven));
 }

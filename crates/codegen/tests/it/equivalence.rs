@@ -1,14 +1,12 @@
 //! Random functions, woven and not woven, on the processor: registers, flags and memory must be the same, and counts exact.
 
-mod support;
-
+use crate::support::image::{Program, Step};
+use crate::support::random::{Field, Function, functions, lay_out, pops};
+use crate::support::*;
 use ingraft_codegen::remove_points;
 use ingraft_model::{Avma, ThreadIdentity};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
-use support::image::{Program, Step};
-use support::random::{Field, Function, functions, lay_out, pops};
-use support::*;
 
 /// Compares woven functions with the originals. Returns the number of functions that were woven, and of all functions.
 fn check(functions: &[Function], identity: ThreadIdentity) -> (usize, usize) {

@@ -1,15 +1,13 @@
 //! Many points at once: their code is written and proven in parts, for arenas of any size.
 
-mod support;
-
+use crate::support::body::body_of;
+use crate::support::*;
 use ingraft_codegen::verify::{verify_bodies_on, verify_removal, verify_weave_on};
 use ingraft_codegen::{
     Arena, BodyRequest, MiniRequest, OneThread, PointRequest, Spread, TextSpace, WovenPoint, remove_points,
     weave_bodies_on, weave_points_on,
 };
 use ingraft_model::{Avma, Bias, Gpr, Refusal, Site, Snippet, Stmt, Svma};
-use support::body::body_of;
-use support::*;
 
 const START: u64 = 0x80_0000;
 const HEAD: &[u8] = &[0x41, 0x57, 0x41, 0x56, 0x41, 0x55, 0x41, 0x54];

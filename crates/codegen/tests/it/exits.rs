@@ -1,7 +1,7 @@
 //! Exits, and records of calls from entry to exit, on the processor.
 
-mod support;
-
+use crate::support::image::{self, HELPER, Outcome, Program, SCRATCH, Step, TEXT};
+use crate::support::*;
 use ingraft_codegen::verify::{verify_added, verify_removal, verify_removed, verify_weave};
 use ingraft_codegen::{
     Environment, MiniRequest, PointRequest, TextSpace, add_mini, remove_mini, remove_points, weave_points,
@@ -13,8 +13,6 @@ use ingraft_model::{
     Places, PointKind, Resolution, Restore, Shape, Site, Snippet, Stmt, TableKey, TableShape, ThreadIdentity, TimeUnit,
     VariableId, WallClock, Whose,
 };
-use support::image::{self, HELPER, Outcome, Program, SCRATCH, Step, TEXT};
-use support::*;
 
 const IDENTITIES: [ThreadIdentity; 3] = [GLIBC, ThreadIdentity::FsBase, ThreadIdentity::Locked];
 

@@ -1,12 +1,10 @@
 //! Snippets that read memory of the program: code that the verifier accepts or refuses.
 
-mod support;
-
+use crate::support::*;
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
 use ingraft_codegen::verify::{Flaw, verify_weave};
 use ingraft_codegen::{CodegenError, Environment, MiniRequest, PointRequest, Readable, TextSpace, weave_points};
 use ingraft_model::{Avma, Bias, Expr, IntegerWidth, Scalar, Snippet, Stmt, ThreadIdentity, VariableId};
-use support::*;
 
 /// push rbp; mov rbp, rsp; sub rsp, 0x20
 const HEAD: [u8; 8] = [0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 0x20];

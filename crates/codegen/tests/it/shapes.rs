@@ -1,7 +1,6 @@
 //! Generated code of every shape, as listings in `tests/golden/codegen`. `UPDATE_EXPECT=1` rewrites the files.
 
-mod support;
-
+use crate::support::*;
 use expect_test::expect_file;
 use ingraft_codegen::verify::{verify_added, verify_removal, verify_removed, verify_weave};
 use ingraft_codegen::{
@@ -12,7 +11,6 @@ use ingraft_model::{
     Avma, Bias, BinaryOp, Capacity, Expr, Gpr, KeyField, KeyParts, ObjectKind, ObjectState, Places, Ranges, Site,
     Snippet, Stmt, Svma, TableShape, ThreadIdentity, UnaryOp, VariableId,
 };
-use support::*;
 
 /// mov rax,[rdi]; add rax,rsi; ret
 const PLAIN: [u8; 7] = [0x48, 0x8b, 0x07, 0x48, 0x01, 0xf0, 0xc3];

@@ -1,16 +1,14 @@
 //! Hardware events that a thread reads itself. The tests check the form of the routine, the kernel's protocol against a page that they
 //! write, and real counters where the machine has them.
 
-mod support;
-
+use crate::support::image::{Outcome, Program, SCRATCH, Step, TEXT, TLS, pmc};
+use crate::support::*;
 use ingraft_codegen::verify::{VerifyError, verify_weave};
 use ingraft_codegen::{
     Arena, CodegenError, Environment, MiniRequest, PointRequest, Readable, TextSpace, Weave, weave_points,
 };
 use ingraft_model::layout::{EVENT_PAGES, EVENT_WORDS, header};
 use ingraft_model::{Avma, Bias, Expr, Site, Snippet, Stmt, Svma, ThreadIdentity, VariableId};
-use support::image::{Outcome, Program, SCRATCH, Step, TEXT, TLS, pmc};
-use support::*;
 
 /// Index of the event whose words and page are used.
 const EVENT: u32 = 3;
@@ -121,7 +119,7 @@ fn scratch(out: &Outcome, at: u64) -> u64 {
 #[test]
 fn the_routine_is_listed() {
     let field = Field::new(environment(GLIBC)).expect("it makes sense");
-    let golden = expect_test::expect_file!["../../../tests/golden/codegen/event.txt"];
+    let golden = expect_test::expect_file!["../../../../tests/golden/codegen/event.txt"];
     golden.assert_eq(&list(&field.weave.plan, &field.weave.woven));
 }
 

@@ -1,15 +1,13 @@
 //! Points before and after calls, on the processor.
 
-mod support;
-
+use crate::support::image::{self, HELPER, HELPER_POINTER, Outcome, Program, Step, TEXT};
+use crate::support::*;
 use ingraft_codegen::verify::{verify_added, verify_removal, verify_removed, verify_weave};
 use ingraft_codegen::{MiniRequest, PointRequest, TextSpace, add_mini, remove_mini, remove_points, weave_points};
 use ingraft_model::{
     Avma, Bias, CallRecord, Clock, Expr, KeptValue, PatchPlan, PointKind, Restore, Site, Snippet, Stmt, Svma,
     ThreadIdentity, TimeUnit, VariableId,
 };
-use support::image::{self, HELPER, HELPER_POINTER, Outcome, Program, Step, TEXT};
-use support::*;
 
 const IDENTITIES: [ThreadIdentity; 3] = [GLIBC, ThreadIdentity::FsBase, ThreadIdentity::Locked];
 const LEA: &[u8] = &[0x48, 0x8d, 0x04, 0x37];

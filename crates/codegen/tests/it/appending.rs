@@ -1,10 +1,10 @@
 //! Appends to the buffers of threads, on the processor.
 
-mod support;
-
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
+use crate::support::image::{Outcome, Program, SCRATCH, Step, TELL_TIME, TEXT};
+use crate::support::*;
 use ingraft_codegen::verify::{Flaw, verify_weave};
 use ingraft_codegen::{CodegenError, Environment, MiniRequest, PointRequest, TextSpace, weave_points};
 use ingraft_model::buffer::{BufferReader, CLOSED, Capacity, LOST, POSITION, SLACK, TAKEN, TakenBytes, Words};
@@ -12,8 +12,6 @@ use ingraft_model::layout::{ROOM_WAIT_NS, header};
 use ingraft_model::snippet::Appended;
 use ingraft_model::token::Token;
 use ingraft_model::{Avma, Bias, Snippet, Stmt, ThreadIdentity, VariableId, WallClock};
-use support::image::{Outcome, Program, SCRATCH, Step, TELL_TIME, TEXT};
-use support::*;
 
 /// mov rax,[rdi]; add rax,rsi; ret
 const CODE: [u8; 7] = [0x48, 0x8b, 0x07, 0x48, 0x01, 0xf0, 0xc3];

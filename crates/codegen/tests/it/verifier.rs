@@ -1,7 +1,7 @@
 //! The verifier, with plans that are wrong in one place.
 
-mod support;
-
+use crate::support::random::{Field, functions, lay_out};
+use crate::support::*;
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction};
 use ingraft_codegen::verify::{Flaw, verify_added, verify_removed, verify_weave};
 use ingraft_codegen::{
@@ -13,8 +13,6 @@ use ingraft_model::{
     Restore, Site, Snippet, Stmt, Svma, TableShape, TextWrite, ThreadIdentity, VariableId, listed, table,
 };
 use proptest::prelude::*;
-use support::random::{Field, functions, lay_out};
-use support::*;
 
 const IDENTITIES: [ThreadIdentity; 3] = [GLIBC, ThreadIdentity::FsBase, ThreadIdentity::Locked];
 

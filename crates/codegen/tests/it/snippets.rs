@@ -1,15 +1,13 @@
 //! Random snippets on the processor, compared with an evaluator.
 
-mod support;
-
+use crate::support::image::{self, Program, STACK, Step, TEXT};
+use crate::support::*;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{MiniRequest, PointRequest, TextSpace, weave_points};
 use ingraft_model::{
     Avma, Bias, BinaryOp, Expr, Gpr, IntegerWidth, Scalar, Site, Snippet, Stmt, ThreadIdentity, UnaryOp, VariableId,
 };
 use proptest::prelude::*;
-use support::image::{self, Program, STACK, Step, TEXT};
-use support::*;
 
 const OPERATORS: [BinaryOp; 18] = [
     BinaryOp::Add,

@@ -1,8 +1,9 @@
 //! Points without room of their own: exits and calls in copies that other points hold, displaced jumps that must miss a point, islands in
 //! displaced ranges, and the end of a function. The tests run them on the processor, and give the verifier false claims.
 
-mod support;
-
+use crate::support::image::{HELPER, Outcome, Program, Step, TEXT};
+use crate::support::random::Field;
+use crate::support::*;
 use ingraft_codegen::verify::{verify_added, verify_removal, verify_removed_within, verify_weave};
 use ingraft_codegen::{
     Arena, MiniRequest, PointRequest, TextSpace, Weave, WovenPoint, add_mini, remove_points, remove_within,
@@ -12,9 +13,6 @@ use ingraft_model::{
     Avma, BackBranch, Bias, BinaryOp, Expr, FreeRegisters, IslandRoom, PatchPlan, PcMove, Refusal, Site, SiteKind,
     Snippet, Stmt, Svma, ThreadIdentity, VariableId,
 };
-use support::image::{HELPER, Outcome, Program, Step, TEXT};
-use support::random::Field;
-use support::*;
 
 const IDENTITIES: [ThreadIdentity; 3] = [GLIBC, ThreadIdentity::FsBase, ThreadIdentity::Locked];
 
