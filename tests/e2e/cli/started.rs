@@ -156,7 +156,8 @@ fn jumps_into_libraries_that_are_loaded_at_the_start_are_followed() {
 /// Functions of libraries in which threads wait are inside of slow calls, too.
 #[test]
 fn waits_in_libraries_are_inside_of_slow_calls() {
-    let (outcome, _) = started("tails", &[], &["slow", "direct", "--over", "2ms"], &["run 5 5000".into()]).expect("g++");
+    let (outcome, _) =
+        started("tails", &[], &["slow", "direct", "--over", "2ms"], &["run 5 5000".into()]).expect("g++");
     let slow = outcome.all("slow");
     assert_eq!(slow.len(), 5, "{outcome:#?}");
     assert!(slow.iter().all(|call| call.to_string().contains("nanosleep")), "{slow:#?}");

@@ -124,21 +124,29 @@ pub fn resolve_patterns(modules: &Modules, patterns: &[String], missing: Missing
     Ok(out)
 }
 
-/// Whether a request is about functions of the program's own file alone, which needs libraries. None of them runs before the libraries are mapped, and
-/// only then is it known where their jumps to other functions lead.
+/// Whether a request to a program that has hardly begun waits until its libraries are mapped: if it needs them (`whole`), or if it is about functions of
+/// the program's own file alone. None of these runs before, and only then is it known where their jumps to other functions lead.
 pub fn waits_for_libraries(
     (target, store, modules): (&Target, &ImageStore, &Modules),
     request: &EnableRequest,
+    whole: bool,
 ) -> bool {
-    let has_line = request.functions.iter().any(|text| SourceLine::parse(text).is_some());
-    if has_line || !request.pairs.is_empty() || request.functions.is_empty() {
-        return false;
-    }
-    let _told_later = modules.load(target, store, &modules_of(request, &[]), &|_| ());
+    let mut errors = modules.load_files(target, store, &|file| file.is_program);
     let needs = |module: ModuleId| {
         let program = modules.module(module).filter(|(file, _)| file.is_program);
         program.is_some_and(|(_, module)| !module.image.elf().needed().is_empty())
     };
+    if whole {
+        return modules.loaded().any(|(module, ..)| needs(module));
+    }
+    let has_line = request.functions.iter().any(|text| SourceLine::parse(text).is_some());
+    if has_line || !request.pairs.is_empty() || request.functions.is_empty() {
+        return false;
+    }
+    errors.extend(modules.load(target, store, &modules_of(request, &[]), &|_| ()));
+    if let Some(error) = errors.first() {
+        tracing::debug!(%error, "the insertion will tell what cannot be analysed");
+    }
     let functions: Vec<String> = request.functions.iter().map(|f| Pattern::split_parts(f).0.to_owned()).collect();
     let found = resolve_patterns(modules, &functions, Missing::MayCome);
     found.is_ok_and(|found| !found.is_empty() && found.iter().all(|function| needs(function.module)))

@@ -369,7 +369,9 @@ fn load_targets(target: &Target, modules: &Modules, images: &ImageStore, functio
             let mut word = [0; 8];
             let there = target.read(slot.to_avma(module.bias), &mut word).is_ok();
             let pointer = Some(Avma(u64::from_le_bytes(word))).filter(|_| there);
-            let target = pointer.filter(|pointer| pointer.0 != 0 && !file.text().contains(pointer));
+            // Before the loader has relocated a file, its slots lead to no code.
+            let leads = |pointer: &Avma| modules.mapped().any(|other| other.text().contains(pointer));
+            let target = pointer.filter(|pointer| !file.text().contains(pointer) && leads(pointer));
             // a pointer of the program itself does not wait for the loader
             (target.is_some() || module.image.import_at(slot).is_some()).then_some(target)
         };

@@ -122,7 +122,8 @@ impl Session {
     /// Whether a request to a program that has hardly begun can wait until its libraries are mapped; see [`request::waits_for_libraries`].
     pub fn waits_for_libraries(&self, enable: &EnableRequest) -> bool {
         let control = self.control();
-        request::waits_for_libraries((&self.target, &self.context.images, &control.modules), enable)
+        let whole = (self.context.kind)(&enable.kind).needs_libraries();
+        request::waits_for_libraries((&self.target, &self.context.images, &control.modules), enable, whole)
     }
 
     /// Whether nothing of this session is in the target any more, and no insertion will follow.

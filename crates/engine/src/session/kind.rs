@@ -55,6 +55,12 @@ pub(crate) trait Running: Any + Send {
         Ok(false)
     }
 
+    /// Whether libraries that are loaded after the measurement has begun have no part in it. Then it begins in a started program once the libraries are
+    /// mapped that the program needs.
+    fn needs_libraries(&self) -> bool {
+        false
+    }
+
     /// Does periodic work, about ten times a second while there is code.
     fn tick(&mut self, _at: &mut Locked<'_>) {}
 

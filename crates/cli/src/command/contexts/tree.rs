@@ -117,7 +117,8 @@ impl<'a> ValuedTree<'a> {
         let columns: Vec<(Vec<i64>, Vec<i64>, i64)> = shown.metrics.iter().take(COLUMNS_MAX).map(column).collect();
         // What little is left of much, such as memory that was freed again, is not hidden.
         let is_large = |index: &usize| {
-            let mut totals = columns.iter().map(|(_, totals, whole)| (totals.get(*index).copied().unwrap_or(0), *whole));
+            let mut totals =
+                columns.iter().map(|(_, totals, whole)| (totals.get(*index).copied().unwrap_or(0), *whole));
             totals.any(|(total, whole)| total >= shown.least(whole).max(1))
         };
         largest.retain(|index| value(index) >= least.max(1) || is_large(index) || recurs(index));

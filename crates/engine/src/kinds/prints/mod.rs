@@ -206,6 +206,10 @@ impl Running for PrintKind {
         self.begun = Some(PrintStart { calls, passed, activations, sites });
     }
 
+    fn needs_libraries(&self) -> bool {
+        true
+    }
+
     /// Libraries that were loaded since have no part.
     fn grown(&mut self, _: &mut Locked<'_>) -> Result<bool, Error> {
         Ok(true)

@@ -149,6 +149,10 @@ impl Running for SharesKind {
         });
     }
 
+    fn needs_libraries(&self) -> bool {
+        true
+    }
+
     /// A library that was loaded since has no part.
     fn grown(&mut self, _: &mut Locked<'_>) -> Result<bool, Error> {
         Ok(true)

@@ -417,6 +417,10 @@ impl Running for SlowKind {
         self.begun = Some(SlowStart { counters, activations, sites: self.named(at) });
     }
 
+    fn needs_libraries(&self) -> bool {
+        true
+    }
+
     /// Libraries that were loaded since have no part.
     fn grown(&mut self, _: &mut Locked<'_>) -> Result<bool, Error> {
         Ok(true)

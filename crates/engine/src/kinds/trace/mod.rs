@@ -163,6 +163,10 @@ impl Running for TraceKind {
         self.begun = Some((program, code));
     }
 
+    fn needs_libraries(&self) -> bool {
+        true
+    }
+
     /// Weaves the code that tells where a thread leaves calls into libraries that were loaded since. The numbers of the functions are those of
     /// the beginning.
     fn grown(&mut self, at: &mut Locked<'_>) -> Result<bool, Error> {
