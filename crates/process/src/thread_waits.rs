@@ -117,7 +117,7 @@ pub struct SocketPeer {
     /// Address and port of the other side, or the path of a Unix socket; empty if it is not known.
     pub address: String,
     /// Whether the other side has connected to this process: the local port is one at which a socket of the network namespace listens, or the
-    /// socket has the path of a listening one.
+    /// socket has the path of a listening one. Also true of a socket that listens itself, which waits for others to connect.
     pub accepted: bool,
 }
 
@@ -155,7 +155,8 @@ fn internet_peers(tables: &[String], wanted: &HashSet<u64>) -> HashMap<u64, Sock
         let (Some(local), Some(remote)) = (socket_address(local), socket_address(remote)) else { continue };
         if *state == LISTENS {
             listening.insert(local.port());
-        } else if let Some(inode) = inode.parse().ok().filter(|inode| wanted.contains(inode)) {
+        }
+        if let Some(inode) = inode.parse().ok().filter(|inode| wanted.contains(inode)) {
             found.push((inode, local.port(), remote));
         }
     }
@@ -198,8 +199,9 @@ fn unix_peers(table: &str, wanted: &HashSet<u64>) -> HashMap<u64, SocketPeer> {
         let [_, _, _, flags, _, _, inode, path @ ..] = words.as_slice() else { continue };
         let path = path.join(" ");
         if u32::from_str_radix(flags, 16).is_ok_and(|flags| flags & ACCEPTS != 0) {
-            listening.insert(path);
-        } else if let Some(inode) = inode.parse().ok().filter(|inode| wanted.contains(inode)) {
+            listening.insert(path.clone());
+        }
+        if let Some(inode) = inode.parse().ok().filter(|inode| wanted.contains(inode)) {
             found.insert(inode, SocketPeer { address: path, accepted: false });
         }
     }
@@ -231,8 +233,9 @@ mod tests {
             1: 0100007F:1F90 0100007F:9C40 01 0:0 0:0 0 0 0 101 1 0 10\n\
             2: 0100007F:9C41 0100007F:270F 01 0:0 0:0 0 0 0 102 1 0 10\n\
             3: 0100007F:9C42 00000000:0000 07 0:0 0:0 0 0 0 103 1 0 10\n garbage\n";
-        let peers = internet_peers(&[table.to_owned()], &HashSet::from([101, 102, 103, 104]));
+        let peers = internet_peers(&[table.to_owned()], &HashSet::from([100, 101, 102, 103, 104]));
         let of = |inode| peers.get(&inode).map(|peer: &SocketPeer| (peer.address.as_str(), peer.accepted));
+        assert_eq!(of(100), Some(("", true)), "a socket that listens");
         assert_eq!(of(101), Some(("127.0.0.1:40000", true)));
         assert_eq!(of(102), Some(("127.0.0.1:9999", false)));
         assert_eq!(of(103), Some(("", true)), "datagrams from anybody");
@@ -245,7 +248,8 @@ mod tests {
             0: 00000002 00000000 00010000 0001 01 100 /run/s\n\
             0: 00000003 00000000 00000000 0001 03 101 /run/s\n\
             0: 00000003 00000000 00000000 0001 03 102\n";
-        let peers = unix_peers(table, &HashSet::from([101, 102]));
+        let peers = unix_peers(table, &HashSet::from([100, 101, 102]));
+        assert!(peers[&100].accepted, "a socket that listens");
         assert_eq!(peers[&101], SocketPeer { address: "/run/s".to_owned(), accepted: true });
         assert_eq!(peers[&102], SocketPeer { address: String::new(), accepted: false });
         assert_eq!((socket_inode("socket:[12]"), socket_inode("pipe:[12]")), (Some(12), None));

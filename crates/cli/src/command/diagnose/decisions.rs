@@ -377,7 +377,7 @@ impl<'a> FindingSearch<'a> {
         let refined = |(object, parts): (&ObjectName, Vec<&'a Part>)| {
             let mutex = if let ObjectName::Mutex(address) = object { Some(*address) } else { None };
             let command = match (mutex, parts.first().and_then(|part| part.function.as_ref())) {
-                (Some(_), _) => self.pasted.watch(&["lock_wait_by_object", "lock_operations_by_object"]),
+                (Some(_), _) => self.pasted.locks(),
                 (None, function) => self.pasted.hot(function, None, true),
             };
             Refined { place: object.place(), looks: sum(&parts), parts, command, function: None, mutex }
@@ -636,7 +636,7 @@ mod tests {
         let expected = ["/Code/m/takes", "/SyncObject/Mutex/0x40", "/Process/7/1", "/Process/7/2"];
         assert_eq!(places(&found, Hypothesis::Locks), expected);
         let mutex = found.iter().find(|finding| finding.mutex.is_some()).expect("the mutex");
-        assert!(mutex.command.contains("lock_wait_by_object"), "{mutex:#?}");
+        assert!(mutex.command.starts_with("ingraft locks "), "{mutex:#?}");
     }
 
     #[test]

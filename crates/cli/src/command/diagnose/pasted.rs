@@ -47,6 +47,11 @@ impl Pasted {
         format!("ingraft offcpu -p {}{} --for 10s", self.pid, self.engine)
     }
 
+    /// Waits for locks by context, with those that held them.
+    pub(super) fn locks(&self) -> String {
+        format!("ingraft locks -p {}{} --for 10s", self.pid, self.engine)
+    }
+
     /// Times of the calls of a function.
     pub(super) fn latency(&self, function: &NamedFunction) -> String {
         format!("ingraft latency -p {}{} {} --for 10s", self.pid, self.engine, quoted(&pattern(function)))
