@@ -154,7 +154,7 @@ fn trees_have_room_beside_each_other() {
     for tree in trees {
         assert_equal(&tree.interrupt().assert_code(0), &truth);
     }
-    first.interrupt().assert_code(0).assert_removed();
+    let _counts = first.interrupt().assert_code(0).assert_removed();
     target::assert_clean(target.pid(), &before);
 }
 

@@ -55,7 +55,7 @@ fn size(shown: &ShownContexts<'_>, statistics: &ContextStatistics) -> String {
     format!("{contexts}{leading} of {functions}{recursions}, height {}", grouped_u64(statistics.height))
 }
 
-/// What a view has searched in vain, by the name of its value.
+/// The name of what a view has searched in vain, by the name of its value.
 fn nothing(value: &str) -> &'static str {
     match value {
         "lock_wait_ns" => "a wait for a lock",
