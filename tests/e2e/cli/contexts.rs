@@ -140,10 +140,10 @@ fn calls_in_progress_are_contexts_of_later_calls() {
 fn trees_have_room_beside_each_other() {
     let mut target = Mutatee::start("contexts", &[]);
     let before = Text::of(target.pid());
-    let pid = target.pid_text();
+    let (tool, pid) = (tool(), target.pid_text());
     let begun = |command: &[&str], metric: &[&str]| {
         let functions = ["-p", &pid, "contexts:c_*", "--max-overhead", "10000"];
-        let mut session = tool().start(command.iter().chain(&functions).chain(metric));
+        let mut session = tool.start(command.iter().chain(&functions).chain(metric));
         session.wait_for("attached");
         session
     };

@@ -81,15 +81,13 @@ impl Function {
     pub fn spellings(&self) -> impl Iterator<Item = Cow<'_, str>> {
         let nameless = self.names.is_empty().then(|| self.display_name());
         nameless.into_iter().chain(self.names.iter().flat_map(|n| {
-            [
+            let own = [
                 Some(Cow::Borrowed(n.mangled())),
                 n.versioned().map(Cow::Owned),
                 n.demangled().map(Cow::Borrowed),
                 n.without_parameters().map(Cow::Borrowed),
-                n.without_tags().map(Cow::Owned),
-            ]
-            .into_iter()
-            .flatten()
+            ];
+            own.into_iter().flatten().chain(n.without_tags().map(Cow::Owned))
         }))
     }
 }
