@@ -6,7 +6,8 @@
  * turns N           N calls of `even`, which takes turns with `odd`, 6 each
  * throw N US        N calls of `risky`, which jumps to `thrower`, which naps and throws every second time; each caught, and only those accounted for
  *                   that return
- * catch N US        N calls of `catcher`, whose last act is to catch what every second call throws; the handler naps for US microseconds
+ * catch N US        N calls of `catcher`, whose last act is to catch what every second call throws, and of `passes`, which jumps to it; the handler
+ *                   naps for US microseconds
  * label N           N calls of `label`, which returns a string
  * Each answer has `ns FUNCTION TIME`, from right before each call to right behind it, `tally FUNCTION CALLS`, and `sum FUNCTION RESULTS`. */
 #include "mutatee.h"
@@ -28,11 +29,11 @@ struct Account {
     const char *name;
     long long ns, calls, sum;
 };
-enum { DIRECT, CHAIN, SOMETIMES, BRANCH, MEMBER, LIBRARY, SLOW, POINTED, PICKED, EVEN, RISKY, CATCHER, LABEL, ACCOUNTS };
+enum { DIRECT, CHAIN, SOMETIMES, BRANCH, MEMBER, LIBRARY, SLOW, POINTED, PICKED, EVEN, RISKY, CATCHER, PASSES, LABEL, ACCOUNTS };
 static Account accounts[ACCOUNTS] = {{"direct", 0, 0, 0},  {"chain", 0, 0, 0},     {"sometimes", 0, 0, 0}, {"branch", 0, 0, 0},
                                      {"member", 0, 0, 0}, {"library", 0, 0, 0}, {"slow", 0, 0, 0},      {"pointed", 0, 0, 0},
                                      {"picked", 0, 0, 0}, {"even", 0, 0, 0},   {"risky", 0, 0, 0},
-                                     {"catcher", 0, 0, 0}, {"label", 0, 0, 0}};
+                                     {"catcher", 0, 0, 0}, {"passes", 0, 0, 0}, {"label", 0, 0, 0}};
 
 extern "C" {
 COUNTED long slow(long us) {
@@ -101,6 +102,8 @@ COUNTED void catcher(long us) {
     }
 }
 
+COUNTED void passes(long us) { catcher(us); }
+
 /* The name of a function whose result is such a string has a tag. */
 COUNTED std::string label(long n) { return std::string(n % 64, 'x'); }
 
@@ -158,6 +161,10 @@ int main() {
             for (long i = 0; i < n; i++) {
                 timed(CATCHER, [&] {
                     catcher(us);
+                    return 0L;
+                });
+                timed(PASSES, [&] {
+                    passes(us);
                     return 0L;
                 });
             }

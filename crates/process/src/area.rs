@@ -25,7 +25,7 @@ use crate::target::{ProcessIdentity, Target};
 use crate::target_memory::DataAreaRequest;
 
 /// Largest number of counters of a shard that are read without a question which of their pages have memory.
-const FEW_COUNTERS: u32 = 100_000;
+const FEW_COUNTERS: u32 = 52_000;
 
 /// The data area of a target.
 #[derive(Debug)]
@@ -59,8 +59,8 @@ pub struct Claim {
 pub struct ForkChildren {
     /// Process ids of the children in their own pid namespaces.
     pub pids: Vec<Pid>,
-    /// Number of further children for which the header had no room.
-    pub unknown: u32,
+    /// Number of all children. Of some, the ids are not known.
+    pub count: u32,
 }
 
 impl SharedArea {
@@ -727,16 +727,15 @@ impl SharedArea {
         for (at, name) in self.open_records(shard)?.into_iter().filter(|(_, name)| names.contains(name)) {
             // The name is the lower half of the word, what is set back the upper one.
             let at = at + u64::from(record::NAME);
-            let word = self.read_u64(at)?;
-            if word as u32 != name {
-                continue;
-            }
+            let is_its = |word: u64| word as u32 == name;
             match &self.access {
                 // The thread may have dropped the record meanwhile, and another call may use it.
                 AreaAccess::Mapped { map, .. } => {
-                    let _other = word64(map, at).compare_exchange(word, 0, Ordering::AcqRel, Ordering::Acquire);
+                    let forgotten = |word| is_its(word).then_some(0);
+                    let _other = word64(map, at).fetch_update(Ordering::AcqRel, Ordering::Acquire, forgotten);
                 }
-                AreaAccess::Through(_) => self.write_u64(at, 0)?,
+                AreaAccess::Through(_) if is_its(self.read_u64(at)?) => self.write_u64(at, 0)?,
+                AreaAccess::Through(_) => {}
             }
         }
         Ok(())
@@ -805,7 +804,7 @@ impl SharedArea {
         let known = count.min(header::CHILDREN_MAX);
         let pids = (0..known).map(|i| self.read_u32(u64::from(header::CHILDREN + 4 * i)).map(|p| Pid(p as i32)));
         let pids: Vec<Pid> = pids.collect::<Result<_, _>>()?;
-        Ok(ForkChildren { pids: pids.into_iter().filter(|p| p.0 != 0).collect(), unknown: count - known })
+        Ok(ForkChildren { pids: pids.into_iter().filter(|p| p.0 != 0).collect(), count })
     }
 
     /// Replaces the journal's copy. Fails if it has more bytes than [`DataArea::journal_bytes`]. The length is 0 until the copy is complete,

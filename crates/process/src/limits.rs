@@ -64,9 +64,10 @@ impl MemoryNeed {
     /// Memory that this many threads need to count in this many counters, with the header and this many bytes of the journal's copy.
     pub fn of_threads(threads: usize, counters: u32, journal: u64) -> MemoryNeed {
         let words = u64::from(layout::COUNTERS - layout::OWNER) + 8 * u64::from(counters);
-        // Six more pages: the events' words, the page below the owner, two pages of records, the page table, and one because the words
-        // begin within a page.
-        let shard = words.next_multiple_of(PAGE) + 6 * PAGE;
+        // Seven more pages: the events' words, the page below the owner, two pages of records, the page tables of the beginning and of the end, and
+        // one because the words begin within a page.
+        let tables = words / TABLE_SPAN * PAGE;
+        let shard = words.next_multiple_of(PAGE) + tables + 7 * PAGE;
         let header = u64::from(layout::OWNER) + u64::from(record::SIZE);
         let all = shard.saturating_mul(threads as u64 + u64::from(layout::FIRST_SHARD));
         MemoryNeed { charged: all.saturating_add(header + journal), address_space: 0 }

@@ -154,7 +154,8 @@ impl Target {
                     }
                 });
                 let fewest = match &made {
-                    Err(ProcessError::Call { source, .. })
+                    // The engine may have less address space than the target.
+                    Err(ProcessError::Call { source, .. } | ProcessError::Own { source, .. })
                         if matches!(source.raw_os_error(), Some(libc::ENOMEM | libc::EAGAIN)) =>
                     {
                         SHARDS_MIN

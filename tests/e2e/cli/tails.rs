@@ -51,12 +51,15 @@ fn times_last_until_the_function_that_was_jumped_to_returns() {
 fn calls_that_end_by_catching_an_exception_have_times() {
     let mut target = Mutatee::start("tails", &[]);
     let before = Text::of(target.pid());
-    let session = tool().measure("latency", target.pid(), &["tails:catcher"]);
-    let truth = target.ask("catch 60 5000");
+    let session = tool().measure("latency", target.pid(), &["tails:catcher", "tails:passes"]);
+    let truth = target.ask("catch 41 5000");
     let outcome = session.interrupt().assert_code(0).assert_removed();
-    let seen = outcome.latency("catcher(long)");
-    assert_eq!((seen.calls, seen.left, seen.left_by_tail_jump), (60, 0, 0), "{seen:?}");
-    assert_near("catcher", seen.sum_ns, truth.number("ns catcher"), 3);
+    let own = ["catcher", "passes"].map(|function| truth.number(&format!("ns {function}")));
+    let [catcher, passes] = ["catcher(long)", "passes(long)"].map(|function| outcome.latency(function));
+    assert_eq!((catcher.calls, catcher.left, catcher.left_by_tail_jump), (82, 0, 0), "{catcher:?}");
+    assert_eq!((passes.calls, passes.left, passes.left_by_tail_jump), (41, 0, 0), "{passes:?}");
+    assert_near("catcher", catcher.sum_ns, own[0] + own[1], 3);
+    assert_near("passes", passes.sum_ns, own[1], 3);
     target::assert_clean(target.pid(), &before);
 }
 

@@ -6,7 +6,7 @@ use rustc_hash::FxHashSet;
 
 use ingraft_analysis::FunctionKind;
 use ingraft_mdl::{Diagnostic, Evaluated, Evaluator, Library, ProgramFacts, codes};
-use ingraft_model::{Expr, Focus, FunctionId, Instrumentation, ModuleId, PartName, ResourcePath, Shape, Snippet, Tid};
+use ingraft_model::{Expr, Focus, FunctionId, Instrumentation, PartName, ResourcePath, Shape, Snippet, Tid};
 use ingraft_process::Target;
 
 use crate::api::{EnableRequest, MeasurementId, MetricFocus};
@@ -19,7 +19,7 @@ use crate::measure::value_names;
 use crate::names::some_of;
 use crate::program::images::ImageStore;
 use crate::program::labels;
-use crate::program::modules::Modules;
+use crate::program::modules::{ModuleFile, Modules};
 use crate::program::pattern::{Pattern, SourceLine};
 
 /// Number of modules that an error names before it counts the rest.
@@ -126,30 +126,40 @@ pub fn resolve_patterns(modules: &Modules, patterns: &[String], missing: Missing
 
 /// Whether a request to a program that has hardly begun waits until its libraries are mapped: if it needs them (`whole`), or if it is about functions of
 /// the program's own file alone. None of these runs before, and only then is it known where their jumps to other functions lead.
+///
+/// A request that names functions of the loader does not wait. Nor does one to a program whose libraries may be mapped already: musl's loader is its C
+/// library.
 pub fn waits_for_libraries(
     (target, store, modules): (&Target, &ImageStore, &Modules),
     request: &EnableRequest,
     whole: bool,
 ) -> bool {
-    let mut errors = modules.load_files(target, store, &|file| file.is_program);
-    let needs = |module: ModuleId| {
-        let program = modules.module(module).filter(|(file, _)| file.is_program);
-        program.is_some_and(|(_, module)| !module.image.elf().needed().is_empty())
-    };
-    if whole {
-        return modules.loaded().any(|(module, ..)| needs(module));
-    }
+    const LOADER: &str = "ld-";
+    let is_gnu = |file: &ModuleFile| file.names.iter().any(|name| name.starts_with(LOADER) && !name.contains("musl"));
     let has_line = request.functions.iter().any(|text| SourceLine::parse(text).is_some());
-    if has_line || !request.pairs.is_empty() || request.functions.is_empty() {
+    let by_function = !has_line && request.pairs.is_empty() && !request.functions.is_empty();
+    if !modules.mapped().any(is_gnu) || !whole && !by_function {
+        return false;
+    }
+    let mut errors = modules.load_files(target, store, &|file| file.is_program);
+    let comes = |name: &String| {
+        !name.starts_with(LOADER) && modules.mapped().all(|file| file.names.iter().all(|known| known != name))
+    };
+    let program = modules.loaded().find(|(_, file, _)| file.is_program);
+    let Some((program, _, module)) = program else { return false };
+    if !module.image.elf().needed().iter().any(comes) {
         return false;
     }
     errors.extend(modules.load(target, store, &modules_of(request, &[]), &|_| ()));
     if let Some(error) = errors.first() {
         tracing::debug!(%error, "the insertion will tell what cannot be analysed");
     }
-    let functions: Vec<String> = request.functions.iter().map(|f| Pattern::split_parts(f).0.to_owned()).collect();
+    let functions = request.functions.iter().map(|text| Pattern::split_parts(text).0);
+    // A glob without a module may match a function of the loader by chance.
+    let functions = functions.filter(|text| !whole || Pattern::parse(text).module().is_some());
+    let functions: Vec<String> = functions.map(str::to_owned).collect();
     let found = resolve_patterns(modules, &functions, Missing::MayCome);
-    found.is_ok_and(|found| !found.is_empty() && found.iter().all(|function| needs(function.module)))
+    found.is_ok_and(|found| (whole || !found.is_empty()) && found.iter().all(|function| function.module == program))
 }
 
 /// For a bare name found in several modules, chooses the program's own function; otherwise the name is ambiguous.

@@ -531,6 +531,18 @@ impl Follow<'_> {
                 let code = |record: &CallRecord, body: &[Stmt]| Stmt::CloseHanded(record.clone(), body.to_vec());
                 let exits = self.returns(function);
                 self.add(function, closer, closer.instead(Whose::Earlier, &code), exits);
+                // Each call that has jumped there has a record.
+                let ends: Vec<Svma> = self
+                    .graph
+                    .jumps_of(function)
+                    .iter()
+                    .filter(|jump| self.ends_at(**jump))
+                    .map(|jump| jump.at)
+                    .collect();
+                for at in ends {
+                    let exits = Exits::Unless(at, [].into());
+                    self.add(function, closer, closer.instead(Whose::Earlier, &code), exits);
+                }
                 if !own.contains(&function) && passed.insert(function) {
                     self.pass(function, closer, Whose::Earlier, &targets);
                 }
@@ -591,11 +603,10 @@ impl Follow<'_> {
         for &jump in self.graph.jumps_of(function) {
             let Jump { at, while_pointer, .. } = jump;
             if self.ends_at(jump) {
-                let close = |record: &CallRecord, body: &[Stmt]| match whose {
-                    Whose::Own => Stmt::Close(record.clone(), body.to_vec()),
-                    Whose::Earlier => Stmt::CloseHanded(record.clone(), body.to_vec()),
-                };
-                self.add(function, closer, closer.instead(whose, &close), Exits::Unless(at, [].into()));
+                if whose == Whose::Own {
+                    let close = |record: &CallRecord, body: &[Stmt]| Stmt::Close(record.clone(), body.to_vec());
+                    self.add(function, closer, closer.instead(whose, &close), Exits::Unless(at, [].into()));
+                }
                 continue;
             }
             let to = targets.get(&(function, at)).copied().flatten();

@@ -30,6 +30,15 @@ fn without_counter(cpu: CpuClock) -> CpuClock {
 }
 
 impl Session {
+    /// The distance between shards that later measurements may need. A program that has hardly begun (`is_fresh`) gets none: it may want addresses that
+    /// are free now, as Java does for its heap.
+    fn stride_for_later(&self, control: &Control, is_fresh: bool) -> u64 {
+        let usual = if is_fresh { 0 } else { sizes::STRIDE_FOR_LATER };
+        // Where contexts are suspended, the memory may stay for these measurements.
+        let may_stay = Scheduler::of(&self.target).map(|_| sizes::stride_to_stay(control.modules.text_bytes()));
+        usual.max(may_stay.unwrap_or(0))
+    }
+
     /// Prepares a target for its first code: determines how threads are told apart, creates the data area, begins the journal.
     pub(super) fn attach(&self, control: &mut Control) -> Result<Attached, Error> {
         let failed = |e| self.failed(e);
@@ -65,19 +74,11 @@ impl Session {
         }
         let distinct = identity != ThreadIdentity::Locked && !family;
         let goroutine = control.modules.goroutine_pointer().filter(|_| distinct);
-        let mut least_stride = control.counters.stride();
-        if goroutine.is_some() {
-            least_stride = least_stride.max(goroutine::STRIDE_MIN);
-        }
-        let mut stride = least_stride;
-        if distinct {
-            // Later measurements may need more counters than this one.
-            stride = stride.max(sizes::STRIDE_FOR_LATER);
-        }
-        if distinct && Scheduler::of(&self.target).is_some() {
-            // The memory may stay for them.
-            stride = stride.max(sizes::stride_to_stay(control.modules.text_bytes()));
-        }
+        let least_stride = control.counters.stride().max(goroutine.map_or(0, |_| goroutine::STRIDE_MIN));
+        let stride = match distinct {
+            true => least_stride.max(self.stride_for_later(control, survey.is_fresh)),
+            false => least_stride,
+        };
         let request = DataAreaRequest {
             least_stride,
             identity,

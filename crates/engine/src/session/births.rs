@@ -136,13 +136,17 @@ impl Session {
     pub(super) fn uncounted_children(&self, control: &Control) -> Option<String> {
         let attached = control.attached.as_ref().filter(|_| !control.family.counts())?;
         let children = attached.area.children().ok()?;
-        let what = match children.pids.len() as u64 + u64::from(children.unknown) {
+        let what = match children.count {
             0 => return None,
             1 => "1 process that it has made by fork has run measured functions: its calls are not counted".to_owned(),
             many => format!(
                 "{many} processes that it has made by fork have run measured functions: their calls are not counted"
             ),
         };
-        Some(format!("{what} (`--follow fork` counts them)"))
+        let remedy = match attached.env.identity {
+            ThreadIdentity::FsOffset(_) => " (`--follow fork` counts them)",
+            ThreadIdentity::FsBase | ThreadIdentity::Locked => "",
+        };
+        Some(what + remedy)
     }
 }
