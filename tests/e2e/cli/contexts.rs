@@ -144,7 +144,7 @@ fn trees_have_room_beside_each_other() {
     let begun = |command: &[&str], metric: &[&str]| {
         let functions = ["-p", &pid, "contexts:c_*", "--max-overhead", "10000"];
         let mut session = tool.start(command.iter().chain(&functions).chain(metric));
-        session.wait_for("attached");
+        session.try_wait_for_any(&["attached", "changed"]).expect("it is inserted");
         session
     };
     let first = begun(&["count"], &[]);
