@@ -796,7 +796,7 @@ fn resolve(target: &TargetSpec, caller: Caller) -> Result<Pid, Error> {
             Err(Error::new(
                 Reason::AmbiguousProcess,
                 format!("{} processes are called `{name}`: {}", several.len(), pids.join(", ")),
-                "name one with -p PID; commands for several processes also take -p repeatedly, or --all",
+                "name one with -p PID; commands that take several processes name them by repeating -p, or all with --all",
             ))
         }
     }
