@@ -343,7 +343,6 @@ impl ProcessError {
                     "the target locks what it maps (mlockall), and may lock no more ({source}); raise RLIMIT_MEMLOCK"
                 )
             }
-            ProcessError::Start { .. } => "".into(),
             _ => String::new(),
         }
     }

@@ -115,7 +115,7 @@ impl<'a> ValuedTree<'a> {
                 && calls.get(*index).is_some_and(|calls| *calls >= least_calls)
         };
         let columns: Vec<(Vec<i64>, Vec<i64>, i64)> = shown.metrics.iter().take(COLUMNS_MAX).map(column).collect();
-        // Where little is left of much, such as memory that was freed again, nothing is hidden.
+        // A context that has much of another value stays: one whose memory was freed again has few live bytes.
         let is_large = |index: &usize| {
             let mut totals =
                 columns.iter().map(|(_, totals, whole)| (totals.get(*index).copied().unwrap_or(0), *whole));
