@@ -2,6 +2,7 @@
 
 use iced_x86::OpKind;
 
+use crate::file::elf::ImageKind;
 use crate::flow::returns::{callee, never_returns};
 use crate::flow::traversal::{FoundTransfers, REACHED, Traversal};
 use crate::functions::discovered::SideEntry;
@@ -98,6 +99,7 @@ fn resolve(traversal: &Traversal<'_>) -> Vec<IndirectJump> {
     });
     before.add(tables.flat_map(|(jump, places)| places.iter().map(move |at| (*at, jump))));
     before.last_calls.clone_from(&traversal.last_calls);
+    before.doubtful = doubtful(traversal);
     let (pointers, tables, memory) = (image.pointers(), image.tables(), &traversal.memory);
     let (code, inside) = (&body.code[..], &body.inside[..]);
     let resolver = JumpResolver { image: image.elf(), pointers, code, inside, before: &before, tables, memory };
@@ -135,6 +137,19 @@ fn resolve(traversal: &Traversal<'_>) -> Vec<IndirectJump> {
         }
     }
     jumps
+}
+
+/// The addresses within the function that a file without relocations holds as numbers, and for which nothing else speaks; sorted. They may be
+/// other numbers: `LOAD_CONST 1; RETURN_VALUE` in the code of Python is 0x530164.
+fn doubtful(traversal: &Traversal<'_>) -> Vec<u64> {
+    let (body, image) = (traversal.body, traversal.body.image);
+    if image.elf().kind() != ImageKind::Executable {
+        return Vec::new();
+    }
+    let own = body.inside.iter().flat_map(|range| image.side_entries_in(range));
+    let mut found: Vec<u64> = own.filter(|entry| entry.why == SideEntry::ADDRESSED).map(|entry| entry.at).collect();
+    found.sort_unstable();
+    found
 }
 
 /// Adds the indirect jumps to the results. The first `first` jumps are reached from the entry or a landing pad, and go to `found`; the

@@ -341,3 +341,27 @@ fn a_door_in_front_of_the_jump_makes_the_index_unknown() {
     assert!(cfg.ways_in.iter().any(|way| way.at.0 == behind_check && way.reason == WayInReason::AddressTaken));
     assert_refused(&cfg);
 }
+
+/// Eight bytes of data may have the value of an address without being one, as the code of Python that a program holds.
+#[test]
+fn a_number_that_looks_like_an_address_hides_no_bound() {
+    /// Length in bytes of the code in front of the load from the table.
+    const LOAD: u64 = 4;
+    let code = |a: &mut CodeAssembler, _: u64| {
+        a.movzx(eax, dil).unwrap();
+        a.mov(rax, qword_ptr(rax * 8 + RODATA as i32)).unwrap();
+        a.jmp(rax).unwrap();
+    };
+    let [first, second, third, _] = TARGETS;
+    // The word behind the table is no code, and ends it.
+    let table = [first, second, third, 0];
+    assert_three(&graph(code, &addresses(&table)));
+    let looks_like = TEXT + LOAD;
+    let cfg = graph(code, &addresses(&[&table[..], &[looks_like, 0]].concat()));
+    assert_eq!(targets(&cfg), TARGETS[..3], "{cfg:x?}");
+    assert!(cfg.unresolved.is_empty() && cfg.ways_out_proven.is_ok(), "{cfg:x?}");
+    assert!(cfg.ways_in.iter().any(|way| way.reason == WayInReason::AddressTaken), "control may arrive there");
+    // Without an end that the content shows, the index needs a bound.
+    let endless: Vec<u64> = std::iter::repeat_n(first, 1 << 16).chain([OTHER, looks_like]).collect();
+    assert!(graph(code, &addresses(&endless)).ways_out_proven.is_err());
+}

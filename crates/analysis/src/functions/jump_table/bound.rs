@@ -3,7 +3,7 @@
 use iced_x86::{Instruction, InstructionInfoFactory, Mnemonic, OpKind, Register};
 
 use crate::functions::jump_table::trace::writes;
-use crate::functions::jump_table::{JumpResolver, is_cmov};
+use crate::functions::jump_table::{ENTRIES_MAX, JumpResolver, is_cmov};
 use crate::text::transfer::ControlTransfer;
 
 /// Largest number of instructions over which control is followed backwards.
@@ -94,11 +94,17 @@ impl JumpResolver<'_> {
             if ways.is_empty() && self.before.is_guess() {
                 continue;
             }
-            if ways.is_empty() || self.before.is_entry(self.code[state.at].ip()) {
-                if !finish(&state, state.limit, BoundSource::Width) {
+            let ip = self.code[state.at].ip();
+            // More values than a table has entries: its content must show the end.
+            let doubtful = !ways.is_empty() && self.before.is_doubtful(ip);
+            if ways.is_empty() || self.before.is_entry(ip) {
+                let limit = if doubtful { state.limit.min(ENTRIES_MAX as u64 + 1) } else { state.limit };
+                if !finish(&state, limit, BoundSource::Width) {
                     return None;
                 }
-                continue;
+                if !doubtful {
+                    continue;
+                }
             }
             for (before, jumped) in ways {
                 self.spend(1)?;

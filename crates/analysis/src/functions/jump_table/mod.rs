@@ -28,6 +28,8 @@ pub(crate) use self::trace::Predecessors;
 
 /// Largest number of instructions that are visited to resolve one jump.
 const STEPS_MAX: usize = 20_000;
+/// Largest number of entries that are read. Compilers make no table with more.
+const ENTRIES_MAX: usize = 65_536;
 /// Largest number of conditional copies, and of values on the stack, that are followed one after the other.
 const DEPTH: usize = 4;
 

@@ -2,10 +2,7 @@
 
 use crate::file::elf::{u32_at, u64_at};
 use crate::functions::jump_table::bound::{BoundSource, IndexBound};
-use crate::functions::jump_table::{EntryEncoding, JumpResolver, JumpTable, TableTargets};
-
-/// Largest number of entries that are read. Compilers make no table with more.
-const ENTRIES_MAX: usize = 65_536;
+use crate::functions::jump_table::{ENTRIES_MAX, EntryEncoding, JumpResolver, JumpTable, TableTargets};
 
 /// An entry of a table.
 enum TableEntry {

@@ -18,6 +18,9 @@ pub(crate) struct Predecessors {
     reached: Vec<bool>,
     /// Indices of the calls that never return, sorted.
     pub last_calls: Vec<usize>,
+    /// Those of the entries of which only a word of data tells that may as well be another number, sorted. So they say nothing about the length
+    /// of a table: its content does.
+    pub doubtful: Vec<u64>,
 }
 
 impl Predecessors {
@@ -28,7 +31,7 @@ impl Predecessors {
         let mut jumps: Vec<_> = (0..code.len()).filter(counts).filter_map(target).collect();
         jumps.sort_unstable();
         entries.sort_unstable();
-        Predecessors { jumps, entries, reached, last_calls: Vec::new() }
+        Predecessors { jumps, entries, reached, last_calls: Vec::new(), doubtful: Vec::new() }
     }
 
     /// Adds the edges of indirect jumps: (target, index of the jump).
@@ -46,6 +49,11 @@ impl Predecessors {
     /// Whether control may arrive at an address with unknown registers.
     pub(super) fn is_entry(&self, at: u64) -> bool {
         self.entries.binary_search(&at).is_ok()
+    }
+
+    /// Whether an entry may be none.
+    pub(super) fn is_doubtful(&self, at: u64) -> bool {
+        self.doubtful.binary_search(&at).is_ok()
     }
 
     /// Calls `found` with the index of each predecessor of an instruction, and whether control arrives from there by a jump.
