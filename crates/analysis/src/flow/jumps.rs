@@ -82,7 +82,7 @@ fn note_last_calls(traversal: &mut Traversal<'_>) -> bool {
 /// Resolves all indirect jumps that are reached so far, by the ways to them that are known so far.
 fn resolve(traversal: &Traversal<'_>) -> Vec<IndirectJump> {
     let (body, image) = (traversal.body, traversal.body.image);
-    let reached = traversal.marks.iter().map(|mark| mark & REACHED != 0).collect();
+    let reached: Vec<bool> = traversal.marks.iter().map(|mark| mark & REACHED != 0).collect();
     let mut entries = vec![body.function.start];
     let mut taken = Vec::new();
     for range in &body.inside {
@@ -92,12 +92,12 @@ fn resolve(traversal: &Traversal<'_>) -> Vec<IndirectJump> {
         let addressed = image.side_entries_in(range).iter().filter(|entry| entry.why & SideEntry::ADDRESSED != 0);
         taken.extend(addressed.map(|entry| entry.at).filter(|at| body.index_of(*at).is_some()));
     }
-    let mut before = Predecessors::new(&body.code, entries, reached);
-    let tables = traversal.jumps.iter().filter_map(|jump| match &jump.leads {
+    let mut before = Predecessors::new(&body.code, entries.clone(), reached.clone());
+    let known = traversal.jumps.iter().filter_map(|jump| match &jump.leads {
         Leads::To(places) | Leads::Labels(places) => Some((jump.index, places)),
         _ => None,
     });
-    before.add(tables.flat_map(|(jump, places)| places.iter().map(move |at| (*at, jump))));
+    before.add_tables(known.clone());
     before.last_calls.clone_from(&traversal.last_calls);
     before.doubtful = doubtful(traversal);
     let (pointers, tables, memory) = (image.pointers(), image.tables(), &traversal.memory);
@@ -127,7 +127,10 @@ fn resolve(traversal: &Traversal<'_>) -> Vec<IndirectJump> {
     let anywhere = |jump: &&IndirectJump| matches!(jump.leads, Leads::Anywhere(_));
     let through_pointers: Vec<usize> = jumps.iter().filter(anywhere).map(|jump| jump.index).collect();
     taken.sort_unstable();
-    if !through_pointers.is_empty() && resolver.keeps_frame(body.function.start, &through_pointers, &taken) {
+    if through_pointers.is_empty() {
+        return jumps;
+    }
+    if resolver.keeps_frame(body.function.start, &through_pointers, &taken) {
         // None of them can be a call of another function.
         for jump in &mut jumps {
             jump.leads = match std::mem::replace(&mut jump.leads, Leads::Unknown) {
@@ -135,8 +138,51 @@ fn resolve(traversal: &Traversal<'_>) -> Vec<IndirectJump> {
                 other => other,
             };
         }
+        return jumps;
+    }
+    let named = |at: &u64| image.side_entries_in(&(*at..*at + 1)).iter().any(|entry| entry.why != SideEntry::ADDRESSED);
+    entries.retain(|at| taken.binary_search(at).is_err() || named(at));
+    let mut assumed = Predecessors::new(code, entries, reached);
+    assumed.add_tables(known.chain(through_pointers.iter().map(|jump| (*jump, &taken))));
+    assumed.last_calls.clone_from(&before.last_calls);
+    let resolver = JumpResolver { before: &assumed, ..resolver };
+    if let Some(places) = by_own_tables(&resolver, &through_pointers, &taken, &mut budget) {
+        for (index, places) in through_pointers.iter().zip(places) {
+            jumps
+                .iter_mut()
+                .filter(|jump| jump.index == *index)
+                .for_each(|jump| jump.leads = Leads::To(places.clone()));
+        }
     }
     jumps
+}
+
+/// The targets of jumps through tables of labels whose addresses the function keeps in registers; `None` if they are not all such jumps.
+///
+/// `resolver` assumes that control comes to the sorted `labels` from these jumps alone. If then each of them reads its target from a table,
+/// and these tables are the only words that hold the labels, the assumption holds as long as the function alone reads its tables: the first
+/// jump that leads elsewhere would have to come from one of them.
+fn by_own_tables(
+    resolver: &JumpResolver<'_>,
+    jumps: &[usize],
+    labels: &[u64],
+    budget: &mut usize,
+) -> Option<Vec<Vec<u64>>> {
+    if !resolver.labels_are_data(labels) {
+        return None;
+    }
+    let (mut all, mut tables) = (Vec::new(), Vec::new());
+    for jump in jumps {
+        let ResolvedJump::Table(targets) = resolver.resolve(*jump, budget) else { return None };
+        if !targets.bounded || !targets.places.iter().all(|place| labels.binary_search(place).is_ok()) {
+            return None;
+        }
+        tables.extend(targets.tables);
+        all.push(targets.places);
+    }
+    tables.sort_unstable();
+    tables.dedup();
+    resolver.labels_are_in(labels, &tables).then_some(all)
 }
 
 /// The addresses within the function that a file without relocations holds as numbers, and for which nothing else speaks; sorted. They may be

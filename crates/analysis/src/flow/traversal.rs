@@ -169,7 +169,8 @@ impl<'a> Traversal<'a> {
                     transfer,
                     ControlTransfer::Call(_) | ControlTransfer::IndirectCall | ControlTransfer::System
                 );
-                self.found.runs_on.extend((!calls && !decode::crashes(i)).then_some(at));
+                let ends = calls || decode::crashes(i) || decode::crashes_soon(body.image.elf(), at);
+                self.found.runs_on.extend((!ends).then_some(at));
                 return;
             }
         }

@@ -401,7 +401,7 @@ impl Sweep<'_> {
                 ResolvedJump::Table(targets) => Some((*jump, targets)),
                 _ => None,
             });
-            before.add(tables.flat_map(|(jump, targets)| targets.places.iter().map(move |at| (*at, jump))));
+            before.add_tables(tables.map(|(jump, targets)| (jump, &targets.places)));
         }
         resolved
     }

@@ -3,6 +3,7 @@
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
 use crate::file::elf::Elf;
+use crate::text::transfer::ControlTransfer;
 use ingraft_model::machine::PAGE;
 
 /// Decodes one instruction; `None` if the decoder does not know the bytes.
@@ -105,6 +106,17 @@ pub(crate) fn crashes(instruction: &Instruction) -> bool {
         && instruction.memory_displacement64() < PAGE
         && !is_nop(instruction)
         && instruction.mnemonic() != Mnemonic::Lea
+}
+
+/// Whether control that runs on at an address crashes before it branches. Compilers leave the end of a path out that the program declares as
+/// impossible, so that it runs into the code behind, which often is an instruction that crashes on purpose.
+pub(crate) fn crashes_soon(image: &Elf, at: u64) -> bool {
+    /// Largest number of instructions that are followed.
+    const FOLLOWED: usize = 8;
+    let mut cursor = DecodeCursor::new(image.data_from(at).unwrap_or_default(), at);
+    let goes_on = |i: &Instruction| ControlTransfer::of(i) == ControlTransfer::Next && !crashes(i);
+    let end = std::iter::from_fn(|| cursor.next()).take(FOLLOWED).find(|i| !goes_on(i));
+    end.is_some_and(|i| crashes(&i) || ControlTransfer::of(&i) == ControlTransfer::Stop)
 }
 
 #[cfg(test)]

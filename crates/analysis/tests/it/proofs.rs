@@ -455,6 +455,69 @@ fn a_jump_with_a_return_address_on_the_stack_may_be_a_call() {
     })));
 }
 
+/// An interpreter that keeps the address of its table of labels in a register, without a frame. `first` and `last` are the code of its first and
+/// its last label.
+fn threaded(first: impl FnOnce(&mut CodeAssembler), last: impl FnOnce(&mut CodeAssembler), data: &[u64]) -> Cfg {
+    let code = |a: &mut CodeAssembler| {
+        let pad = |a: &mut CodeAssembler, to: u64| {
+            let len = a.assemble(TEXT).unwrap().len() as u64;
+            a.db(&vec![0xcc; (to - TEXT - len) as usize]).unwrap();
+        };
+        lea(a, rdi, RODATA);
+        goes_on(a);
+        pad(a, LABELS[0]);
+        first(a);
+        pad(a, LABELS[1]);
+        a.inc(rdx).unwrap();
+        goes_on(a);
+        pad(a, LABELS[2]);
+        last(a);
+    };
+    graph(&file(code, returns, &addresses(data)))
+}
+
+const LABELS: [u64; 3] = [TEXT + 0x20, TEXT + 0x40, TEXT + 0x60];
+
+/// Leads to the label of the next code of the interpreted program.
+fn goes_on(a: &mut CodeAssembler) {
+    a.movzx(eax, byte_ptr(rsi)).unwrap();
+    a.inc(rsi).unwrap();
+    a.jmp(qword_ptr(rdi + rax * 8)).unwrap();
+}
+
+#[test]
+fn a_function_that_alone_reads_its_table_of_labels_comes_to_them_by_it() {
+    let [one, two, three] = LABELS;
+    let proven = |cfg: &Cfg| {
+        assert_eq!(targets(cfg), LABELS, "{cfg:x?}");
+        cfg.ways_out_proven.is_ok()
+    };
+    assert!(proven(&threaded(goes_on, returns, &[one, two, three, 0])));
+    // The register may hold something else at one of the jumps.
+    let calls = |a: &mut CodeAssembler| {
+        a.call(OTHER).unwrap();
+        goes_on(a);
+    };
+    assert!(!proven(&threaded(calls, returns, &[one, two, three, 0])));
+    let loads = |a: &mut CodeAssembler| {
+        a.mov(rdi, qword_ptr(rdx)).unwrap();
+        goes_on(a);
+    };
+    assert!(!proven(&threaded(loads, returns, &[one, two, three, 0])));
+    // One jump leads through a pointer.
+    let pointer = |a: &mut CodeAssembler| a.jmp(qword_ptr(rdx)).unwrap();
+    assert!(!proven(&threaded(goes_on, pointer, &[one, two, three, 0])));
+    // Other data holds a label, or other code is next to them.
+    assert!(!proven(&threaded(goes_on, returns, &[one, two, three, 0, two])));
+    assert!(!proven(&threaded(goes_on, returns, &[one, two, three, OTHER])));
+    // An instruction makes the address of a label.
+    let makes = |a: &mut CodeAssembler| {
+        lea(a, rcx, LABELS[1]);
+        goes_on(a);
+    };
+    assert!(!proven(&threaded(makes, returns, &[one, two, three, 0])));
+}
+
 /// LuaJIT fills the table of its bytecodes when it starts: it adds offsets of two bytes to an address. So nothing in the file names the labels.
 #[test]
 fn a_jump_may_lead_to_code_that_nothing_names() {

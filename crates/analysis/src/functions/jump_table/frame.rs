@@ -11,6 +11,8 @@
 
 use iced_x86::{Code, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
 
+use rustc_hash::FxHashSet;
+
 use crate::functions::jump_table::trace::{ReachingDefinition, is_callee_saved, writes};
 use crate::functions::jump_table::{JumpResolver, constant_address, constant_number};
 use crate::text::transfer::ControlTransfer;
@@ -39,7 +41,7 @@ impl JumpResolver<'_> {
 
     /// Whether words of data hold all of these addresses, the words next to them hold none outside of the function, and no instruction of the
     /// function makes one of them.
-    fn labels_are_data(&self, labels: &[u64]) -> bool {
+    pub fn labels_are_data(&self, labels: &[u64]) -> bool {
         let made = |i: &Instruction| match i.code() {
             Code::Lea_r64_m => constant_address(i),
             _ => constant_number(i),
@@ -58,6 +60,17 @@ impl JumpResolver<'_> {
             }
         }
         found.iter().all(|found| *found)
+    }
+
+    /// Whether all words of data that hold one of these addresses lie in the tables at the given addresses, which hold addresses of the function.
+    pub fn labels_are_in(&self, labels: &[u64], tables: &[u64]) -> bool {
+        let mut places = FxHashSet::default();
+        for table in tables {
+            let all = (*table..).step_by(8);
+            places.extend(all.take_while(|place| self.pointers.get(*place).is_some_and(|at| self.contains(at))));
+        }
+        let holds = |at: &u64| labels.binary_search(at).is_ok();
+        self.pointers.entries.iter().filter(|(_, at)| holds(at)).all(|(place, _)| places.contains(place))
     }
 
     /// The depth of the frame at the jumps; `None` if the frame may be closed, or the top of the stack may be a return address.

@@ -1,8 +1,10 @@
 //! Definitions of a register that reach an instruction, found by following control backwards.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 
 use iced_x86::{Code, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::functions::jump_table::{STEPS_MAX, constant_address, constant_number};
 use crate::text::transfer::ControlTransfer;
@@ -10,8 +12,17 @@ use crate::text::transfer::ControlTransfer;
 /// The ways by which control arrives at the instructions of one function.
 #[derive(Debug, Default)]
 pub(crate) struct Predecessors {
-    /// Branches and table jumps: (target, index of the jump), sorted.
-    jumps: Vec<(u64, usize)>,
+    /// Branches: (target, index of the branch), sorted.
+    branches: Vec<(u64, usize)>,
+    /// The jumps through tables. Each list has those with the same targets, sorted: an interpreter may have hundreds, which all lead to hundreds
+    /// of places.
+    hubs: Vec<Vec<usize>>,
+    /// The targets of those jumps: (target, index of the list), sorted.
+    hub_targets: Vec<(u64, usize)>,
+    /// The targets of each list, with its index.
+    hub_indices: FxHashMap<Vec<u64>, usize>,
+    /// The definitions that reach the jumps of a list, as far as they were asked for.
+    memo: RefCell<FxHashMap<HubQuery, Rc<[ReachingDefinition]>>>,
     /// Addresses at which control arrives from outside, so that no register is known there. Sorted.
     entries: Vec<u64>,
     /// For each instruction, whether control reaches it. Empty if that is not known; then all count as reached.
@@ -28,17 +39,33 @@ impl Predecessors {
     pub fn new(code: &[Instruction], mut entries: Vec<u64>, reached: Vec<bool>) -> Self {
         let counts = |index: &usize| reached.get(*index).is_none_or(|reached| *reached);
         let target = |index: usize| Some((ControlTransfer::of(code.get(index)?).branch_target()?, index));
-        let mut jumps: Vec<_> = (0..code.len()).filter(counts).filter_map(target).collect();
-        jumps.sort_unstable();
+        let mut branches: Vec<_> = (0..code.len()).filter(counts).filter_map(target).collect();
+        branches.sort_unstable();
         entries.sort_unstable();
-        Predecessors { jumps, entries, reached, last_calls: Vec::new(), doubtful: Vec::new() }
+        Predecessors { branches, entries, reached, ..Predecessors::default() }
     }
 
-    /// Adds the edges of indirect jumps: (target, index of the jump).
-    pub fn add(&mut self, edges: impl Iterator<Item = (u64, usize)>) {
-        self.jumps.extend(edges);
-        self.jumps.sort_unstable();
-        self.jumps.dedup();
+    /// Adds the edges of jumps through tables: the index of each jump, with its targets.
+    pub fn add_tables<'t>(&mut self, tables: impl Iterator<Item = (usize, &'t Vec<u64>)>) {
+        for (jump, targets) in tables {
+            let next = self.hubs.len();
+            let hub = match self.hub_indices.get(targets) {
+                Some(hub) => *hub,
+                None => {
+                    self.hub_indices.insert(targets.clone(), next);
+                    self.hub_targets.extend(targets.iter().map(|target| (*target, next)));
+                    self.hubs.push(Vec::new());
+                    next
+                }
+            };
+            self.hubs[hub].push(jump);
+        }
+        for jumps in &mut self.hubs {
+            jumps.sort_unstable();
+            jumps.dedup();
+        }
+        self.hub_targets.sort_unstable();
+        self.memo.get_mut().clear();
     }
 
     /// Whether all instructions count as reached, even those to which no instruction leads.
@@ -58,6 +85,13 @@ impl Predecessors {
 
     /// Calls `found` with the index of each predecessor of an instruction, and whether control arrives from there by a jump.
     pub(super) fn each(&self, code: &[Instruction], index: usize, mut found: impl FnMut(usize, bool)) {
+        self.each_direct(code, index, &mut found);
+        let jumps = self.hubs_at(code[index].ip()).filter_map(|hub| self.hubs.get(hub)).flatten();
+        jumps.for_each(|jump| found(*jump, true));
+    }
+
+    /// The same without jumps through tables.
+    fn each_direct(&self, code: &[Instruction], index: usize, mut found: impl FnMut(usize, bool)) {
         let at = code[index].ip();
         // Predecessors by falling through end at this address. If instructions overlap, there may be several.
         let near = (index.saturating_sub(15)..index).rev().take_while(|before| code[*before].ip() + 15 >= at);
@@ -69,8 +103,14 @@ impl Predecessors {
                 found(before, false);
             }
         }
-        let first = self.jumps.partition_point(|jump| jump.0 < at);
-        self.jumps[first..].iter().take_while(|jump| jump.0 == at).for_each(|jump| found(jump.1, true));
+        let first = self.branches.partition_point(|branch| branch.0 < at);
+        self.branches[first..].iter().take_while(|branch| branch.0 == at).for_each(|branch| found(branch.1, true));
+    }
+
+    /// The lists of jumps through tables that lead to an address.
+    fn hubs_at(&self, at: u64) -> impl Iterator<Item = usize> {
+        let first = self.hub_targets.partition_point(|target| target.0 < at);
+        self.hub_targets[first..].iter().take_while(move |target| target.0 == at).map(|target| target.1)
     }
 }
 
@@ -89,6 +129,9 @@ enum RegisterOrSlot {
     Register(Register),
     Slot(Register, i64),
 }
+
+/// A list of jumps through tables, a place at these jumps, and [`BackwardTrace::through_stack`].
+type HubQuery = (usize, RegisterOrSlot, bool);
 
 /// Follows control backwards.
 pub(super) struct BackwardTrace<'a> {
@@ -118,36 +161,72 @@ impl BackwardTrace<'_> {
     }
 
     fn definitions_of(&self, index: usize, holder: RegisterOrSlot) -> Option<Vec<ReachingDefinition>> {
-        let mut found = Vec::new();
-        let mut seen = rustc_hash::FxHashSet::default();
-        let mut work = vec![(index, holder)];
-        let mut info = InstructionInfoFactory::new();
-        let mut steps = STEPS_MAX;
-        while let Some((at, holder)) = work.pop() {
-            if self.before.is_entry(self.code[at].ip()) {
-                found.push(ReachingDefinition::Outside);
+        let mut search = DefinitionSearch::new(STEPS_MAX);
+        search.work.push((index, holder));
+        self.run(search, true)
+    }
+
+    /// The definitions that reach all jumps of a list. They are searched for once.
+    fn definitions_at_hub(&self, hub: usize, holder: RegisterOrSlot) -> Option<Rc<[ReachingDefinition]>> {
+        let query = (hub, holder, self.through_stack);
+        if let Some(known) = self.before.memo.borrow().get(&query) {
+            return Some(Rc::clone(known));
+        }
+        let mut search = DefinitionSearch::new(STEPS_MAX + 2 * self.code.len());
+        search.hubs.insert((hub, holder));
+        for jump in &self.before.hubs[hub] {
+            self.back(&mut search, *jump, holder)?;
+        }
+        let found: Rc<[ReachingDefinition]> = self.run(search, false)?.into();
+        self.before.memo.borrow_mut().insert(query, Rc::clone(&found));
+        Some(found)
+    }
+
+    /// Goes on with a search to its end. With `remembers`, the definitions that reach jumps through tables are those of their lists.
+    fn run(&self, mut search: DefinitionSearch, remembers: bool) -> Option<Vec<ReachingDefinition>> {
+        while let Some((at, holder)) = search.work.pop() {
+            let ip = self.code[at].ip();
+            if self.before.is_entry(ip) {
+                search.found.push(ReachingDefinition::Outside);
             }
             let mut ways = Vec::new();
-            self.before.each(self.code, at, |before, _| ways.push(before));
-            for before in ways {
-                steps = steps.checked_sub(1)?;
-                self.fuel.set(self.fuel.get().checked_sub(1)?);
-                match self.step(&mut info, before, holder) {
-                    DefinitionStep::Through(holder) => {
-                        if seen.insert((before, holder)) {
-                            work.push((before, holder));
-                        }
-                    }
-                    DefinitionStep::Defined(definition) => found.push(definition),
+            self.before.each_direct(self.code, at, |before, _| ways.push(before));
+            for hub in self.before.hubs_at(ip) {
+                if !search.hubs.insert((hub, holder)) {
+                    continue;
+                }
+                if remembers {
+                    search.found.extend_from_slice(&self.definitions_at_hub(hub, holder)?);
+                } else {
+                    ways.extend_from_slice(&self.before.hubs[hub]);
                 }
             }
+            for before in ways {
+                self.back(&mut search, before, holder)?;
+            }
         }
+        let mut found = search.found;
         found.sort_unstable_by_key(|definition| match definition {
             ReachingDefinition::At(at, _) => *at,
             ReachingDefinition::Outside => usize::MAX,
         });
         found.dedup();
         Some(found)
+    }
+
+    /// Goes back over one instruction, and notes what a search finds there.
+    fn back(&self, search: &mut DefinitionSearch, before: usize, holder: RegisterOrSlot) -> Option<()> {
+        search.steps = search.steps.checked_sub(1)?;
+        self.fuel.set(self.fuel.get().checked_sub(1)?);
+        match self.step(&mut search.info, before, holder) {
+            DefinitionStep::Through(holder) => {
+                if search.seen.insert((before, holder)) {
+                    search.work.push((before, holder));
+                }
+            }
+            DefinitionStep::Defined(definition) => search.found.push(definition),
+        }
+        Some(())
     }
 
     /// The constant that a register holds before an instruction on every path; `None` if there is no such constant.
@@ -211,6 +290,32 @@ impl BackwardTrace<'_> {
             }
         }
         DefinitionStep::Defined(ReachingDefinition::At(at, register))
+    }
+}
+
+/// State of a search for definitions.
+struct DefinitionSearch {
+    /// Number of steps that are left.
+    steps: usize,
+    /// Instructions to go back from, each with the place of the value there.
+    work: Vec<(usize, RegisterOrSlot)>,
+    seen: FxHashSet<(usize, RegisterOrSlot)>,
+    /// Lists of jumps through tables that were searched.
+    hubs: FxHashSet<(usize, RegisterOrSlot)>,
+    found: Vec<ReachingDefinition>,
+    info: InstructionInfoFactory,
+}
+
+impl DefinitionSearch {
+    fn new(steps: usize) -> Self {
+        DefinitionSearch {
+            steps,
+            work: Vec::new(),
+            seen: FxHashSet::default(),
+            hubs: FxHashSet::default(),
+            found: Vec::new(),
+            info: InstructionInfoFactory::new(),
+        }
     }
 }
 
