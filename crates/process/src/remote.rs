@@ -193,7 +193,7 @@ impl<'a> Remote<'a> {
                     refused = format!("thread {tid} {why}");
                 }
                 Err(ProcessError::Unstoppable { .. }) => {
-                    refused = format!("thread {tid} does not stop");
+                    refused = format!("thread {tid} does not stop: {}", why_not_stopped(tid));
                     others |= last_resort;
                     patience -= u32::from(last_resort && patience > 1);
                 }
@@ -543,6 +543,14 @@ fn in_critical_section(target: &Target, tid: Tid, regs: &Regs) -> bool {
     match (word(8), word(16)) {
         (Ok(start), Ok(len)) => regs.rip.wrapping_sub(start) < len,
         _ => true,
+    }
+}
+
+/// Reason why a thread does not stop, as far as its present state tells.
+fn why_not_stopped(tid: Tid) -> &'static str {
+    match procfs::thread_stat(tid).map(|stat| stat.state) {
+        Some(b'D') => "it sleeps uninterruptibly (disk, network file system, vfork)",
+        Some(_) | None => "no processor is free for it, or it slept uninterruptibly until now (disk, vfork)",
     }
 }
 

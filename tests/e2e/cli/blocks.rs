@@ -200,14 +200,27 @@ fn a_profile_of_pythons_loop_equals_callgrinds_counts() {
     if !have("valgrind") || !Path::new(python).exists() {
         skip!("valgrind or {python} is not installed");
     }
-    // In some builds, the loop keeps other values in `rbp`. Then it is not proven that its computed jumps stay inside, and it is refused.
-    let command = ["profile", "blocks", function, "--until-exit", "--own-status", "--", python, "-c", ""];
-    let tried = tool().run(command);
-    if tried.status.code() == Some(3) && tried.stderr.contains("whose targets are not known") {
-        skip!("the ways out of the loop of this build of {python} are not proven, so it is refused");
-    }
     let refused = pythons_loop_equals_callgrind(&["profile", "blocks", function]);
     assert_eq!(refused.0, 0);
+}
+
+/// Code of Python that the program holds has words that look like addresses of the loop.
+#[test]
+fn all_calls_of_pythons_loop_are_timed() {
+    let (python, function) = LOOP;
+    if !Path::new(python).exists() {
+        skip!("{python} is not installed");
+    }
+    let program = "f = lambda n: n if n < 2 else f(n - 1) + f(n - 2)\nclass A:\n def __lt__(self, other): return id(self) < id(other)\n\
+                   print(f(15), len(sorted(A() for _ in range(1000))))";
+    let python = ["--", python, "-S", "-E", "-s", "-c", program];
+    let command = ["latency", function, "--until-exit", "--own-status", "--max-overhead", "100000"];
+    let outcome = tool().run([&command[..], &python].concat()).assert_code(0);
+    assert_eq!(outcome.other, ["610 1000"]);
+    let times = outcome.first("latency");
+    let number = |key: &str| times[key].as_u64().unwrap_or_default();
+    assert!(number("calls") >= 1000, "each comparison is a call from C: {times}");
+    assert_eq!(number("timed"), number("calls"), "{times}");
 }
 
 /// Compares the counts of a command with callgrind's. Returns the numbers of blocks that were refused, and of all others.

@@ -7,6 +7,7 @@ use crate::flow::body::DecodedFunction;
 use crate::flow::jumps;
 use crate::flow::traversal::{Doubts, FoundTransfers, REACHED, Traversal};
 use crate::flow::ways_in;
+use crate::functions::discovered::SideEntry;
 use crate::text::decode;
 
 /// Control flow of a function, first from the entry and the landing pads alone, then from all ways in.
@@ -113,15 +114,22 @@ impl FlowGraph {
     }
 
     /// Whether control can arrive at an address other than by falling through, or a static probe is there: in both cases, no springboard that
-    /// begins before it may cover it.
+    /// begins before it may cover it. If no instruction begins at an address that is taken, the value equals an address by chance.
     pub fn lands(&self, body: &DecodedFunction<'_>, at: u64) -> bool {
         self.arrives(body, at) || body.is_resumed(at)
     }
 
     /// As [`FlowGraph::lands`], apart from calls that the language's runtime has suspended.
     pub fn arrives(&self, body: &DecodedFunction<'_>, at: u64) -> bool {
-        body.image.arrivals().get(at) || self.found.joins.binary_search(&at).is_ok() || body.image.is_probe(at)
+        let by_chance = || body.index_of(at).is_none() && side_entry(body, at).is_some_and(SideEntry::may_be_a_number);
+        body.image.arrivals().get(at) && !by_chance()
+            || self.found.joins.binary_search(&at).is_ok()
+            || body.image.is_probe(at)
     }
+}
+
+fn side_entry<'a>(body: &DecodedFunction<'a>, at: u64) -> Option<&'a SideEntry> {
+    body.image.side_entries_in(&(at..at + 1)).first()
 }
 
 /// Whether control may arrive at an instruction that was not reached. If one way in is unknown, a way out may be unknown too. The first

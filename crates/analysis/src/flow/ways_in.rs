@@ -16,8 +16,7 @@ pub(crate) fn enter(traversal: &mut Traversal<'_>) -> Vec<WayIn> {
         for entry in body.image.side_entries_in(range) {
             // If no instruction begins at an address that is taken, the value equals an address by chance.
             if body.index_of(entry.at).is_none() {
-                missed = missed
-                    .or(Some(entry.at).filter(|_| entry.why & !(SideEntry::ADDRESSED | SideEntry::COMPARED) != 0));
+                missed = missed.or(Some(entry.at).filter(|_| !entry.may_be_a_number()));
                 continue;
             }
             ways.extend(reasons(traversal, entry));

@@ -23,6 +23,11 @@ impl SideEntry {
     pub const NAMED: u8 = 8;
     /// Other code compares the address with an address that it is given, as handlers do with program counters.
     pub const COMPARED: u8 = 16;
+
+    /// Whether only values speak for it that are equal to the address, and that may as well be other numbers.
+    pub fn may_be_a_number(&self) -> bool {
+        self.why & !(SideEntry::ADDRESSED | SideEntry::COMPARED) == 0
+    }
 }
 
 /// The results of the image-wide pass.

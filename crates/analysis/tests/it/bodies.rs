@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::support::{TestElf, find};
+use crate::support::{TEXT, TestElf, find};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use ingraft_model::{EdgeKind, FunctionBody, Refusal};
@@ -182,4 +182,22 @@ fn a_lock_whose_owner_is_the_thread_is_no_cancellation() {
         a.ret()
     });
     assert_eq!(body(&elf).unwrap().blocks.len(), 2);
+}
+
+#[test]
+fn a_number_that_equals_an_address_within_an_instruction_is_no_arrival() {
+    let landings = |word: u64| {
+        let elf = with(|a| {
+            a.call(TEXT + 16)?;
+            a.mov(eax, 1)?;
+            a.ret()
+        });
+        let elf = elf.function("g", &[0xc3]).rodata(&word.to_le_bytes());
+        let body = body(&elf).unwrap();
+        let block = &body.blocks.as_slice()[1];
+        assert_eq!(block.block.range.start.0, TEXT + 5);
+        block.room.as_ref().unwrap().landings.iter().map(|at| at.0 - TEXT).collect::<Vec<_>>()
+    };
+    assert_eq!(landings(TEXT + 6), []);
+    assert_eq!(landings(TEXT + 10), [10]);
 }
