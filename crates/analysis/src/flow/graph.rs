@@ -114,22 +114,27 @@ impl FlowGraph {
     }
 
     /// Whether control can arrive at an address other than by falling through, or a static probe is there: in both cases, no springboard that
-    /// begins before it may cover it. If no instruction begins at an address that is taken, the value equals an address by chance.
+    /// begins before it may cover it.
     pub fn lands(&self, body: &DecodedFunction<'_>, at: u64) -> bool {
         self.arrives(body, at) || body.is_resumed(at)
     }
 
+    /// Whether only a number in data speaks for an address that lies within an instruction to which control leads.
+    fn equals_by_chance(&self, body: &DecodedFunction<'_>, at: u64) -> bool {
+        let next = body.code.partition_point(|i| i.ip() < at);
+        let before = body.code[..next].iter().zip(&self.marks).rev().take_while(|(i, _)| i.ip() + 15 > at);
+        let mut covers = before.filter(|(i, mark)| i.next_ip() > at && **mark & REACHED != 0);
+        let begins = body.code.get(next).is_some_and(|i| i.ip() == at);
+        let entry = body.image.side_entries_in(&(at..at + 1)).first();
+        !begins && covers.next().is_some() && entry.is_some_and(SideEntry::may_be_a_number)
+    }
+
     /// As [`FlowGraph::lands`], apart from calls that the language's runtime has suspended.
     pub fn arrives(&self, body: &DecodedFunction<'_>, at: u64) -> bool {
-        let by_chance = || body.index_of(at).is_none() && side_entry(body, at).is_some_and(SideEntry::may_be_a_number);
-        body.image.arrivals().get(at) && !by_chance()
+        body.image.arrivals().get(at) && !self.equals_by_chance(body, at)
             || self.found.joins.binary_search(&at).is_ok()
             || body.image.is_probe(at)
     }
-}
-
-fn side_entry<'a>(body: &DecodedFunction<'a>, at: u64) -> Option<&'a SideEntry> {
-    body.image.side_entries_in(&(at..at + 1)).first()
 }
 
 /// Whether control may arrive at an instruction that was not reached. If one way in is unknown, a way out may be unknown too. The first

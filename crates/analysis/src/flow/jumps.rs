@@ -84,15 +84,17 @@ fn resolve(traversal: &Traversal<'_>) -> Vec<IndirectJump> {
     let (body, image) = (traversal.body, traversal.body.image);
     let reached: Vec<bool> = traversal.marks.iter().map(|mark| mark & REACHED != 0).collect();
     let mut entries = vec![body.function.start];
+    let mut unlabelled = entries.clone();
     let mut taken = Vec::new();
     for range in &body.inside {
-        entries.extend(image.landing_pads_in(range));
-        entries.extend(image.starts_in(range));
-        entries.extend(image.side_entries_in(range).iter().map(|entry| entry.at));
+        let side = image.side_entries_in(range).iter();
+        let own = || image.landing_pads_in(range).iter().copied().chain(image.starts_in(range));
+        entries.extend(own().chain(side.clone().map(|entry| entry.at)));
+        unlabelled.extend(own().chain(side.filter(|entry| entry.why != SideEntry::ADDRESSED).map(|entry| entry.at)));
         let addressed = image.side_entries_in(range).iter().filter(|entry| entry.why & SideEntry::ADDRESSED != 0);
         taken.extend(addressed.map(|entry| entry.at).filter(|at| body.index_of(*at).is_some()));
     }
-    let mut before = Predecessors::new(&body.code, entries.clone(), reached.clone());
+    let mut before = Predecessors::new(&body.code, entries, reached.clone());
     let known = traversal.jumps.iter().filter_map(|jump| match &jump.leads {
         Leads::To(places) | Leads::Labels(places) => Some((jump.index, places)),
         _ => None,
@@ -140,9 +142,8 @@ fn resolve(traversal: &Traversal<'_>) -> Vec<IndirectJump> {
         }
         return jumps;
     }
-    let named = |at: &u64| image.side_entries_in(&(*at..*at + 1)).iter().any(|entry| entry.why != SideEntry::ADDRESSED);
-    entries.retain(|at| taken.binary_search(at).is_err() || named(at));
-    let mut assumed = Predecessors::new(code, entries, reached);
+    // Labels are reached from these jumps alone.
+    let mut assumed = Predecessors::new(code, unlabelled, reached);
     assumed.add_tables(known.chain(through_pointers.iter().map(|jump| (*jump, &taken))));
     assumed.last_calls.clone_from(&before.last_calls);
     let resolver = JumpResolver { before: &assumed, ..resolver };

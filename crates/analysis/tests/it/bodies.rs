@@ -149,7 +149,7 @@ fn functions_with_asynchronous_cancellation_are_refused() {
     let callee = TestElf::new().assemble("enable", |a| enable(a).unwrap());
     let calls = callee.assemble("f", |a| {
         let mut write = || -> Result<(), IcedError> {
-            a.call(crate::support::TEXT)?;
+            a.call(TEXT)?;
             a.mov(eax, 0)?;
             a.syscall()?;
             a.ret()
@@ -164,7 +164,7 @@ fn functions_with_asynchronous_cancellation_are_refused() {
     });
     assert_eq!(why(&own), CANCELLED);
     let named = TestElf::new().assemble("pthread_setcanceltype", |a| a.ret().unwrap()).assemble("f", |a| {
-        a.call(crate::support::TEXT).unwrap();
+        a.call(TEXT).unwrap();
         a.ret().unwrap();
     });
     assert_eq!(why(&named), CANCELLED);
