@@ -217,7 +217,7 @@ fn all_calls_of_pythons_loop_are_timed() {
     let command = ["latency", function, "--until-exit", "--own-status", "--max-overhead", "100000"];
     let outcome = tool().run([&command[..], &python].concat()).assert_code(0);
     assert_eq!(outcome.other, ["610 1000"]);
-    let times = outcome.first("latency");
+    let times = outcome.one("latency");
     let number = |key: &str| times[key].as_u64().unwrap_or_default();
     assert!(number("calls") >= 1000, "each comparison is a call from C: {times}");
     assert_eq!(number("timed"), number("calls"), "{times}");
