@@ -100,6 +100,7 @@ mod times;
 mod totals;
 mod traces;
 mod tutorial;
+mod unrest;
 mod unwinders;
 mod uprobes;
 mod waits;

@@ -141,6 +141,7 @@ fn recipe(name: &str) -> Recipe {
         "jumps-musl" => ("musl-gcc", &["-O2", "-g", "-pthread"] as &[_], &["jumps.c"], false),
         "jumps-fortified" => ("gcc", &["-O2", "-g", "-pthread", "-D_FORTIFY_SOURCE=2"] as &[_], &["jumps.c"], false),
         "leaps" => ("gcc", C, &["leaps.c"], false),
+        "unrest" => ("gcc", C, &["unrest.c"], false),
         "onstack" => ("g++", &["-O2", "-g", "-pthread", "-Wall"] as &[_], &["onstack.cpp"], false),
         "guest" => ("gcc", C, &["guest.c"], false),
         "blocked" => ("gcc", C, &["blocked.c"], false),
