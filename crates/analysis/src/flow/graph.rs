@@ -3,6 +3,7 @@
 use iced_x86::{Code, FlowControl, Instruction};
 use ingraft_model::{Refusal, Svma};
 
+use crate::file::elf::ImageKind;
 use crate::flow::body::DecodedFunction;
 use crate::flow::jumps;
 use crate::flow::traversal::{Doubts, FoundTransfers, REACHED, Traversal};
@@ -119,14 +120,17 @@ impl FlowGraph {
         self.arrives(body, at) || body.is_resumed(at)
     }
 
-    /// Whether only a number in data speaks for an address that lies within an instruction to which control leads.
+    /// Whether only a number of a file without relocations speaks for an address that lies within an instruction to which control leads.
     fn equals_by_chance(&self, body: &DecodedFunction<'_>, at: u64) -> bool {
+        let entry = || body.image.side_entries_in(&(at..at + 1)).first();
+        if body.image.elf().kind() != ImageKind::Executable || !entry().is_some_and(SideEntry::may_be_a_number) {
+            return false;
+        }
         let next = body.code.partition_point(|i| i.ip() < at);
-        let before = body.code[..next].iter().zip(&self.marks).rev().take_while(|(i, _)| i.ip() + 15 > at);
-        let mut covers = before.filter(|(i, mark)| i.next_ip() > at && **mark & REACHED != 0);
         let begins = body.code.get(next).is_some_and(|i| i.ip() == at);
-        let entry = body.image.side_entries_in(&(at..at + 1)).first();
-        !begins && covers.next().is_some() && entry.is_some_and(SideEntry::may_be_a_number)
+        let before = body.code[..next].iter().zip(&self.marks).rev().take_while(|(i, _)| i.ip() + 15 > at);
+        let mut covering = before.filter(|(i, mark)| i.next_ip() > at && **mark & REACHED != 0);
+        !begins && covering.next().is_some()
     }
 
     /// As [`FlowGraph::lands`], apart from calls that the language's runtime has suspended.

@@ -83,25 +83,34 @@ fn note_last_calls(traversal: &mut Traversal<'_>) -> bool {
 fn resolve(traversal: &Traversal<'_>) -> Vec<IndirectJump> {
     let (body, image) = (traversal.body, traversal.body.image);
     let reached: Vec<bool> = traversal.marks.iter().map(|mark| mark & REACHED != 0).collect();
-    let mut entries = vec![body.function.start];
-    let mut unlabelled = entries.clone();
+    let (mut named, mut addressed) = (vec![body.function.start], Vec::new());
     let mut taken = Vec::new();
     for range in &body.inside {
-        let side = image.side_entries_in(range).iter();
-        let own = || image.landing_pads_in(range).iter().copied().chain(image.starts_in(range));
-        entries.extend(own().chain(side.clone().map(|entry| entry.at)));
-        unlabelled.extend(own().chain(side.filter(|entry| entry.why != SideEntry::ADDRESSED).map(|entry| entry.at)));
-        let addressed = image.side_entries_in(range).iter().filter(|entry| entry.why & SideEntry::ADDRESSED != 0);
-        taken.extend(addressed.map(|entry| entry.at).filter(|at| body.index_of(*at).is_some()));
+        named.extend(image.landing_pads_in(range));
+        named.extend(image.starts_in(range));
+        for entry in image.side_entries_in(range) {
+            if entry.why == SideEntry::ADDRESSED {
+                addressed.push(entry.at)
+            } else {
+                named.push(entry.at)
+            }
+            if entry.why & SideEntry::ADDRESSED != 0 && body.index_of(entry.at).is_some() {
+                taken.push(entry.at);
+            }
+        }
     }
-    let mut before = Predecessors::new(&body.code, entries, reached.clone());
+    addressed.sort_unstable();
+    taken.sort_unstable();
+    let mut before = Predecessors::new(&body.code, [&named[..], &addressed].concat(), reached.clone());
     let known = traversal.jumps.iter().filter_map(|jump| match &jump.leads {
         Leads::To(places) | Leads::Labels(places) => Some((jump.index, places)),
         _ => None,
     });
     before.add_tables(known.clone());
     before.last_calls.clone_from(&traversal.last_calls);
-    before.doubtful = doubtful(traversal);
+    if image.elf().kind() == ImageKind::Executable {
+        before.doubtful = addressed;
+    }
     let (pointers, tables, memory) = (image.pointers(), image.tables(), &traversal.memory);
     let (code, inside) = (&body.code[..], &body.inside[..]);
     let resolver = JumpResolver { image: image.elf(), pointers, code, inside, before: &before, tables, memory };
@@ -128,7 +137,6 @@ fn resolve(traversal: &Traversal<'_>) -> Vec<IndirectJump> {
     let mut jumps: Vec<IndirectJump> = leads.collect();
     let anywhere = |jump: &&IndirectJump| matches!(jump.leads, Leads::Anywhere(_));
     let through_pointers: Vec<usize> = jumps.iter().filter(anywhere).map(|jump| jump.index).collect();
-    taken.sort_unstable();
     if through_pointers.is_empty() {
         return jumps;
     }
@@ -142,18 +150,13 @@ fn resolve(traversal: &Traversal<'_>) -> Vec<IndirectJump> {
         }
         return jumps;
     }
-    // Labels are reached from these jumps alone.
-    let mut assumed = Predecessors::new(code, unlabelled, reached);
+    let mut assumed = Predecessors::new(code, named, reached);
     assumed.add_tables(known.chain(through_pointers.iter().map(|jump| (*jump, &taken))));
     assumed.last_calls.clone_from(&before.last_calls);
     let resolver = JumpResolver { before: &assumed, ..resolver };
     if let Some(places) = by_own_tables(&resolver, &through_pointers, &taken, &mut budget) {
-        for (index, places) in through_pointers.iter().zip(places) {
-            jumps
-                .iter_mut()
-                .filter(|jump| jump.index == *index)
-                .for_each(|jump| jump.leads = Leads::To(places.clone()));
-        }
+        let through_pointers = jumps.iter_mut().filter(|jump| matches!(jump.leads, Leads::Anywhere(_)));
+        through_pointers.zip(places).for_each(|(jump, places)| jump.leads = Leads::To(places));
     }
     jumps
 }
@@ -184,19 +187,6 @@ fn by_own_tables(
     tables.sort_unstable();
     tables.dedup();
     resolver.labels_are_in(labels, &tables).then_some(all)
-}
-
-/// The addresses within the function that a file without relocations holds as numbers, and for which nothing else speaks; sorted. They may be
-/// other numbers: `LOAD_CONST 1; RETURN_VALUE` in the code of Python is 0x530164.
-fn doubtful(traversal: &Traversal<'_>) -> Vec<u64> {
-    let (body, image) = (traversal.body, traversal.body.image);
-    if image.elf().kind() != ImageKind::Executable {
-        return Vec::new();
-    }
-    let own = body.inside.iter().flat_map(|range| image.side_entries_in(range));
-    let mut found: Vec<u64> = own.filter(|entry| entry.why == SideEntry::ADDRESSED).map(|entry| entry.at).collect();
-    found.sort_unstable();
-    found
 }
 
 /// Adds the indirect jumps to the results. The first `first` jumps are reached from the entry or a landing pad, and go to `found`; the

@@ -113,7 +113,7 @@ pub(crate) fn known<'a>(image: &'a AnalysedImage, function: &'a Function) -> Res
     let mut sites: Vec<Result<Site, Refusal>> = flow.found.exits.iter().map(|&exit| site(&mut ranges, exit)).collect();
     for &after in &flow.found.runs_on {
         let refusal = Refusal::RunsOn { offset: function.offset_of(after) };
-        sites.push(run_off(image, function, after).ok_or(refusal));
+        sites.push(Ok(run_off(image, function, after).ok_or(refusal)?));
     }
     Ok(KnownExits { body, flow, sites })
 }

@@ -41,6 +41,8 @@ pub struct SoakRun<'a> {
     failures: usize,
     commands: usize,
     kills: usize,
+    /// Number of commands that have changed nothing, with an honest reason.
+    refused: usize,
     /// Longest wait of a request, and longest hold of a thread that a command has told.
     longest: Duration,
     held_ms: f64,
@@ -64,6 +66,7 @@ impl<'a> SoakRun<'a> {
             failures: 0,
             commands: 0,
             kills: 0,
+            refused: 0,
             longest: Duration::ZERO,
             held_ms: 0.0,
             began: Instant::now(),
@@ -91,10 +94,11 @@ impl<'a> SoakRun<'a> {
         let load_line = format!("{} requests, longest wait {:.0} ms", load.answered(), ms(self.longest));
         let sizes = [self.sizes.first(), self.sizes.last()].map(|sizes| sizes.map(|sizes| total(sizes)));
         let line = format!(
-            "{} commands in {:.0} s, {} of them killed, {} checks failed; {load_line}, longest hold {:.1} ms; {}",
+            "{} commands in {:.0} s, {} of them killed, {} refused, {} checks failed; {load_line}, longest hold {:.1} ms; {}",
             self.commands,
             self.began.elapsed().as_secs_f64(),
             self.kills,
+            self.refused,
             self.failures,
             self.held_ms,
             if let [Some(first), Some(last)] = sizes { format!("first {first}, last {last}") } else { String::new() }
@@ -210,6 +214,7 @@ impl<'a> SoakRun<'a> {
     fn check_answer(&mut self, words: &[String], outcome: &Outcome) {
         self.commands += 1;
         if is_honest_refusal(outcome) {
+            self.refused += 1;
             return;
         }
         if outcome.status.code() != Some(0) {

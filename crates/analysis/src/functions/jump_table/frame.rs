@@ -10,7 +10,6 @@
 //! missed.
 
 use iced_x86::{Code, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
-
 use rustc_hash::FxHashSet;
 
 use crate::functions::jump_table::trace::{ReachingDefinition, is_callee_saved, writes};

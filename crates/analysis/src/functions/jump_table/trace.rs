@@ -29,8 +29,8 @@ pub(crate) struct Predecessors {
     reached: Vec<bool>,
     /// Indices of the calls that never return, sorted.
     pub last_calls: Vec<usize>,
-    /// Those of the entries of which only a word of data tells that may as well be another number, sorted. So they say nothing about the length
-    /// of a table: its content does.
+    /// Entries that may be none, sorted: only a number of a file without relocations has their value (`LOAD_CONST 1; RETURN_VALUE` in the code of
+    /// Python is 0x530164). They say nothing about the length of a table: its content does.
     pub doubtful: Vec<u64>,
 }
 
