@@ -1,6 +1,8 @@
 //! Absolute addresses that the file is known to hold: the targets of relative relocations. An image that is linked at a fixed address has
 //! no such relocations; there, every aligned word of data that could be a code address counts.
 
+use std::collections::BTreeSet;
+
 use object::elf;
 
 use crate::file::elf::{Elf, ImageKind, u32_at, u64_at};
@@ -93,6 +95,18 @@ pub(crate) fn imports(image: &Elf) -> Vec<(u64, u64)> {
     found.sort_unstable();
     found.dedup_by_key(|import| import.0);
     found
+}
+
+/// The names of the symbols that the file calls through a slot of the loader (`R_X86_64_JUMP_SLOT`): those of functions, whatever their type is.
+pub(crate) fn called_names(image: &Elf) -> BTreeSet<&str> {
+    let entries = image.dynamic.plt_rela.and_then(|(at, size)| image.data_at(at, size)).unwrap_or_default();
+    let name = |entry: &[u8]| {
+        let info = u64_at(entry, 8)?;
+        let is_call = elf::RelocationType(info as u32) == elf::R_X86_64_JUMP_SLOT;
+        let name = symbol_name(image, info >> 32).filter(|_| is_call)?;
+        image.dynamic_name(u64::from(name))
+    };
+    entries.chunks_exact(24).filter_map(name).collect()
 }
 
 /// The first slot in which the loader puts the result of a resolver (IFUNC); the loader calls the resolver before the program begins.

@@ -1,8 +1,9 @@
 //! Targets of the indirect jumps of one function. They depend on the ways by which control reaches each jump.
 
-use iced_x86::OpKind;
+use iced_x86::{OpKind, Register};
 
 use crate::file::elf::ImageKind;
+use crate::flow::body::DecodedFunction;
 use crate::flow::returns::{callee, never_returns};
 use crate::flow::traversal::{FoundTransfers, REACHED, Traversal};
 use crate::functions::discovered::SideEntry;
@@ -128,8 +129,13 @@ fn resolve(traversal: &Traversal<'_>) -> Vec<IndirectJump> {
             ResolvedJump::Table(_) | ResolvedJump::Pointer if traversal.exact_tables => Leads::Unknown,
             ResolvedJump::Table(targets) if !targets.absolute => Leads::Unknown,
             ResolvedJump::Distances(_) => Leads::Unknown,
-            // Without a label whose address is taken, a pointer can only lead to another function.
-            ResolvedJump::Pointer | ResolvedJump::Table(_) if taken.is_empty() => Leads::Out,
+            // Without a label whose address is taken, a pointer can only lead to another function. Then the frame is closed, and what lies below it is of no
+            // use any more.
+            ResolvedJump::Pointer | ResolvedJump::Table(_) if taken.is_empty() => {
+                let of_frame = i.op0_kind() == OpKind::Memory && i.memory_base() == Register::RSP;
+                let is_open = || resolver.keeps_frame(body.function.start, &[jump.index], &[]);
+                if of_frame || is_open() { Leads::Unknown } else { Leads::Out }
+            }
             ResolvedJump::Pointer | ResolvedJump::Table(_) => Leads::Anywhere(taken.clone()),
         }
     };
@@ -189,6 +195,15 @@ fn by_own_tables(
     resolver.labels_are_in(labels, &tables).then_some(all)
 }
 
+/// Whether a table holds functions, the one that jumps among them: its targets are outside, or its first instruction. Then the jump is a call at the
+/// end of the function, of whichever of them.
+fn holds_functions(body: &DecodedFunction<'_>, places: &[u64]) -> bool {
+    let itself = |at: &&u64| **at == body.function.start;
+    places.iter().any(|at| itself(&at))
+        && places.iter().filter(|at| !itself(at)).all(|at| !body.contains(*at))
+        && places.len() > 1
+}
+
 /// Adds the indirect jumps to the results. The first `first` jumps are reached from the entry or a landing pad, and go to `found`; the
 /// others go to the results of `traversal`.
 pub(crate) fn conclude(traversal: &mut Traversal<'_>, found: &mut FoundTransfers, first: usize) {
@@ -197,6 +212,10 @@ pub(crate) fn conclude(traversal: &mut Traversal<'_>, found: &mut FoundTransfers
         let refusal = traversal.unresolved(jump.index);
         let out = if number < first { &mut *found } else { &mut traversal.found };
         match jump.leads {
+            Leads::To(places) if holds_functions(traversal.body, &places) => {
+                out.exits.push(jump.index);
+                out.dynamic.push(jump.index);
+            }
             Leads::To(places) => {
                 let inside = |at: &u64| traversal.body.contains(*at);
                 if !places.iter().any(inside) {

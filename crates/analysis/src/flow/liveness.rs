@@ -10,6 +10,8 @@ use ingraft_model::Gpr;
 use crate::file::elf::Elf;
 use crate::text::decode::DecodeCursor;
 
+/// Length in bytes of `mov [rsp], r64`.
+const STORED_TARGET: u64 = 4;
 /// Largest number of instructions that one search examines.
 const BUDGET: usize = 96;
 /// The registers that a callee may overwrite, in the order of preference.
@@ -123,7 +125,9 @@ impl Scan<'_> {
                     return self.call(pending, through_got);
                 }
                 FlowControl::Return => {
-                    let results = if self.image.is_go() { CALLER_SAVED } else { RESULTS };
+                    // A jump in the form of a return may lead to code of the same function.
+                    let all = self.image.is_go() || self.returns_to_register(i.ip());
+                    let results = if all { CALLER_SAVED } else { RESULTS };
                     self.live |= pending & results;
                     return;
                 }
@@ -134,6 +138,12 @@ impl Scan<'_> {
                 }
             }
         }
+    }
+
+    /// Whether the instruction before a return stores a register in the place of the return address, as retpolines do.
+    fn returns_to_register(&self, at: u64) -> bool {
+        let before = at.checked_sub(STORED_TARGET).and_then(|at| self.image.data_from(at)).unwrap_or_default();
+        matches!(before, [0x48 | 0x4c, 0x89, form, 0x24, ..] if form & !0x38 == 0x04)
     }
 
     fn leave(&mut self, target: u64, pending: u32) {

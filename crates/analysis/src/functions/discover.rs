@@ -46,10 +46,6 @@ enum MaybePart {
     Likely,
 }
 
-/// First bytes of functions that nothing else tells from data: `push rbp; mov rbp, rsp`, and Go's comparison of the stack pointer with the
-/// end of the stack.
-const PROLOGUES: [[u8; 4]; 2] = [[0x55, 0x48, 0x89, 0xe5], [0x49, 0x3b, 0x66, 0x10]];
-
 type FunctionDrafts = BTreeMap<u64, FunctionDraft>;
 
 /// Runs the whole pass, in parallel in the caller's pool. Adds to `done` the number of bytes of text that were decoded.
@@ -76,6 +72,7 @@ pub(crate) fn discover(
     let named = std::mem::take(&mut symbols.labelled);
     let labels = distinct(std::mem::take(&mut symbols.labels));
     let mut drafts = drafts(image, symbols, unwind, pointers);
+    add_called_labels(&mut drafts, image, &labels);
     name_by_labels(&mut drafts, &labels);
     drafts.keys().for_each(|start| arrivals.set(*start));
     let mut units = units(image, &mut drafts);
@@ -204,6 +201,19 @@ fn name_by_labels(drafts: &mut FunctionDrafts, labels: &[UntypedLabel]) {
         // Other files may call the piece, so it is no part of the function that jumps to it.
         if labels.iter().any(|label| label.name.binding() != SymbolBinding::Local) {
             draft.part = MaybePart::No;
+        }
+    }
+}
+
+/// Adds the functions that symbols without a type name, if the file calls them by these names.
+fn add_called_labels(drafts: &mut FunctionDrafts, image: &Elf, labels: &[UntypedLabel]) {
+    let called = relocs::called_names(image);
+    for UntypedLabel { at, name } in labels.iter().filter(|label| called.contains(label.name.mangled())) {
+        let before = drafts.range(..=at.0).next_back();
+        let is_inside = before.is_some_and(|(start, draft)| at.0 < start + draft.size.max(1));
+        if !is_inside && image.text_index(at.0).is_some() {
+            let names = vec![name.clone()];
+            drafts.insert(at.0, FunctionDraft { names, ordinary: true, ..FunctionDraft::default() });
         }
     }
 }
@@ -347,8 +357,7 @@ fn explore_gaps(sweep: &Sweep<'_>, units: &[SweepUnit], drafts: &FunctionDrafts)
         // An address that only a pointer holds may be data, so the bytes there must look like a function.
         let mut at = from;
         while let Some(addressed) = sweep.addressed.first(at, until) {
-            let head = image.data_at(addressed, 4);
-            if sweep.image.begins_with_endbr(addressed) || head.is_some_and(|h| PROLOGUES.iter().any(|p| p == h)) {
+            if explore::looks_like_function(image, addressed) {
                 starts.insert(addressed);
             }
             at = addressed + 1;

@@ -9,12 +9,21 @@ use crate::functions::jump_table::{JumpResolver, Predecessors, ResolvedJump, Tab
 use crate::text::decode::{self, DecodeCursor};
 use crate::text::transfer::ControlTransfer;
 
+/// First bytes of functions that nothing else tells from data: `push rbp; mov rbp, rsp`, and Go's comparison of the stack pointer with the
+/// end of the stack.
+const PROLOGUES: [[u8; 4]; 2] = [[0x55, 0x48, 0x89, 0xe5], [0x49, 0x3b, 0x66, 0x10]];
+
+/// Whether the bytes at an address are those with which functions begin.
+pub(crate) fn looks_like_function(image: &Elf, at: u64) -> bool {
+    image.begins_with_endbr(at) || image.data_at(at, 4).is_some_and(|head| PROLOGUES.iter().any(|p| p == head))
+}
+
 /// The code that control can reach from a start.
 #[derive(Debug)]
 pub(crate) struct Reached {
     /// End of the reached instructions that follow the start with nothing but padding between them.
     pub end: u64,
-    /// Targets of direct calls, and of jumps beyond the end.
+    /// Targets of direct calls, and of jumps beyond the end that lead to other functions.
     pub leads_to: Vec<u64>,
     /// Number of instructions that were decoded.
     pub decoded: usize,
@@ -35,6 +44,8 @@ pub(crate) fn reach(image: &Elf, pointers: &CodePointerWords, start: u64, limit:
     let mut tails: Vec<u64> = Vec::new();
     // Bounds the rounds in which jump tables lead to further jump tables; only hostile code needs more.
     let mut rounds = 16;
+    // Whether control may reach further code of the function, to which unknown jumps lead.
+    let mut open = false;
     let whole = start..limit;
     loop {
         while let Some(mut at) = work.pop() {
@@ -80,11 +91,13 @@ pub(crate) fn reach(image: &Elf, pointers: &CodePointerWords, start: u64, limit:
             JumpResolver { image, pointers, code: &code, inside, before: &before, tables: &[], memory: &memory };
         for jump in jumps.drain(..) {
             let Ok(index) = code.binary_search_by_key(&jump, |i| i.ip()) else { continue };
-            if let ResolvedJump::Table(targets) = resolver.resolve(index, &mut budget) {
-                work.extend(targets.places);
+            match resolver.resolve(index, &mut budget) {
+                ResolvedJump::Table(targets) => work.extend(targets.places),
+                ResolvedJump::Pointer | ResolvedJump::Distances(_) => open |= !code[index].is_ip_rel_memory_operand(),
             }
         }
     }
+    open |= !jumps.is_empty();
     code.sort_unstable_by_key(|i| i.ip());
     for i in &code {
         let hole = i.ip().saturating_sub(out.end);
@@ -95,7 +108,9 @@ pub(crate) fn reach(image: &Elf, pointers: &CodePointerWords, start: u64, limit:
         out.end = out.end.max(i.next_ip());
     }
     out.decoded = code.len();
-    out.leads_to.extend(tails.into_iter().filter(|at| !(start..out.end).contains(at)));
+    // Code behind an unknown jump may belong to this function, in the middle of whose frame no other one begins.
+    let may_begin = |at: &u64| !open || looks_like_function(image, *at);
+    out.leads_to.extend(tails.into_iter().filter(|at| !(start..out.end).contains(at) && may_begin(at)));
     out.leads_to.sort_unstable();
     out.leads_to.dedup();
     out

@@ -5,7 +5,8 @@
 pub(crate) struct CodeFacts {
     /// General purpose registers that an instruction of the function overwrites wholly; bit n stands for register n.
     pub writes: u16,
-    /// Whether the function calls out of the image or through a pointer: such a callee may overwrite any register.
+    /// Whether the function certainly calls out of the image or through a pointer: such a callee may overwrite any register, and compilers know that. What
+    /// a function does not overwrite, its callers may keep in registers over a call, although the convention does not say so (`-fipa-ra` of gcc).
     pub calls_out: bool,
     /// Address of an indirect jump whose target is computed from unknown distances.
     pub unresolved: Option<u64>,

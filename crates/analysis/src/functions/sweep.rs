@@ -203,7 +203,7 @@ impl Sweep<'_> {
                 }
                 ControlTransfer::Indirect => {
                     if i.op0_kind() == OpKind::Memory && i.is_ip_rel_memory_operand() {
-                        facts.calls_out = true;
+                        facts.calls_out |= self.is_of_linker(i.ip_rel_memory_address());
                     } else {
                         indirect.push(index);
                     }
@@ -240,6 +240,12 @@ impl Sweep<'_> {
         let reaches = |f: &(u64, u64)| explore::reach(self.image, self.pointers, f.0, unit.end).uses_gs;
         // Only files that are made to exhaust the analysis have so many overlapping functions.
         unit.functions.len() > 64 || unit.functions.iter().any(reaches)
+    }
+
+    /// Whether an address is in a table of the linker, whose words lead to functions. A variable may hold the address of a label.
+    fn is_of_linker(&self, at: u64) -> bool {
+        let mut tables = [".got", ".got.plt"].into_iter().filter_map(|name| self.image.section(name));
+        tables.any(|table| at.checked_sub(table.svma).is_some_and(|offset| offset < table.file.len() as u64))
     }
 
     /// Whether a call goes to a stub of the linker or out of the text.
@@ -342,7 +348,7 @@ impl Sweep<'_> {
         // A compiled function has more bytes than distinct targets. The budget keeps the cost of any other one in proportion to its size.
         let mut budget = 16 * (unit.end - unit.start) as usize + 256;
         let resolved = self.resolve(unit, code, indirect, &mut budget);
-        let (mut calls_out, mut first_unresolved) = (false, None);
+        let mut first_unresolved = None;
         for (&jump, resolved) in indirect.iter().zip(resolved) {
             let mut unresolved = false;
             match resolved {
@@ -356,7 +362,8 @@ impl Sweep<'_> {
                     }
                     out.tables.extend(tables);
                 }
-                ResolvedJump::Pointer => calls_out = true,
+                // Whether it leaves the function is not known. Callers of a computed goto know what the function overwrites.
+                ResolvedJump::Pointer => {}
                 ResolvedJump::Distances(tables) => {
                     unresolved = true;
                     for target in tables.iter().flat_map(|table| self.candidate(&whole, *table, &mut budget)) {
@@ -370,7 +377,6 @@ impl Sweep<'_> {
             }
         }
         for facts in &mut out.facts {
-            facts.calls_out |= calls_out;
             facts.unresolved = first_unresolved;
         }
     }

@@ -9,6 +9,7 @@ mod executed;
 mod exits;
 mod graphs;
 mod hostile;
+mod kept;
 mod patchable;
 mod probes;
 mod proofs;

@@ -9,7 +9,7 @@ enum TableEntry {
     /// The entry leads to an instruction of the function.
     Inside(u64),
     /// The entry leads to the end of the function or of a part of it: a case that never occurs.
-    End,
+    End(u64),
     /// The entry leads to the middle of an instruction of the function.
     Within,
     /// The entry leads to other code.
@@ -38,6 +38,7 @@ impl JumpResolver<'_> {
         let (mut places, mut proven, mut count) = (Vec::new(), false, 0);
         // Number of targets before the first entry that leads to other code. That entry may belong to another table.
         let mut own = None;
+        let mut end = None;
         while count < limit {
             // Two tables of compilers never overlap.
             if count > 0 && exact.is_none() && self.tables.binary_search(&self.place(table, count)).is_ok() {
@@ -46,7 +47,7 @@ impl JumpResolver<'_> {
             }
             match self.entry(table, count) {
                 TableEntry::Inside(place) => places.push(place),
-                TableEntry::End => {}
+                TableEntry::End(place) => end = Some(place),
                 // If the index has an exact bound, the entry belongs to the table: its target may be the cold part of the function.
                 TableEntry::Elsewhere(place) if exact.is_some() => places.push(place),
                 TableEntry::Elsewhere(_) if bound.is_none() || !absolute => break,
@@ -69,6 +70,13 @@ impl JumpResolver<'_> {
         if let Some(len) = own.filter(|_| !complete && (!proven || self.tables.is_empty())) {
             places.truncate(len);
             proven = false;
+        }
+        // Another function may begin at the end of this one: then the table holds functions, this one among them.
+        if let (Some(end), Some(head)) = (end.filter(|_| absolute), self.inside.first())
+            && !places.is_empty()
+            && places.iter().all(|place| *place == head.start)
+        {
+            places.push(end);
         }
         // The program may have replaced entries by the time at which it jumps.
         let is_constant = !self.image.is_variable(table.at);
@@ -107,7 +115,7 @@ impl JumpResolver<'_> {
         } else if self.contains(target) && !self.before.is_guess() {
             TableEntry::Within
         } else if self.inside.iter().any(|range| range.end == target) {
-            TableEntry::End
+            TableEntry::End(target)
         } else if self.image.text_index(target).is_some() {
             TableEntry::Elsewhere(target)
         } else {
