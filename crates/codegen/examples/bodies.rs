@@ -36,6 +36,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             vectors: None,
             loader: None,
             goroutine: None,
+            stacks: false,
             readable: Readable::default(),
         };
         let mut arena = Arena::new(Avma(end)..Avma(end + (512 << 20)));

@@ -10,7 +10,7 @@
 //!                                     target's threads have. At the offset of the claims in shard 0, shard 1 has the temporary
 //!                                     thread pointer for a program that has none yet (`LENT`)
 //! A + k * stride        shard k >= 2: one thread's own. With `family`, no thread has shard 2: it says what a fork child inherits
-//!                       ([`birth`])
+//!                       ([`birth`]). No thread has shard 3 if records of calls on other stacks are set aside there ([`stacks`])
 //! A + shards * stride   the journal's copy (`journal_bytes`)
 //! ```
 //!
@@ -243,6 +243,55 @@ pub mod record {
     /// Offset in the first record of a shard, u64: ticks of the wall clock that the thread has spent in calls with own times that have ended. It
     /// does not grow inside of such a call before the call ends. Processor time is in the next word.
     pub const SPENT: u32 = KEPT + 8;
+}
+
+/// Activation records of calls on stacks that no thread executes, in programs that switch stacks (ucontext, Boost.Context, coroutines of an
+/// interpreter). At the entry of a function that switches, all records of the thread are set aside in shard [`stacks::SHARD`], which no thread
+/// claims. At its exit, the stack pointer tells to which stack control has come, and the records of that stack come back.
+///
+/// The key of a stack is the stack pointer that its code has when it goes on. It is a multiple of 16 (System V psABI 3.2.2), and the same at both
+/// moments: at the entry of the function that leaves, the return address lies right below it, and when control goes on, either the return address
+/// lies there or it was taken from the stack already. So both routines round the stack pointer up to a multiple of 16.
+///
+/// While records are set aside, [`record::SAVED`] holds the present value of the variable that the record restores, and the variable has the saved
+/// one, as if the calls had ended. When the records come back, variable and record exchange their values again. Timers run on.
+///
+/// Values that a thread keeps, such as its calling context, mean nothing to another thread. If a stack goes on in another thread, its records are
+/// dropped, and count as calls that ended without an exit.
+pub mod stacks {
+    use super::record;
+
+    /// Index of the shard with the records.
+    pub const SHARD: u32 = super::FIRST_SHARD + 1;
+    /// Smallest distance between shards with which an area has these records.
+    pub const STRIDE_MIN: u64 = 1 << 23;
+    /// Offset in the shard of the unused records, as in [`super::goroutine::FREE`].
+    pub const FREE: u32 = 0x2_0000;
+    /// Offset of the number of records that were ever used, u32, atomic.
+    pub const USED: u32 = FREE + 8;
+    /// Offset of the places of stacks.
+    pub const PLACES: u32 = 0x3_0000;
+    /// Size in bytes of a place. Its first word is the key of the stack, u64; 0 if the place is free.
+    pub const PLACE: u32 = 64;
+    /// Offset in a place of the identity of the thread that has left the stack, u64.
+    pub const OWNER: u32 = 0x08;
+    /// Offset in a place of the number of the record of the outermost call, u64; 0 if there is none.
+    pub const OUTERMOST: u32 = 0x10;
+    /// Offset in a place of the two words at [`record::SPENT`] of the thread when it left the stack.
+    pub const SPENT: u32 = 0x18;
+    /// Number of bits of the number of a place.
+    pub const PLACE_BITS: u32 = 15;
+    /// Number of places in a row that may belong to a stack. The last ones lie after the numbered places.
+    pub const PROBES: u32 = 8;
+    /// Offset of record 0. Records are numbered from 1 on.
+    pub const RECORDS: u32 = 0x24_0000;
+    /// Distance in bytes between records.
+    pub const RECORD: u32 = 2 * record::SIZE;
+    /// Offset in a record of the number of the next one, u64: that of the call inside, or the next unused one; 0 if there is none.
+    pub const NEXT: u32 = record::SIZE;
+    /// Largest number of records.
+    pub const RECORDS_MAX: u32 = ((STRIDE_MIN - RECORDS as u64) / RECORD as u64) as u32 - 1;
+    const _: () = assert!(PLACES + PLACE * ((1 << PLACE_BITS) + PROBES) <= RECORDS);
 }
 
 /// Activation records of goroutines. A goroutine moves between threads, and its stack moves in memory, so its open calls are not in the

@@ -75,7 +75,7 @@ pub use resource::{Focus, FocusError, ResourcePath};
 pub use shown::{DataShape, DataVariant, DataWord, Enumerator, Enumerators, ValueNames, WordOrigin};
 pub use snippet::{
     BinaryOp, CallRecord, Clock, Expr, Float, FloatFormat, IntegerWidth, KeptValue, KeyField, NotesStmt, RecordField,
-    Recorded, Restore, Scalar, Shape, Snippet, Stmt, TimeUnit, UnaryOp, Usage, VariableId, Whose,
+    Recorded, Restore, Scalar, Shape, Snippet, StackSwitch, Stmt, TimeUnit, UnaryOp, Usage, VariableId, Whose,
 };
 pub use table::{Fold, KeyPart, KeyParts, KeyTable, Places, TableKey, TableShape};
 pub use vector::{IndexNames, Ranges};

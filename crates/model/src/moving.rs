@@ -12,7 +12,9 @@ impl Snippet {
             // A group that is begun and kept by the same statements does not last.
             let at_once = begun.zip(kept).is_some_and(|(begun, kept)| begun < kept);
             stmts.iter().any(|stmt| match stmt {
-                Stmt::Start(..) | Stmt::Stop(..) | Stmt::Append(..) | Stmt::Fork | Stmt::Forked => true,
+                Stmt::Start(..) | Stmt::Stop(..) | Stmt::Append(..) | Stmt::Fork | Stmt::Forked | Stmt::Switch(_) => {
+                    true
+                }
                 Stmt::BeginGroup(_) | Stmt::KeepGroup(_) => !at_once,
                 Stmt::Enter(..) | Stmt::CountBelow(..) | Stmt::AddContext(..) => true,
                 Stmt::EnterValue(..) | Stmt::LeaveValue(..) => true,
@@ -53,6 +55,11 @@ impl Snippet {
                 Stmt::Open(..) | Stmt::Close(..) | Stmt::HandOver(..) | Stmt::GiveUp(..) | Stmt::CloseHanded(..)
             )
         })
+    }
+
+    /// Whether the snippet sets records aside, or fetches them.
+    pub fn switches_stacks(&self) -> bool {
+        self.has(&|stmt| matches!(stmt, Stmt::Switch(_)))
     }
 
     /// Whether the snippet keeps something in the record of a call that moves between threads, or for its goroutine. Other calls cannot have it.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use ingraft_model::layout::{self, birth, goroutine, header, record};
+use ingraft_model::layout::{self, birth, goroutine, header, record, stacks};
 use ingraft_model::{Avma, AvmaRange, CpuClock, DataArea, Pid, ThreadIdentity, WallClock};
 use memmap2::MmapRaw;
 use rustix::fs::FlockOperation;
@@ -346,6 +346,9 @@ impl SharedArea {
             self.write_u64(claim_at(goroutine::SHARD), 1 << birth::RESERVED)?;
             self.write_u32(header::GOROUTINE.into(), goroutine.cast_unsigned())?;
         }
+        if request.stacks {
+            self.write_u64(claim_at(stacks::SHARD), 1 << birth::RESERVED)?;
+        }
         self.write_u64(header::WALL_CLOCK.into(), request.wall.word())?;
         self.write_u64(header::MADE.into(), bases::now_ticks())?;
         self.write_u64(header::STRIDE.into(), self.layout.stride)?;
@@ -376,6 +379,12 @@ impl SharedArea {
     pub fn goroutine(&self) -> Result<Option<i32>, ProcessError> {
         let offset = self.read_u32(header::GOROUTINE.into())?.cast_signed();
         Ok(Some(offset).filter(|offset| *offset != 0 && self.layout.stride >= goroutine::STRIDE_MIN))
+    }
+
+    /// Whether records of calls on other stacks are set aside: no thread claims their shard.
+    pub fn sets_stacks_aside(&self) -> Result<bool, ProcessError> {
+        let has_room = self.layout.stride >= stacks::STRIDE_MIN && self.layout.shards > stacks::SHARD;
+        Ok(has_room && self.read_u64(claim_at(stacks::SHARD))? >> birth::RESERVED == 1)
     }
 
     /// Whether fork children are measured with the target, like its threads.
@@ -724,46 +733,46 @@ impl SharedArea {
     /// Clears the open records with these names (offsets in a shard), because their counters and flags get another use. No woven code may
     /// open or close these records any more.
     pub fn forget_records(&self, shard: u32, names: &HashSet<u32, impl BuildHasher>) -> Result<(), ProcessError> {
-        for (at, name) in self.open_records(shard)?.into_iter().filter(|(_, name)| names.contains(name)) {
-            // The name is the lower half of the word, what is set back the upper one.
-            let at = at + u64::from(record::NAME);
-            let is_its = |word: u64| word as u32 == name;
-            match &self.access {
-                // The thread may have dropped the record meanwhile, and another call may use it.
-                AreaAccess::Mapped { map, .. } => {
-                    let forgotten = |word| is_its(word).then_some(0);
-                    let _other = word64(map, at).fetch_update(Ordering::AcqRel, Ordering::Acquire, forgotten);
-                }
-                AreaAccess::Through(_) if is_its(self.read_u64(at)?) => self.write_u64(at, 0)?,
-                AreaAccess::Through(_) => {}
-            }
-        }
-        Ok(())
+        let mut named = self.open_records(shard)?.into_iter().filter(|(_, name)| names.contains(name));
+        named.try_for_each(|(at, name)| self.forget(at, name))
     }
 
-    /// The records of goroutines that were ever used: the offset of each in the area, and the name that identifies it.
-    fn goroutine_records(&self) -> Result<Vec<(u64, u32)>, ProcessError> {
-        if self.goroutine()?.is_none() {
-            return Ok(Vec::new());
+    /// The records of goroutines, and those that are set aside, as far as they were ever used: the offset of each in the area, and the name that
+    /// identifies it.
+    fn common_records(&self) -> Result<Vec<(u64, u32)>, ProcessError> {
+        let of = |shard: u32, [used, most, first, size]: [u32; 4]| -> Result<Vec<(u64, u32)>, ProcessError> {
+            let start = self.shard_start(shard);
+            let used = self.read_u32(start + u64::from(used))?.min(most);
+            let at = |n: u32| start + u64::from(first) + u64::from(n) * u64::from(size);
+            (1..=used).map(at).map(|at| Ok((at, self.read_u32(at + u64::from(record::NAME))?))).collect()
+        };
+        if self.goroutine()?.is_some() {
+            return of(goroutine::SHARD, [goroutine::USED, goroutine::RECORDS_MAX, goroutine::RECORDS, record::SIZE]);
         }
-        let start = self.shard_start(goroutine::SHARD);
-        let used = self.read_u32(start + u64::from(goroutine::USED))?.min(goroutine::RECORDS_MAX);
-        let at = |n: u32| start + u64::from(goroutine::RECORDS) + u64::from(n) * u64::from(record::SIZE);
-        (1..=used).map(at).map(|at| Ok((at, self.read_u32(at + u64::from(record::NAME))?))).collect()
+        match self.sets_stacks_aside()? {
+            true => of(stacks::SHARD, [stacks::USED, stacks::RECORDS_MAX, stacks::RECORDS, stacks::RECORD]),
+            false => Ok(Vec::new()),
+        }
     }
 
-    /// Clears the names of the records of goroutines, as [`SharedArea::forget_records`] does for a shard.
-    pub fn forget_goroutine_records(&self, names: &HashSet<u32, impl BuildHasher>) -> Result<(), ProcessError> {
-        for (at, name) in self.goroutine_records()?.into_iter().filter(|(_, name)| names.contains(name)) {
-            let at = at + u64::from(record::NAME);
-            // A goroutine may have dropped the record meanwhile, and another call may use it.
-            match &self.access {
-                AreaAccess::Mapped { map, .. } => {
-                    let _other = word32(map, at).compare_exchange(name, 0, Ordering::AcqRel, Ordering::Acquire);
-                }
-                AreaAccess::Through(_) if self.read_u32(at)? == name => self.write_u32(at, 0)?,
-                AreaAccess::Through(_) => {}
+    /// Clears the records of goroutines, and those that are set aside, as [`SharedArea::forget_records`] does for a shard.
+    pub fn forget_common_records(&self, names: &HashSet<u32, impl BuildHasher>) -> Result<(), ProcessError> {
+        let mut named = self.common_records()?.into_iter().filter(|(_, name)| names.contains(name));
+        named.try_for_each(|(at, name)| self.forget(at, name))
+    }
+
+    /// Clears the record at an offset if it still has this name: the thread may have dropped it meanwhile, and another call may use it.
+    fn forget(&self, at: u64, name: u32) -> Result<(), ProcessError> {
+        // The name is the lower half of the word, what is set back the upper one.
+        let at = at + u64::from(record::NAME);
+        let is_its = |word: u64| word as u32 == name;
+        match &self.access {
+            AreaAccess::Mapped { map, .. } => {
+                let forgotten = |word| is_its(word).then_some(0);
+                let _other = word64(map, at).fetch_update(Ordering::AcqRel, Ordering::Acquire, forgotten);
             }
+            AreaAccess::Through(_) if is_its(self.read_u64(at)?) => self.write_u64(at, 0)?,
+            AreaAccess::Through(_) => {}
         }
         Ok(())
     }
@@ -793,8 +802,8 @@ impl SharedArea {
             let others = open.into_iter().map(|(_, name)| name).filter(|name| *name != 0 && !names.contains(name));
             self.forget_records(claim.shard, &others.collect::<HashSet<u32>>())?;
         }
-        let parked = self.goroutine_records()?.into_iter().map(|(_, name)| name);
-        self.forget_goroutine_records(&parked.filter(|name| !names.contains(name)).collect::<HashSet<u32>>())?;
+        let parked = self.common_records()?.into_iter().map(|(_, name)| name);
+        self.forget_common_records(&parked.filter(|name| !names.contains(name)).collect::<HashSet<u32>>())?;
         Ok(())
     }
 

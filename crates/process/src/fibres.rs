@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::PathBuf;
 
 use ingraft_model::AvmaRange;
 use memchr::memmem;
@@ -45,18 +46,29 @@ impl Target {
 
     /// Looks for code that switches stacks in the files of a program that handles signals.
     pub fn preemption(&self) -> Preemption {
-        let Ok(maps) = self.maps() else { return Preemption::Unknown };
         if !self.handles_signals() {
             return Preemption::Unknown;
         }
+        match self.switching_files() {
+            None => Preemption::Go,
+            Some(files) => {
+                let name = |path: PathBuf| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                files.into_iter().next().map_or(Preemption::Unknown, |path| Preemption::Likely(name(path)))
+            }
+        }
+    }
+
+    /// The mapped files that have or use code which switches stacks, without C libraries. `None` for a Go program.
+    pub fn switching_files(&self) -> Option<Vec<PathBuf>> {
+        let Ok(maps) = self.maps() else { return Some(Vec::new()) };
         let mut files: BTreeMap<FileKey, Vec<&Mapping>> = BTreeMap::new();
         for mapping in maps.iter().filter(|m| m.is_file() && m.read && !m.shared) {
             files.entry((mapping.device, mapping.inode)).or_default().push(mapping);
         }
-        let mut switcher = None;
+        let mut found = Vec::new();
         for (key, parts) in files.iter().filter(|(_, parts)| parts.iter().any(|m| m.exec)) {
-            let name = parts.first().and_then(|m| Some(m.file_path().file_name()?.to_string_lossy().into_owned()));
-            let name = name.unwrap_or_default();
+            let path = parts.first().map_or_else(PathBuf::new, |mapping| mapping.file_path());
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
             if C_LIBRARIES.iter().any(|begin| name.starts_with(begin)) {
                 continue;
             }
@@ -64,13 +76,13 @@ impl Target {
             let signs = known.unwrap_or_else(|| self.signs_of(parts));
             lock(&self.signs).insert(*key, signs);
             if signs.go {
-                return Preemption::Go;
+                return None;
             }
-            if signs.switches() && switcher.is_none() {
-                switcher = Some(name);
+            if signs.switches() {
+                found.push(path);
             }
         }
-        switcher.map_or(Preemption::Unknown, Preemption::Likely)
+        Some(found)
     }
 
     fn signs_of(&self, parts: &[&Mapping]) -> StackSwitchSigns {

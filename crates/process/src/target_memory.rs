@@ -74,6 +74,8 @@ pub struct DataAreaRequest {
     /// Offset from fs of the pointer to the goroutine that a thread executes, if calls of goroutines may be followed. Not together with
     /// `family`.
     pub goroutine: Option<i32>,
+    /// Whether records of calls on other stacks are set aside. Not together with `goroutine` or `family`.
+    pub stacks: bool,
 }
 
 impl Default for DataAreaRequest {
@@ -88,6 +90,7 @@ impl Default for DataAreaRequest {
             wall: WallClock::Tsc,
             family: false,
             goroutine: None,
+            stacks: false,
         }
     }
 }

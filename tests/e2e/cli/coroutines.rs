@@ -1,10 +1,12 @@
 //! Tests of calls that change their stack or thread before they return: they are unharmed, and calls that cannot be measured are reported.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Daemon, Mutatee, open_directory, scaled, sibling};
+use ingraft_testing::{Daemon, Mutatee, Outcome, Reply, open_directory, scaled, sibling};
+use serde_json::Value;
 
 use crate::tool;
 
@@ -35,6 +37,94 @@ fn coroutines_that_move_between_threads() {
     assert_eq!(outcome.calls("work"), truth.tally("work") - earlier);
     assert_eq!(outcome.calls("leaf"), 2 * (truth.tally("work") - earlier));
     target::assert_clean(target.pid(), &before);
+}
+
+/// Calls by the functions around them and their own, the outermost one first.
+type Chains = BTreeMap<Vec<String>, u64>;
+
+/// The calls that the tool has told, by context.
+fn told(outcome: &Outcome) -> Chains {
+    let (mut chains, mut found) = (BTreeMap::<u64, Vec<String>>::new(), Chains::new());
+    let number = |record: &Value, key: &str| record[key].as_u64().unwrap_or_else(|| panic!("no {key} in {record}"));
+    for record in outcome.all("context") {
+        let parent = record["parent"].as_u64().unwrap_or_default();
+        let mut chain = chains.get(&parent).cloned().unwrap_or_default();
+        chain.push(record["function"].as_str().expect("a name").to_owned());
+        *found.entry(chain.clone()).or_default() += number(record, "calls");
+        chains.insert(number(record, "id"), chain);
+    }
+    found.retain(|_, calls| *calls > 0);
+    found
+}
+
+/// The calls in the program's account.
+fn known(reply: &Reply) -> Chains {
+    let chain = |line: &String| {
+        let mut words = line.strip_prefix("chain ")?.split(' ');
+        let count = words.next()?.parse().ok()?;
+        Some((words.map(str::to_owned).collect(), count))
+    };
+    reply.lines.iter().filter_map(chain).collect()
+}
+
+/// Compares the contexts of a program whose threads switch stacks with its account, in several measurements one after the other.
+fn contexts_on_several_stacks(kind: &str, threads: &str, arguments: &[&str]) {
+    let mut target = Mutatee::start("fibres", &[kind, threads]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    for seed in 0..scaled(2, 50) {
+        let all = ["profile", "contexts", "-p", &pid, "fibres:f_*", "--recursion", "full", "--max-overhead", "10000"];
+        let mut session = tool().start(all.iter().chain(arguments));
+        session.wait_for("attached");
+        let truth = target.ask(&format!("run {seed} 3000"));
+        truth.assert_right();
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        target::assert_clean(target.pid(), &before);
+        let (known, told) = (known(&truth), told(&outcome));
+        assert!(known.values().sum::<u64>() > 3000, "{known:?}");
+        let differ = |chain: &&Vec<String>| known.get(*chain) != told.get(*chain);
+        let wrong: Vec<_> = known.keys().chain(told.keys()).filter(differ).take(10).collect();
+        let both = |chain: &&Vec<String>| format!("{chain:?}: {:?}, told {:?}", known.get(*chain), told.get(*chain));
+        assert!(wrong.is_empty(), "{kind} {seed}: {:#?}", wrong.iter().map(both).collect::<Vec<_>>());
+        let summary = outcome.one("contexts");
+        for key in ["unrecorded", "unseen", "full"] {
+            assert_eq!(summary[key], 0, "{summary}");
+        }
+    }
+}
+
+#[test]
+fn contexts_of_fibres_by_ucontext() {
+    contexts_on_several_stacks("ucontext", "1", &[]);
+    contexts_on_several_stacks("ucontext", "3", &["--metric", "time,cpu"]);
+}
+
+#[test]
+fn contexts_of_fibres_that_switch_by_code_of_their_own() {
+    contexts_on_several_stacks("own", "1", &["--metric", "time"]);
+    contexts_on_several_stacks("own", "3", &[]);
+}
+
+/// A call that waits on its stack while other stacks are executed has a time, as any other call.
+#[test]
+fn calls_on_several_stacks_have_times() {
+    for kind in ["ucontext", "own"] {
+        let mut target = Mutatee::start("fibres", &[kind, "2"]);
+        let before = Text::of(target.pid());
+        let session = tool().measure("latency", target.pid(), &["fibres:f_*"]);
+        let truth = target.ask("run 5 5000");
+        truth.assert_right();
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        for function in ["f_round", "f_resume", "f_body", "f_left", "f_right", "f_again", "f_yield"] {
+            let (seen, calls) = (outcome.latency(function), truth.tally(function));
+            let open = truth.number(&format!("open {function}"));
+            assert!(calls > 100, "{function}: {calls}");
+            assert_eq!((seen.calls, seen.timed), (calls, calls - open), "{kind}, {function}: {seen:?}");
+            assert_eq!((seen.unrecorded, seen.unseen), (0, 0), "{kind}, {function}: {seen:?}");
+            assert!(seen.left <= open, "{kind}, {function}: {seen:?}");
+        }
+        target::assert_clean(target.pid(), &before);
+    }
 }
 
 /// The signal frame of a borrowed thread is larger than the rest of the stack on which the thread waits.

@@ -55,6 +55,7 @@ mod interrupts;
 mod joining;
 mod jumps;
 mod keepers;
+mod kept;
 mod kernel;
 mod keyed;
 mod kinds;

@@ -166,6 +166,8 @@ fn recipe(name: &str) -> Recipe {
             false,
         ),
         "coroutines" => ("gcc", C, &["coroutines.c"], false),
+        "fibres" => ("gcc", C, &["fibres.c"], false),
+        "kept" => ("gcc", C, &["kept.c"], false),
         "patcher" => ("gcc", C, &["patcher.c"], false),
         "selfpatch" => ("gcc", C, &["selfpatch.c"], false),
         "pooled" => ("gcc", C, &["pooled.c"], false),

@@ -40,6 +40,8 @@ pub struct AnalysedImage {
     pub(super) goroutines: OnceLock<Option<GoroutineLayout>>,
     /// Indices of the functions that leave by a jump like longjmp's; computed when first asked for.
     pub(crate) longjmps: OnceLock<Vec<usize>>,
+    /// Indices of the functions that switch stacks; computed when first asked for.
+    pub(crate) stack_switches: OnceLock<Vec<usize>>,
     /// Entry sites of the functions for which they were asked.
     pub(crate) entries: FunctionMemo<Result<Arc<Site>, Refusal>>,
     /// Exit sites of the functions for which they were asked.

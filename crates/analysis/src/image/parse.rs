@@ -100,6 +100,7 @@ impl AnalysedImage {
             imports: OnceLock::new(),
             goroutines: OnceLock::new(),
             longjmps: OnceLock::new(),
+            stack_switches: OnceLock::new(),
             entries: FunctionMemo::default(),
             exits: FunctionMemo::default(),
             bodies: WeakCache::default(),

@@ -12,3 +12,4 @@ mod longjmp;
 mod questions;
 mod refused;
 mod springboard;
+mod stack_switch;

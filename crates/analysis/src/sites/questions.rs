@@ -12,7 +12,7 @@ use crate::flow::points::{self, FunctionCode};
 use crate::flow::{self, FlowGraph};
 use crate::functions::function::Function;
 use crate::image::AnalysedImage;
-use crate::sites::{block, call, entry, exit, longjmp, refused};
+use crate::sites::{block, call, entry, exit, longjmp, refused, stack_switch};
 
 impl AnalysedImage {
     /// The site of a function's entry, with all that weaving needs, or the reason why the entry cannot be woven.
@@ -78,6 +78,12 @@ impl AnalysedImage {
     /// All functions for which `is_longjmp` holds.
     pub fn longjmps(&self) -> impl Iterator<Item = &Function> {
         let found = self.longjmps.get_or_init(|| longjmp::all(self));
+        found.iter().filter_map(|number| self.functions().get(*number))
+    }
+
+    /// The functions that save the stack pointer and go on on another stack, by their code. It may name functions that go on on the same one.
+    pub fn stack_switches(&self) -> impl Iterator<Item = &Function> {
+        let found = self.stack_switches.get_or_init(|| stack_switch::all(self));
         found.iter().filter_map(|number| self.functions().get(*number))
     }
 

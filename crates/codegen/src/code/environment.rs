@@ -1,7 +1,7 @@
 //! Facts about a target on which generated code relies.
 
 use ingraft_model::histogram::Scale;
-use ingraft_model::layout::{FIRST_SHARD, OWNER, SHARDS_MAX, goroutine};
+use ingraft_model::layout::{FIRST_SHARD, OWNER, SHARDS_MAX, goroutine, stacks};
 use ingraft_model::{Avma, BlockId, CpuClock, DataArea, ThreadIdentity, VectorState, WallClock};
 
 /// Facts about a target that decide the shape of its trampolines.
@@ -28,6 +28,8 @@ pub struct Environment {
     /// Offset from fs of the pointer to the goroutine that a thread executes, if the data area has records of goroutines
     /// ([`ingraft_model::layout::goroutine`]).
     pub goroutine: Option<i32>,
+    /// Whether the data area has room for the records of calls on stacks that no thread executes ([`ingraft_model::layout::stacks`]).
+    pub stacks: bool,
 }
 
 /// Memory of the program that snippets may read.
@@ -139,6 +141,9 @@ pub enum CodegenError {
     /// A snippet needs the thread pointer, but it is not proven that the thread pointer is stored where it leads to (fs:0).
     #[error("threads have no pointer to data of their own that is known")]
     NoThreadPointer,
+    /// A snippet switches stacks, but the data area has no room for the records of other stacks.
+    #[error("records of other stacks cannot be set aside here")]
+    NoStacks,
     /// A snippet reads a hardware event, but the threads have no known ids, or may not make system calls.
     #[error("events of the processor cannot be read here")]
     NoEvents,
@@ -186,6 +191,9 @@ impl Environment {
         }
         if self.goroutine.is_some() && data.stride < goroutine::STRIDE_MIN {
             return bad("shards are too small for records of goroutines");
+        }
+        if self.stacks && (data.stride < stacks::STRIDE_MIN || data.shards <= stacks::SHARD) {
+            return bad("shards are too small for records of other stacks");
         }
         Ok(())
     }

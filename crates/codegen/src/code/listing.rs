@@ -27,6 +27,8 @@ pub(crate) struct HoleValues {
     pub rules: u64,
     /// Address of the shard with the lists of goroutines.
     pub lists: u64,
+    /// Address of the shard with the records of other stacks.
+    pub stacks: u64,
     /// Offset of the activation records in a shard.
     pub records: u32,
     /// Offset in a shard of the number of open readings of the clock.

@@ -78,10 +78,14 @@ pub(crate) enum Routine {
     Fork,
     /// After a fork, in parent and child: ecx holds the result of fork, rdx the time. Keeps rcx.
     Forked,
+    /// Before control leaves the stack: sets the records of the thread aside, see `stacks`. The stack pointer of this call is in rdx. Keeps rcx.
+    LeaveStack,
+    /// When control has come to another stack: fetches its records, see `stacks`. The stack pointer is in rdx. Keeps rcx.
+    EnterStack,
 }
 
 impl Routine {
-    pub const ALL: [Routine; 28] = [
+    pub const ALL: [Routine; 30] = [
         Routine::Prune,
         Routine::Find,
         Routine::GiveUp,
@@ -110,5 +114,7 @@ impl Routine {
         Routine::EndNotes,
         Routine::Fork,
         Routine::Forked,
+        Routine::LeaveStack,
+        Routine::EnterStack,
     ];
 }

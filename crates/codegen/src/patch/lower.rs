@@ -175,6 +175,7 @@ mod tests {
             vectors: None,
             loader: None,
             goroutine: None,
+            stacks: false,
             readable: crate::Readable::default(),
         }
     }

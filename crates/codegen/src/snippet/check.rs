@@ -43,7 +43,7 @@ fn check_stmts(stmts: &[Stmt], bound: &BindingCheck<'_>, depth: u32) -> Result<(
     stmts.iter().try_for_each(|stmt| match stmt {
         Stmt::Add(v, e) | Stmt::Set(v, e) => bound(*v, Shape::Counter).and_then(|()| check_expr(e, bound, depth)),
         Stmt::If(c, body) => check_expr(c, bound, depth).and_then(|()| check_stmts(body, bound, deeper(depth)?)),
-        Stmt::Prune | Stmt::Await | Stmt::Fork | Stmt::Forked => Ok(()),
+        Stmt::Prune | Stmt::Await | Stmt::Fork | Stmt::Forked | Stmt::Switch(_) => Ok(()),
         Stmt::Open(record, body)
         | Stmt::Close(record, body)
         | Stmt::HandOver(record, _, body)

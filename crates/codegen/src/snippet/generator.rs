@@ -378,6 +378,7 @@ impl Generator<'_> {
             Stmt::Await => self.await_engine()?,
             Stmt::Fork => self.fork()?,
             Stmt::Forked => self.forked()?,
+            Stmt::Switch(switch) => self.switch(*switch)?,
             Stmt::Open(record, body) => self.open(record, body)?,
             Stmt::Close(record, body) => self.close(record, body)?,
             Stmt::HandOver(record, whose, body) => self.hand_over(record, *whose, body)?,

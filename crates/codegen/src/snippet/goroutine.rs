@@ -10,8 +10,8 @@
 //! In a fork child, which shares the data area, calls have no records.
 
 use iced_x86::code_asm::{
-    AsmMemoryOperand, AsmRegister64, CodeLabel, dword_ptr, eax, ecx, edi, esi, qword_ptr, r8, r9, r10, rax, rcx, rdi,
-    rdx, rsi, rsp,
+    AsmMemoryOperand, AsmRegister64, CodeLabel, dword_ptr, eax, ecx, esi, qword_ptr, r8, r9, r10, rax, rcx, rdi, rdx,
+    rsi, rsp,
 };
 use ingraft_model::CallRecord;
 use ingraft_model::layout::goroutine::{
@@ -23,12 +23,16 @@ use crate::code::environment::Assembly;
 use crate::code::listing::Listing;
 use crate::code::routine::Routine;
 use crate::snippet::generator::Generator;
+use crate::snippet::pool::RecordPool;
 
 /// Counters of a record's activations: calls that ended without an exit, and calls that could not be recorded.
 const LEFT: u32 = 0;
 const UNRECORDED: u32 = 2;
 /// Number of words that a record keeps.
 const KEPT: u32 = record::KEPT_MAX;
+/// The records of goroutines.
+const RECORD_POOL: RecordPool =
+    RecordPool { free: FREE, used: USED, records: RECORDS, size: record::SIZE, most: RECORDS_MAX, link: record::SAVED };
 /// Registers that the routines use in addition to those of every routine.
 const USED_REGISTERS: [AsmRegister64; 3] = [rdx, rsi, rdi];
 
@@ -73,7 +77,7 @@ impl Listing<'_> {
     }
 
     /// Operand for a field of the thread's record after the last one; rcx holds the top.
-    fn next(&self, field: u32) -> AsmMemoryOperand {
+    pub(super) fn next(&self, field: u32) -> AsmMemoryOperand {
         self.own_from(rcx, self.holes.records + field)
     }
 
@@ -83,7 +87,7 @@ impl Listing<'_> {
     }
 
     /// Loads the top of the thread's records into rcx. Creates the first record, which belongs to no call, if the thread has none.
-    fn load_top(&mut self) -> Result<(), Assembly> {
+    pub(super) fn load_top(&mut self) -> Result<(), Assembly> {
         let mut used = self.a.create_label();
         let first = self.holes.records;
         self.a.mov(rcx, self.own(TOP))?;
@@ -145,9 +149,7 @@ impl Listing<'_> {
 
     /// Loads the address of the record whose number is in rsi into r9.
     pub(super) fn locate(&mut self) -> Result<(), Assembly> {
-        self.a.mov(r9, rsi)?;
-        self.a.shl(r9, record::SIZE.trailing_zeros())?;
-        Ok(self.a.lea(r9, qword_ptr(r10 + r9 + RECORDS))?)
+        RECORD_POOL.locate(self)
     }
 
     /// Loads number and address of the record in the word at r8 + 8, the goroutine's last one. Jumps to `none` if there is none.
@@ -165,51 +167,12 @@ impl Listing<'_> {
 
     /// Adds records to the unused ones. The number of the first one is in rsi, and `link` is the link of the last one. Uses rax and rdi.
     pub(super) fn give_back_all(&mut self, link: AsmMemoryOperand) -> Result<(), Assembly> {
-        let mut again = self.a.create_label();
-        self.a.mov(rax, qword_ptr(r10 + FREE))?;
-        self.a.set_label(&mut again)?;
-        self.a.mov(edi, eax)?;
-        self.a.mov(link, rdi)?;
-        self.a.mov(rdi, rax)?;
-        self.a.shr(rdi, 32)?;
-        self.a.inc(edi)?;
-        self.a.shl(rdi, 32)?;
-        self.a.or(rdi, rsi)?;
-        self.a.lock().cmpxchg(qword_ptr(r10 + FREE), rdi)?;
-        self.a.jne(again)?;
-        Ok(self.a.zero_bytes()?)
+        RECORD_POOL.give_back(self, link)
     }
 
     /// Takes an unused record: its number in rsi, its address in r9. Jumps to `none` if there is none.
     pub(super) fn take(&mut self, none: CodeLabel) -> Result<(), Assembly> {
-        let [mut again, mut fresh, mut taken] = std::array::from_fn(|_| self.a.create_label());
-        self.a.mov(rax, qword_ptr(r10 + FREE))?;
-        self.a.set_label(&mut again)?;
-        self.a.mov(esi, eax)?;
-        self.a.test(esi, esi)?;
-        self.a.je(fresh)?;
-        self.locate()?;
-        self.a.mov(rdi, rax)?;
-        self.a.shr(rdi, 32)?;
-        self.a.inc(edi)?;
-        self.a.shl(rdi, 32)?;
-        // If another thread takes the record meanwhile, this word may be anything, and the exchange fails.
-        self.a.or(rdi, Self::field(record::SAVED))?;
-        self.a.lock().cmpxchg(qword_ptr(r10 + FREE), rdi)?;
-        self.a.jne(again)?;
-        self.a.jmp(taken)?;
-        self.a.set_label(&mut fresh)?;
-        self.a.cmp(dword_ptr(r10 + USED), RECORDS_MAX as i32)?;
-        self.a.jae(none)?;
-        self.a.mov(esi, 1)?;
-        self.a.lock().xadd(dword_ptr(r10 + USED), esi)?;
-        self.a.inc(esi)?;
-        // Other threads may have taken the last ones since the comparison.
-        self.a.cmp(esi, RECORDS_MAX as i32)?;
-        self.a.ja(none)?;
-        self.locate()?;
-        self.a.set_label(&mut taken)?;
-        Ok(self.a.zero_bytes()?)
+        RECORD_POOL.take(self, none)
     }
 
     /// Removes the goroutine's last record, which is at r9 and whose call has ended without an exit. If it keeps notes, they

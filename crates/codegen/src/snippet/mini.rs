@@ -191,6 +191,9 @@ pub(crate) fn compile<'a>(
     if let Some(why) = why {
         return Err(CodegenError::NoGoroutines { why });
     }
+    if !env.stacks && request.snippet.switches_stacks() {
+        return Err(CodegenError::NoStacks);
+    }
     match request.snippet.as_increment().and_then(|v| request.counters.get(v.0 as usize)) {
         Some(&index) => Ok(Compiled::Count(env.data.counter(index))),
         None => {
@@ -245,6 +248,8 @@ impl MiniParts {
             Routine::BeginNotes,
             Routine::AddNote,
             Routine::EndNotes,
+            Routine::LeaveStack,
+            Routine::EnterStack,
         ];
         let moving = moving.into_iter().flat_map(of);
         let called = of(Routine::Call).chain(of(Routine::Time)).chain(moving);

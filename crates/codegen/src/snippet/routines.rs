@@ -5,7 +5,7 @@ use iced_x86::BlockEncoderOptions;
 use iced_x86::code_asm::{
     AsmMemoryOperand, CodeAssembler, dword_ptr, ecx, qword_ptr, r8, r8d, r9, r9d, r10, rax, rcx, rdx, rsp,
 };
-use ingraft_model::layout::{CHILD_SHARD, TOP, birth, goroutine, record};
+use ingraft_model::layout::{CHILD_SHARD, TOP, birth, goroutine, record, stacks};
 use ingraft_model::{CpuClock, WallClock};
 
 use crate::code::environment::{Assembly, CodegenError, Environment};
@@ -55,6 +55,8 @@ pub(crate) fn listing(routine: Routine, holes: &HoleValues) -> Option<Result<Fil
         Routine::EndNotes => with(|mut l| l.end_notes().map(|()| l)),
         Routine::Fork => with(|mut l| l.fork().map(|()| l)),
         Routine::Forked => with(|mut l| l.forked().map(|()| l)),
+        Routine::LeaveStack => with(|mut l| l.leave_stack().map(|()| l)),
+        Routine::EnterStack => with(|mut l| l.enter_stack().map(|()| l)),
         Routine::Time if holes.vdso.is_some() => with(|mut l| l.time().map(|()| l)),
         _ => None,
     }
@@ -72,6 +74,7 @@ pub(crate) fn holes(env: &Environment) -> HoleValues {
         child: shard(CHILD_SHARD),
         rules: shard(birth::RULES),
         lists: shard(goroutine::SHARD),
+        stacks: shard(stacks::SHARD),
         records: data.records(),
         readings_open: data.readings_open(),
         identity: env.identity,
@@ -116,7 +119,9 @@ pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, C
             | Routine::TellNotes
             | Routine::EndNotes
             | Routine::Fork
-            | Routine::Forked => return Err(Assembly("the routine has a listing".to_owned())),
+            | Routine::Forked
+            | Routine::LeaveStack
+            | Routine::EnterStack => return Err(Assembly("the routine has a listing".to_owned())),
         }
         Ok(w.a.assemble_options(0, BlockEncoderOptions::NONE)?.inner.code_buffer)
     };

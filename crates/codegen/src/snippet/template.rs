@@ -229,6 +229,7 @@ mod tests {
             vectors: None,
             loader: None,
             goroutine: None,
+            stacks: false,
             readable: Readable { start: Avma(0), end: Avma(0), process: None },
         }
     }

@@ -5,7 +5,7 @@
 //! The verifier computes the holes from the environment by its own code. So a routine for another environment, or with one wrong number, is
 //! rejected.
 
-use ingraft_model::layout::{ALIVE, CHILD_SHARD, birth, goroutine, record};
+use ingraft_model::layout::{ALIVE, CHILD_SHARD, birth, goroutine, record, stacks};
 use ingraft_model::{Gpr, ThreadIdentity, VectorState, WallClock};
 
 use super::interpreter::Interpreter;
@@ -58,6 +58,7 @@ fn may_be(env: &Environment, routine: Routine) -> bool {
         | Routine::AddNote
         | Routine::TellNotes
         | Routine::EndNotes => private && env.goroutine.is_some(),
+        Routine::LeaveStack | Routine::EnterStack => private && env.stacks,
         _ => true,
     }
 }
@@ -92,6 +93,7 @@ fn holes(env: &Environment) -> HoleValues {
         child: shard(CHILD_SHARD),
         rules: shard(birth::RULES),
         lists: shard(goroutine::SHARD),
+        stacks: shard(stacks::SHARD),
         records,
         // The last word of the first record, which belongs to no call.
         readings_open: records.wrapping_add(record::SIZE - 8),
@@ -166,25 +168,29 @@ mod tests {
 
     /// Environments that differ in one fact. Each comes with the routines whose code does not depend on that fact.
     fn environments() -> Vec<(Environment, Vec<Routine>)> {
-        use Routine::{Call, Cut, Enter, Event, Fork, Forked, Time};
+        use Routine::{Call, Cut, Enter, EnterStack, Event, Fork, Forked, LeaveStack, Time};
         let env = environment();
         let data = |data: DataArea| Environment { data, ..env };
         let with_goroutines = |others: &[Routine]| [&OF_GOROUTINES, others].concat();
         let identity = |identity| Environment { identity, ..env };
         let vectors = |vectors| Environment { vectors, ..env };
-        let of_identity = with_goroutines(&[Call, Time, Fork, Forked, Cut, Enter]);
-        let of_vectors = with_goroutines(&[Event, Time, Fork, Forked, Cut, Enter]);
-        let of_clock = with_goroutines(&[Call, Event, Fork, Forked, Cut, Enter]);
-        let of_goroutine = vec![Call, Event, Time, Fork, Forked, Cut, Enter];
+        let of_identity = with_goroutines(&[Call, Time, Fork, Forked, Cut, Enter, LeaveStack, EnterStack]);
+        let of_vectors = with_goroutines(&[Event, Time, Fork, Forked, Cut, Enter, LeaveStack, EnterStack]);
+        let of_clock = with_goroutines(&[Call, Event, Fork, Forked, Cut, Enter, LeaveStack, EnterStack]);
+        let of_goroutine = vec![Call, Event, Time, Fork, Forked, Cut, Enter, LeaveStack, EnterStack];
         vec![
             (data(DataArea { base: Avma(0x1000_1000), ..env.data }), vec![Cut]),
             (data(DataArea { stride: 1 << 25, ..env.data }), vec![Event, Cut]),
-            (data(DataArea { shards: 65, ..env.data }), with_goroutines(&[Call, Event, Time, Forked, Cut, Enter])),
+            (
+                data(DataArea { shards: 65, ..env.data }),
+                with_goroutines(&[Call, Event, Time, Forked, Cut, Enter, LeaveStack, EnterStack]),
+            ),
             (identity(ThreadIdentity::FsOffset(0x30)), of_identity.clone()),
             (identity(ThreadIdentity::FsBase), of_identity),
             (identity(ThreadIdentity::Locked), vec![Call, Time, Cut]),
             (Environment { goroutine: Some(-16), ..env }, of_goroutine.clone()),
             (Environment { goroutine: None, ..env }, of_goroutine),
+            (Environment { stacks: false, ..env }, with_goroutines(&[Call, Event, Time, Fork, Forked, Cut, Enter])),
             (vectors(Some(VectorState { components: 7, bytes: 2696 })), of_vectors.clone()),
             (vectors(Some(VectorState { components: 0xe7, bytes: 832 })), of_vectors.clone()),
             (vectors(None), of_vectors),

@@ -80,6 +80,8 @@ fn bytes_before(env: &Environment, routine: Routine) -> u64 {
             | Routine::Event
             | Routine::Fork
             | Routine::Forked
+            | Routine::LeaveStack
+            | Routine::EnterStack
             | Routine::PruneGoroutine
             | Routine::Park
             | Routine::Fetch
@@ -123,6 +125,8 @@ fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize
         | Routine::Room
         | Routine::Fork
         | Routine::Forked
+        | Routine::LeaveStack
+        | Routine::EnterStack
         | Routine::PruneGoroutine
         | Routine::Park
         | Routine::Fetch

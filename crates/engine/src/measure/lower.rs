@@ -56,6 +56,7 @@ fn environment(wall: WallClock) -> Environment {
         loader: None,
         // where Go programs for Linux have it
         goroutine: Some(-8),
+        stacks: true,
         readable,
     }
 }

@@ -16,14 +16,14 @@ mod tails;
 pub mod tests;
 
 use ingraft_model::listed::RETIRED;
-use ingraft_model::{FunctionId, Instrumentation, ModuleId, PointKind};
+use ingraft_model::{FunctionId, Instrumentation, ModuleId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 pub use self::admitted::{AdmittedPairs, BoundPair};
 pub use self::groups::{COUNTERS_A_PAIR, Forming, Fresh, Group, WovenGroup, WriteWord, write_keys, write_word};
 pub use self::info::{function_ref, pair_info};
 pub use self::key::PairKey;
-pub use self::pair::{Pair, is_costly};
+pub use self::pair::{Landing, Pair, is_costly};
 pub use self::pieces::{Minis, RefusedPieces, apart, joined, pieces_of};
 pub use self::points::{CommonSnippets, PointDraft, SnippetIds};
 pub use self::released::Released;
@@ -170,9 +170,9 @@ impl Pairs {
         self.all.iter().filter(|(_, pair)| has_code(pair)).map(|(key, _)| key.clone()).collect()
     }
 
-    /// Id of the snippet that pairs share at a kind of points of a function where control arrives otherwise than by a call.
-    pub fn landing(&self, function: FunctionId, kind: PointKind) -> Option<u64> {
-        self.all.values().find_map(|pair| pair.landing(function, kind))
+    /// Id of the snippet with this purpose that pairs share in a function.
+    pub fn landing(&self, function: FunctionId, landing: Landing) -> Option<u64> {
+        self.all.values().find_map(|pair| pair.landing(function, landing))
     }
 
     /// Functions in which nothing could be woven where control arrives otherwise than by a call.

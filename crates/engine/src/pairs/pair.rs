@@ -19,9 +19,30 @@ use super::numbering::Numbering;
 /// Id of a group of pairs that share their code.
 pub type GroupId = u64;
 
-/// A snippet at a place where control arrives after an exception, a longjmp or a tail jump: its function, the kind of its points, its id.
-/// Pairs share such snippets.
-pub type UnwindTarget = (FunctionId, PointKind, u64);
+/// A snippet that pairs share: its function, its purpose there, its id.
+pub type UnwindTarget = (FunctionId, Landing, u64);
+
+/// Purpose of a snippet that pairs share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Landing {
+    /// At points of this kind, control arrives after an exception, a longjmp or a tail jump.
+    At(PointKind),
+    /// At its entry, the function leaves a stack.
+    Leave,
+    /// At its exits, the function has come to another stack.
+    Enter,
+}
+
+impl Landing {
+    /// Kind of the points at which the snippet is woven.
+    pub fn kind(self) -> PointKind {
+        match self {
+            Landing::At(kind) => kind,
+            Landing::Leave => PointKind::Entry,
+            Landing::Enter => PointKind::Exit,
+        }
+    }
+}
 
 /// Whether a library was unloaded together with the probes in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,7 +71,7 @@ pub struct Pair {
     pub probes: Vec<Result<u64, Refusal>>,
     /// Whether the code of the probes was unloaded with its library, and whether the library came back without them.
     pub unloaded: Unloaded,
-    /// Snippets at unwind targets and at entries to which other functions jump. Other pairs may share them.
+    /// Snippets at unwind targets, at entries to which other functions jump, and where stacks are switched. Other pairs may share them.
     pub unwind_targets: Vec<UnwindTarget>,
     /// Functions at whose unwind targets nothing could be woven.
     pub unlanded: Vec<FunctionId>,
@@ -244,9 +265,9 @@ impl Pair {
         }
     }
 
-    /// Id of the snippet that the pair shares with others at a kind of points of a function.
-    pub fn landing(&self, function: FunctionId, kind: PointKind) -> Option<u64> {
-        self.unwind_targets.iter().find(|(f, s, _)| (*f, *s) == (function, kind)).map(|(.., id)| *id)
+    /// Id of the snippet with this purpose that the pair shares with others in a function.
+    pub fn landing(&self, function: FunctionId, landing: Landing) -> Option<u64> {
+        self.unwind_targets.iter().find(|(f, l, _)| (*f, *l) == (function, landing)).map(|(.., id)| *id)
     }
 
     /// Forgets the functions of modules whose text is gone.

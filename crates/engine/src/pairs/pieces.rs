@@ -96,6 +96,7 @@ pub fn joined(
 
 #[cfg(test)]
 mod tests {
+    use super::super::pair::Landing;
     use ingraft_model::{PointKind, Shape, VariableKind};
 
     use super::*;
@@ -140,7 +141,11 @@ mod tests {
         assert_eq!(all.points, [(f(9), 5)]);
         assert_eq!(probes, [Ok(5), Err(Refusal::NoRoomNearby), Err(Refusal::NoSuchPoint)]);
         // a pair that is woven as a whole has no probes
-        let whole = Minis { unlanded: vec![f(1)], unwind_targets: vec![(f(2), PointKind::Exit, 3)], ..piece(&[1, 2]) };
+        let whole = Minis {
+            unlanded: vec![f(1)],
+            unwind_targets: vec![(f(2), Landing::At(PointKind::Exit), 3)],
+            ..piece(&[1, 2])
+        };
         let (all, probes) = joined(&increments(2, false), [whole].into_iter(), (5, &refused));
         assert_eq!((all.points.len(), all.unlanded.len(), all.unwind_targets.len(), probes.len()), (2, 1, 1, 0));
     }

@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{FunctionId, Insertion, Instrumentation, Order, PointKind, Refusal, Shape, Snippet, Stmt};
+use ingraft_model::{
+    FunctionId, Insertion, Instrumentation, Order, PointKind, Refusal, Shape, Snippet, StackSwitch, Stmt,
+};
 use rustc_hash::FxHashMap;
 
 use crate::weaving::cost::Meter;
@@ -13,7 +15,7 @@ use crate::weaving::wanted::{NewMini, WantedPoints};
 
 use super::Pairs;
 use super::admitted::BoundPair;
-use super::pair::{UnwindTarget, restores};
+use super::pair::{Landing, UnwindTarget, restores};
 use super::pieces::{Minis, RefusedPieces};
 use super::tails::TailCalls;
 
@@ -44,11 +46,32 @@ pub struct CommonSnippets {
     prune: Arc<Snippet>,
     /// An empty snippet that keeps `prune` at an entry.
     anchor: Arc<Snippet>,
+    /// Sets records aside where a stack is left.
+    leave: Arc<Snippet>,
+    /// Fetches the records of the stack to which control has come.
+    enter: Arc<Snippet>,
 }
 
 impl Default for CommonSnippets {
     fn default() -> Self {
-        CommonSnippets { prune: Arc::new(Snippet { stmts: vec![Stmt::Prune] }), anchor: Arc::default() }
+        let of = |stmt| Arc::new(Snippet { stmts: vec![stmt] });
+        CommonSnippets {
+            prune: of(Stmt::Prune),
+            anchor: Arc::default(),
+            leave: of(Stmt::Switch(StackSwitch::Leave)),
+            enter: of(Stmt::Switch(StackSwitch::Enter)),
+        }
+    }
+}
+
+impl CommonSnippets {
+    /// The snippet with a purpose.
+    fn of(&self, landing: Landing) -> &Arc<Snippet> {
+        match landing {
+            Landing::At(_) => &self.prune,
+            Landing::Leave => &self.leave,
+            Landing::Enter => &self.enter,
+        }
     }
 }
 
@@ -81,7 +104,7 @@ pub struct PointDraft<'w> {
     wanted: Vec<WantedPoints<'w>>,
     minis: Vec<Minis>,
     /// The pair that weaves each new snippet which others share.
-    brought: FxHashMap<(FunctionId, PointKind), usize>,
+    brought: FxHashMap<(FunctionId, Landing), usize>,
 }
 
 impl<'w> PointDraft<'w> {
@@ -154,24 +177,62 @@ impl<'w> PointDraft<'w> {
         if restoring.is_empty() {
             return;
         }
-        for (function, kind) in targets() {
+        let landings = targets().into_iter().map(|(function, kind)| (function, Landing::At(kind)));
+        self.share(pairs, bound, &restoring, landings, common, ids);
+    }
+
+    /// Adds the snippets that pairs with records need in functions which switch stacks. `switches` returns the entries and exits of such functions. It is
+    /// called only if a pair needs them.
+    pub fn add_stack_switches(
+        &mut self,
+        pairs: &Pairs,
+        bound: &[BoundPair],
+        switches: impl FnOnce() -> Vec<(FunctionId, PointKind)>,
+        common: &'w CommonSnippets,
+        ids: &mut SnippetIds,
+    ) {
+        let following: Vec<usize> = (0..).zip(bound).filter(|(_, bound)| follows(&bound.1)).map(|(n, _)| n).collect();
+        if following.is_empty() {
+            return;
+        }
+        let landing = |kind| if kind == PointKind::Entry { Landing::Leave } else { Landing::Enter };
+        let switches = switches().into_iter().map(|(function, kind)| (function, landing(kind)));
+        self.share(pairs, bound, &following, switches, common, ids);
+    }
+
+    /// Adds snippets that the pairs with these numbers share.
+    fn share(
+        &mut self,
+        pairs: &Pairs,
+        bound: &[BoundPair],
+        users: &[usize],
+        landings: impl Iterator<Item = (FunctionId, Landing)>,
+        common: &'w CommonSnippets,
+        ids: &mut SnippetIds,
+    ) {
+        for (function, landing) in landings {
             let needs = |pair: &usize| {
                 let known = bound.get(*pair).and_then(|(key, ..)| pairs.get(key));
-                known.is_none_or(|known| known.landing(function, kind).is_none() && !known.unlanded.contains(&function))
+                known.is_none_or(|known| {
+                    known.landing(function, landing).is_none() && !known.unlanded.contains(&function)
+                })
             };
-            let needing: Vec<usize> = restoring.iter().copied().filter(needs).collect();
+            let needing: Vec<usize> = users.iter().copied().filter(needs).collect();
             let Some(&pair) = needing.first() else { continue };
-            let known = pairs.landing(function, kind);
+            let known = pairs.landing(function, landing);
             let id = known.unwrap_or_else(|| ids.take());
             for pair in needing {
-                self.minis[pair].unwind_targets.push((function, kind, id));
+                self.minis[pair].unwind_targets.push((function, landing, id));
             }
             if known.is_some() {
                 continue;
             }
-            self.brought.insert((function, kind), pair);
-            let mini = NewMini::plain(id, pair, &common.prune);
+            self.brought.insert((function, landing), pair);
+            let mini = NewMini::plain(id, pair, common.of(landing));
+            let kind = landing.kind();
             match self.wanted.iter_mut().find(|w| (w.function, w.kind) == (function, kind)) {
+                // The records that the function itself opens are among those that it sets aside.
+                Some(known) if landing == Landing::Leave => known.minis.push(mini),
                 Some(known) => known.minis.insert(0, mini),
                 None => self.wanted.push(WantedPoints { function, kind, minis: vec![mini] }),
             }
@@ -203,14 +264,15 @@ impl<'w> PointDraft<'w> {
             })
         };
         for (&function, &pair) in &tails.entries {
-            let known = pairs.landing(function, PointKind::Entry);
+            let landing = Landing::At(PointKind::Entry);
+            let known = pairs.landing(function, landing);
             let id = known.unwrap_or_else(|| ids.take());
             let users = tails.users.get(&function).into_iter().flatten();
-            users.for_each(|user| self.minis[*user].unwind_targets.push((function, PointKind::Entry, id)));
+            users.for_each(|user| self.minis[*user].unwind_targets.push((function, landing, id)));
             if known.is_some() {
                 continue;
             }
-            self.brought.insert((function, PointKind::Entry), pair);
+            self.brought.insert((function, landing), pair);
             let place = at(function, PointKind::Entry, &mut self.wanted);
             let all = &mut self.wanted[place].minis;
             if all.first().is_none_or(|first| first.id != PRUNE) {
@@ -242,8 +304,8 @@ impl<'w> PointDraft<'w> {
         let PointDraft { mut minis, brought, .. } = self;
         for (pair, own) in minis.iter_mut().enumerate() {
             own.points.retain(|(f, _)| !refused.contains_key(&(*f, pair)));
-            let is_woven = |(f, kind, _): &UnwindTarget| {
-                brought.get(&(*f, *kind)).is_none_or(|by| !refused.contains_key(&(*f, *by)))
+            let is_woven = |(f, landing, _): &UnwindTarget| {
+                brought.get(&(*f, *landing)).is_none_or(|by| !refused.contains_key(&(*f, *by)))
             };
             own.unlanded = own.unwind_targets.extract_if(.., |landing| !is_woven(landing)).map(|(f, ..)| f).collect();
         }
@@ -341,7 +403,7 @@ mod tests {
         let refused = RefusedPieces::from_iter([((function(0, 3), 0), Refusal::NoRoomNearby)]);
         let minis = draft.woven(&refused);
         for pair in [0, 2] {
-            assert_eq!(minis[pair].unwind_targets, [(function(0, 4), ENTRY, 5)]);
+            assert_eq!(minis[pair].unwind_targets, [(function(0, 4), Landing::At(ENTRY), 5)]);
             assert_eq!(minis[pair].unlanded, [function(0, 3)]);
         }
         assert!(minis[1].unwind_targets.is_empty() && minis[1].unlanded.is_empty());
@@ -356,14 +418,14 @@ mod tests {
         (known.restores, known.unlanded) = (true, vec![failed.0]);
         pairs.insert(key("a"), known);
         let mut other = counting(8, function(0, 1), &[2]);
-        other.unwind_targets = vec![(there.0, there.1, 90)];
+        other.unwind_targets = vec![(there.0, Landing::At(there.1), 90)];
         pairs.insert(key("z"), other);
         let (common, mut ids) = (CommonSnippets::default(), SnippetIds::default());
         let all = [bound("a", &[])];
         let mut draft = PointDraft::of(&all, &common, &mut ids);
         draft.add_landings(&pairs, &all, || vec![there, failed], &common, &mut ids);
         assert!(draft.wanted().is_empty(), "one is woven, and the other could not be");
-        assert_eq!(draft.woven(&RefusedPieces::default())[0].unwind_targets, [(there.0, there.1, 90)]);
+        assert_eq!(draft.woven(&RefusedPieces::default())[0].unwind_targets, [(there.0, Landing::At(there.1), 90)]);
     }
 
     #[test]
@@ -372,6 +434,24 @@ mod tests {
         let all = [bound("a", &[(1, ENTRY)]), following("b", &[(1, ENTRY)])];
         let mut draft = PointDraft::of(&all, &common, &mut ids);
         draft.add_landings(&Pairs::default(), &all, || panic!("nothing needs them"), &common, &mut ids);
+    }
+
+    #[test]
+    fn records_are_set_aside_last_and_fetched_first() {
+        let (common, mut ids) = (CommonSnippets::default(), SnippetIds::default());
+        let switches = || vec![(function(0, 1), ENTRY), (function(0, 1), EXIT), (function(0, 9), EXIT)];
+        let all = [bound("a", &[(1, ENTRY)]), following("b", &[(1, ENTRY), (1, EXIT)])];
+        let mut draft = PointDraft::of(&all, &common, &mut ids);
+        draft.add_stack_switches(&Pairs::default(), &all, switches, &common, &mut ids);
+        let (entry, exit) = (vec![(PRUNE, 1), (1, 0), (2, 1), (4, 1)], vec![(5, 1), (3, 1)]);
+        assert_eq!(shown(&draft), [(1, ENTRY, entry), (1, EXIT, exit), (9, EXIT, vec![(6, 1)])]);
+        let woven = draft.woven(&RefusedPieces::default());
+        assert!(woven[0].unwind_targets.is_empty());
+        let purposes: Vec<Landing> = woven[1].unwind_targets.iter().map(|(_, landing, _)| *landing).collect();
+        assert_eq!(purposes, [Landing::Leave, Landing::Enter, Landing::Enter]);
+        let counting = [bound("a", &[(1, ENTRY)])];
+        let mut draft = PointDraft::of(&counting, &common, &mut ids);
+        draft.add_stack_switches(&Pairs::default(), &counting, || panic!("nothing follows calls"), &common, &mut ids);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use rustc_hash::FxHashSet;
 
 use crate::api::{MetricFocus, NamedFunction, RefusedFunction};
 
+use super::pair::Landing;
 use super::pair::Unloaded;
 use super::*;
 
@@ -156,7 +157,7 @@ fn a_pair_goes_with_all_of_its_users() {
 #[test]
 fn snippets_that_others_need_stay() {
     let f = function(0, 9);
-    let target = |id| (f, PointKind::Exit, id);
+    let target = |id| (f, Landing::At(PointKind::Exit), id);
     let pairs = || {
         let mut pairs = used(&[1, 1, 1]);
         for (name, targets) in [("a", vec![target(20), target(21)]), ("b", vec![target(21)]), ("c", vec![target(22)])] {
@@ -181,11 +182,11 @@ fn snippets_that_others_need_stay() {
 fn landings_are_those_of_any_pair() {
     let mut pairs = used(&[1, 1]);
     let (there, elsewhere) = (function(1, 1), function(1, 2));
-    pairs.get_mut(&key("b")).expect("a pair").unwind_targets = vec![(there, PointKind::Entry, 8)];
+    pairs.get_mut(&key("b")).expect("a pair").unwind_targets = vec![(there, Landing::At(PointKind::Entry), 8)];
     pairs.get_mut(&key("a")).expect("a pair").unlanded = vec![elsewhere];
-    assert_eq!(pairs.landing(there, PointKind::Entry), Some(8));
-    assert_eq!(pairs.landing(there, PointKind::Exit), None);
-    assert_eq!(pairs.landing(elsewhere, PointKind::Entry), None);
+    assert_eq!(pairs.landing(there, Landing::At(PointKind::Entry)), Some(8));
+    assert_eq!(pairs.landing(there, Landing::At(PointKind::Exit)), None);
+    assert_eq!(pairs.landing(elsewhere, Landing::At(PointKind::Entry)), None);
     assert_eq!(pairs.unlanded(), FxHashSet::from_iter([elsewhere]));
 }
 
@@ -195,7 +196,7 @@ fn functions_of_modules_that_are_gone_are_forgotten() {
     let mut pairs = used(&[1, 1]);
     let pair = pairs.get_mut(&key("a")).expect("a pair");
     pair.minis = vec![(stays, 1), (goes, 2), (goes, 3)];
-    pair.unwind_targets = vec![(goes, PointKind::Exit, 4), (stays, PointKind::Exit, 5)];
+    pair.unwind_targets = vec![(goes, Landing::At(PointKind::Exit), 4), (stays, Landing::At(PointKind::Exit), 5)];
     pair.unlanded = vec![goes];
     pair.unwoven = vec![refused(goes), refused(stays)];
     pair.probes = vec![Ok(2)];
@@ -203,7 +204,7 @@ fn functions_of_modules_that_are_gone_are_forgotten() {
     pairs.forget_modules(&[ModuleId(2)]);
     let pair = pairs.get(&key("a")).expect("a pair");
     assert_eq!(pair.minis, [(stays, 1)]);
-    assert_eq!(pair.unwind_targets, [(stays, PointKind::Exit, 5)]);
+    assert_eq!(pair.unwind_targets, [(stays, Landing::At(PointKind::Exit), 5)]);
     assert!(pair.unlanded.is_empty());
     assert_eq!(pair.refused().len(), 1);
     assert_eq!(pair.known_functions(), FxHashSet::from_iter([stays]), "what comes again is woven again");

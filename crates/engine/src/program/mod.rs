@@ -15,6 +15,7 @@ pub(crate) mod libc_search;
 pub(crate) mod modules;
 pub(crate) mod packages;
 pub(crate) mod pattern;
+pub(crate) mod stack_switches;
 pub(crate) mod suggestions;
 pub(crate) mod symbols;
 pub(crate) mod text_pages;

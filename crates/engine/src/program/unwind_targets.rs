@@ -11,6 +11,7 @@ use ingraft_process::Target;
 use crate::program::callees::JUMPS;
 use crate::program::images::ImageStore;
 use crate::program::modules::{ModuleFile, Modules};
+use crate::program::stack_switches::{JUMPS_TO, SWITCHES};
 
 /// The first function that a handler calls, and the last one that a cleanup calls, each from the frame that the exception has reached.
 const CATCHES: [&str; 2] = ["__cxa_begin_catch", "_Unwind_Resume"];
@@ -18,8 +19,6 @@ const CATCHES: [&str; 2] = ["__cxa_begin_catch", "_Unwind_Resume"];
 const LIBC: &str = "libc";
 /// Functions with which an exception, or the cancellation of a thread, begins to leave calls.
 const RAISES: [&str; 3] = ["_Unwind_RaiseException", "_Unwind_Resume_or_Rethrow", "_Unwind_ForcedUnwind"];
-/// Functions that continue on another stack.
-const SWITCHES: [&str; 4] = ["swapcontext", "setcontext", "jump_fcontext", "ontop_fcontext"];
 /// The libraries that have such functions.
 const LIBRARIES: [&str; 6] = ["libstdc++", "libgcc_s", "libc++abi", "libunwind", "libc", "ld-musl-x86_64"];
 
@@ -34,6 +33,7 @@ pub fn marks(target: &Target, images: &ImageStore, modules: &Modules) -> Vec<(Fu
     let mut marks: Vec<_> = at_entries(&RAISES, Token::Leaving).collect();
     marks.extend(at_entries(&JUMPS, Token::Leaving));
     marks.extend(at_entries(&SWITCHES, Token::Switched));
+    marks.extend(at_entries(&[JUMPS_TO], Token::Switched));
     marks.extend(targets.into_iter().map(|(function, kind)| {
         let goes_on = kind == PointKind::Entry && continuing.contains(&function);
         (function, kind, if goes_on { Token::Continuing } else { Token::Unwound })

@@ -79,7 +79,7 @@ impl Shards for SharedArea {
                 tracing::debug!(%error, "open records keep the name of a measurement that is gone");
             }
         }
-        if let Err(error) = self.forget_goroutine_records(names) {
+        if let Err(error) = self.forget_common_records(names) {
             tracing::debug!(%error, "records of goroutines keep the name of a measurement that is gone");
         }
     }

@@ -223,6 +223,7 @@ impl Session {
         let cpu = area.cpu_clock().map_err(failed)?;
         let family = area.is_family().map_err(failed)?;
         let goroutine = area.goroutine().map_err(failed)?;
+        let stacks = area.sets_stacks_aside().map_err(failed)?;
         let rate = area.read_u64(header::CPU_RATE.into()).map_err(failed)?;
         let shadow_stack = target.status().map_err(failed)?.shadow_stack;
         let wall = area.wall_clock().map_err(failed)?;
@@ -253,6 +254,7 @@ impl Session {
                     readable: Readable::default(),
                     loader: None,
                     goroutine,
+                    stacks,
                 },
                 area,
                 journal,
@@ -348,6 +350,7 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
         // the request is not known any more, so nothing is ever woven for it
         rights: Rights::All,
         revoked: false,
+        outlives_removal: false,
         limit,
     }
 }

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use ingraft_codegen::{Environment, Readable};
-use ingraft_model::layout::goroutine;
+use ingraft_model::layout::{goroutine, stacks};
 use ingraft_model::{CpuClock, DataArea, Scale, ThreadIdentity, WallClock};
 use ingraft_process::{DataAreaRequest, SharedArea, vector_state};
 
+use crate::background::in_background;
 use crate::error::{Error, Reason};
 use crate::measure::sizes;
 use crate::program::wall;
@@ -29,6 +30,23 @@ fn without_counter(cpu: CpuClock) -> CpuClock {
     }
 }
 
+/// Records of calls that are not in the shard of the thread that executes them.
+#[derive(Clone, Copy, Default)]
+struct CommonRecords {
+    /// Offset from fs of the pointer to the goroutine that a thread executes.
+    goroutine: Option<i32>,
+    /// Whether threads switch stacks.
+    stacks: bool,
+}
+
+impl CommonRecords {
+    /// Smallest distance between shards with which a data area has room for them.
+    fn least_stride(self) -> u64 {
+        let of_goroutines = self.goroutine.map_or(0, |_| goroutine::STRIDE_MIN);
+        of_goroutines.max(if self.stacks { stacks::STRIDE_MIN } else { 0 })
+    }
+}
+
 impl Session {
     /// The distance between shards that later measurements may need. A program that has hardly begun (`is_fresh`) gets none: it may want addresses that
     /// are free now, as Java does for its heap.
@@ -37,6 +55,30 @@ impl Session {
         // Where contexts are suspended, the memory may stay for these measurements.
         let may_stay = Scheduler::of(&self.target).map(|_| sizes::stride_to_stay(control.modules.text_bytes()));
         usual.max(may_stay.unwrap_or(0))
+    }
+
+    /// The clocks that generated code can read.
+    fn readable_clocks(&self, cpu: CpuClock) -> Result<(WallClock, CpuClock), Error> {
+        let counter_is_off = self.target.counter_is_off(1).map_err(|e| self.failed(e))?;
+        if counter_is_off {
+            self.clocks.give_counter_up(self.context.clock);
+        }
+        Ok(match (self.clocks.wall(), cpu) {
+            // the vDSO reads the counter too
+            (_, cpu) if counter_is_off => (WallClock::SystemCall, without_counter(cpu)),
+            (Ok(clock), cpu) if !clock.is_counter() => (wall::of_kernel(&self.target), without_counter(cpu)),
+            (_, cpu) => (WallClock::Tsc, cpu),
+        })
+    }
+
+    fn common_records(&self, control: &Control) -> CommonRecords {
+        match control.modules.goroutine_pointer() {
+            Some(pointer) => CommonRecords { goroutine: Some(pointer), stacks: false },
+            None => {
+                let files = in_background(|| self.target.switching_files()).unwrap_or_default();
+                CommonRecords { goroutine: None, stacks: !files.is_empty() }
+            }
+        }
     }
 
     /// Prepares a target for its first code: determines how threads are told apart, creates the data area, begins the journal.
@@ -59,22 +101,14 @@ impl Session {
         // a child has its parent's fs base, and in another pid namespace the thread ids that the child sees differ from the engine's
         let own_namespace = self.target.status().map_err(failed)?.own_id == self.pid().0;
         let family = control.family.begin(identity != ThreadIdentity::FsBase && own_namespace);
-        let counter_is_off = self.target.counter_is_off(1).map_err(failed)?;
-        if counter_is_off {
-            self.clocks.give_counter_up(self.context.clock);
-        }
-        let (wall, cpu) = match (self.clocks.wall(), cpu) {
-            // the vDSO reads the counter too
-            (_, cpu) if counter_is_off => (WallClock::SystemCall, without_counter(cpu)),
-            (Ok(clock), cpu) if !clock.is_counter() => (wall::of_kernel(&self.target), without_counter(cpu)),
-            (_, cpu) => (WallClock::Tsc, cpu),
-        };
+        let (wall, cpu) = self.readable_clocks(cpu)?;
         if survey.residue && own_gs_is_free {
             self.target.reset_residue().map_err(failed)?;
         }
         let distinct = identity != ThreadIdentity::Locked && !family;
-        let goroutine = control.modules.goroutine_pointer().filter(|_| distinct);
-        let least_stride = control.counters.stride().max(goroutine.map_or(0, |_| goroutine::STRIDE_MIN));
+        let records = if distinct { self.common_records(control) } else { CommonRecords::default() };
+        let CommonRecords { goroutine, stacks } = records;
+        let least_stride = control.counters.stride().max(records.least_stride());
         let stride = match distinct {
             true => least_stride.max(self.stride_for_later(control, survey.is_fresh)),
             false => least_stride,
@@ -86,6 +120,7 @@ impl Session {
             wall,
             family,
             goroutine,
+            stacks,
             ..DataAreaRequest::of_stride(stride)
         };
         let area = Arc::new(self.target.create_area(&request).map_err(failed)?);
@@ -100,11 +135,20 @@ impl Session {
             return Err(e);
         }
         let status = self.target.status().map_err(failed)?;
-        let ticks = Scale::ONE;
         let (data, shadow_stack, vectors) = (area.layout(), status.shadow_stack, vector_state());
-        let readable = Readable::default();
-        let env =
-            Environment { data, identity, shadow_stack, wall, ticks, cpu, vectors, readable, loader: None, goroutine };
+        let env = Environment {
+            data,
+            identity,
+            shadow_stack,
+            wall,
+            ticks: Scale::ONE,
+            cpu,
+            vectors,
+            readable: Readable::default(),
+            loader: None,
+            goroutine,
+            stacks,
+        };
         self.loader.set(None);
         let mut shared = self.shared_mut();
         let roster = Roster::new(identity, family);

@@ -20,6 +20,7 @@ use crate::pairs::{
     await_results, joined, pieces_of, write_keys,
 };
 use crate::program::modules::Modules;
+use crate::program::stack_switches::stack_switches;
 use crate::program::symbols::Symbols;
 use crate::program::unwind_targets::unwind_targets;
 use crate::program::variables::data_of;
@@ -197,9 +198,13 @@ impl Session {
         if first {
             control.attached = Some(self.attach(control)?);
         }
+        let sets_aside = control.attached.as_ref().is_some_and(|attached| attached.env.stacks);
         let (target, images, Control { modules, pairs, minis, .. }) =
             (&*self.target, &*self.context.images, &mut *control);
         draft.add_landings(pairs, bound, || unwind_targets(target, images, modules), &common, minis);
+        if sets_aside {
+            draft.add_stack_switches(pairs, bound, || stack_switches(target, images, modules), &common, minis);
+        }
         let tails = TailCalls::of((target, modules, images), bound, &pairs.unlanded());
         draft.add_tail_calls(pairs, bound, &tails, &common, minis);
         let wanted = draft.wanted();

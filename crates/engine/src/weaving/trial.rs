@@ -34,6 +34,7 @@ pub fn environment() -> Environment {
         vectors: None,
         loader: None,
         goroutine: None,
+        stacks: false,
         readable: Readable::default(),
     }
 }

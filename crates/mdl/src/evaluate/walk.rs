@@ -50,6 +50,7 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
             | Stmt::Prune
             | Stmt::Await
             | Stmt::Fork
+            | Stmt::Switch(_)
             | Stmt::Forked
             | Stmt::Enter(..)
             | Stmt::EnterMoving(..)

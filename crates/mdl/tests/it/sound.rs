@@ -133,6 +133,7 @@ impl Check<'_> {
                 Stmt::Prune
                 | Stmt::Await
                 | Stmt::Fork
+                | Stmt::Switch(_)
                 | Stmt::Forked
                 | Stmt::HandOver(..)
                 | Stmt::GiveUp(..)

@@ -46,6 +46,7 @@ pub(super) fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a ProgramCall>) 
             | Stmt::LeaveValue(..)
             | Stmt::Await
             | Stmt::Fork
+            | Stmt::Switch(_)
             | Stmt::Forked
             | Stmt::Start(..)
             | Stmt::Stop(..)
@@ -97,6 +98,7 @@ pub(super) fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> 
             | Stmt::LeaveValue(..)
             | Stmt::Await
             | Stmt::Fork
+            | Stmt::Switch(_)
             | Stmt::Forked
             | Stmt::Start(..)
             | Stmt::Stop(..)

@@ -149,6 +149,15 @@ pub enum KeptValue {
     Float(Float),
 }
 
+/// Side of a switch to another stack, see [`crate::layout::stacks`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StackSwitch {
+    /// Control leaves the stack: the records of its calls are set aside.
+    Leave,
+    /// Control goes on on a stack: the records of its calls come back.
+    Enter,
+}
+
 /// Owner of the record that a tail jump hands over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Whose {
@@ -473,6 +482,8 @@ pub enum Stmt {
     /// Only at the exits of the C library's fork: in the parent, forget the child's shard; in the child, turn the copy into the child's
     /// initial state.
     Forked,
+    /// Only at the entry and the exits of functions that go on on another stack, see [`crate::layout::stacks`].
+    Switch(StackSwitch),
     /// At an entry or before a call: open an activation record and do the statements. If there is no room for a record, count that and do
     /// nothing else.
     Open(CallRecord, Vec<Stmt>),
@@ -699,6 +710,7 @@ impl Snippet {
                 | Stmt::LeaveValue(..)
                 | Stmt::AddContext(..)
                 | Stmt::Await
+                | Stmt::Switch(_)
                 | Stmt::Fork => false,
                 Stmt::Forked => clock == Clock::Wall,
             })
@@ -793,6 +805,7 @@ impl Snippet {
                     | Stmt::KeepGroup(_)
                     | Stmt::Notes(_)
                     | Stmt::Await
+                    | Stmt::Switch(_)
                     | Stmt::Fork
                     | Stmt::Forked
                     | Stmt::Start(..)

@@ -75,7 +75,7 @@ fn stmts(all: &mut [Stmt], by: u32) {
             Stmt::Call(call) => call.args.iter_mut().for_each(|e| expr(e, by)),
             Stmt::Notes(NotesStmt::Begin(v) | NotesStmt::Tell(v, _)) => moved(v, by),
             Stmt::Notes(NotesStmt::Add(_) | NotesStmt::End) => {}
-            Stmt::Prune | Stmt::Await | Stmt::Fork | Stmt::Forked => {}
+            Stmt::Prune | Stmt::Await | Stmt::Fork | Stmt::Forked | Stmt::Switch(_) => {}
         }
     }
 }

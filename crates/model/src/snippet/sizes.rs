@@ -44,6 +44,7 @@ pub(super) fn set(stmts: &mut [Stmt], resolution: Resolution, places: Places) {
             Stmt::Prune
             | Stmt::Await
             | Stmt::Fork
+            | Stmt::Switch(_)
             | Stmt::Forked
             | Stmt::Start(..)
             | Stmt::Stop(..)

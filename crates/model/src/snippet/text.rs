@@ -158,6 +158,8 @@ impl fmt::Display for Stmt {
             Stmt::Await => f.write_str("await;"),
             Stmt::Fork => f.write_str("fork;"),
             Stmt::Forked => f.write_str("forked;"),
+            Stmt::Switch(StackSwitch::Leave) => f.write_str("leave stack;"),
+            Stmt::Switch(StackSwitch::Enter) => f.write_str("enter stack;"),
             Stmt::Open(record, body) => write_block(f, &format_args!("open {record}"), body),
             Stmt::Close(record, body) => write_block(f, &format_args!("close {record}"), body),
             Stmt::HandOver(record, whose, body) => write_block(f, &format_args!("hand over {whose}{record}"), body),

@@ -11,6 +11,7 @@ pub(crate) mod machine;
 mod moving;
 mod notes;
 mod slow;
+mod stacks;
 mod time;
 
 use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
@@ -26,7 +27,7 @@ use machine::{BACK, CODE, Machine, RAX, none};
 pub(crate) const GLIBC: ThreadIdentity = ThreadIdentity::FsOffset(0x2d0);
 
 /// Routines that are listings.
-pub(crate) const FIXED: [Routine; 18] = [
+pub(crate) const FIXED: [Routine; 20] = [
     Routine::PruneGoroutine,
     Routine::Park,
     Routine::Fetch,
@@ -45,6 +46,8 @@ pub(crate) const FIXED: [Routine; 18] = [
     Routine::EndNotes,
     Routine::Fork,
     Routine::Forked,
+    Routine::LeaveStack,
+    Routine::EnterStack,
 ];
 
 /// Environment in which every fixed routine is possible.
@@ -59,6 +62,7 @@ pub(crate) fn environment() -> Environment {
         vectors: Some(VectorState { components: 0xe7, bytes: 2696 }),
         loader: None,
         goroutine: Some(-8),
+        stacks: true,
         readable: Readable { process: Some(1), ..Readable::default() },
     }
 }
@@ -200,6 +204,8 @@ fn listings_are_golden() {
         "end_notes",
         "fork",
         "forked",
+        "leave_stack",
+        "enter_stack",
     ]) {
         let filled = listing(routine, &holes(&env)).expect("a listing").expect("assembles");
         golden(name, &filled.bytes);

@@ -764,6 +764,8 @@ impl<'a> Interpreter<'a> {
             | Routine::Room
             | Routine::Fork
             | Routine::Forked
+            | Routine::LeaveStack
+            | Routine::EnterStack
             | Routine::Enter
             | Routine::EnterMoving
             | Routine::LeaveMoving

@@ -40,6 +40,7 @@ pub fn environment(identity: ThreadIdentity) -> Environment {
         readable: READABLE,
         loader: None,
         goroutine: None,
+        stacks: false,
     }
 }
 

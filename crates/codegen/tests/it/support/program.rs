@@ -97,6 +97,7 @@ pub fn weave_all(path: &Path, calls: bool) -> Option<Program> {
         vectors: None,
         loader: None,
         goroutine: None,
+        stacks: false,
         readable: Readable::default(),
     };
     let mut arena = Arena::new(Avma(end)..Avma(end + (512 << 20)));

@@ -82,6 +82,7 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
             Stmt::Prune
             | Stmt::Await
             | Stmt::Fork
+            | Stmt::Switch(_)
             | Stmt::Forked
             | Stmt::Close(..)
             | Stmt::HandOver(..)
@@ -225,6 +226,7 @@ impl<'a> Shard<'a> {
                 Stmt::Prune
                 | Stmt::Await
                 | Stmt::Fork
+                | Stmt::Switch(_)
                 | Stmt::Forked
                 | Stmt::Close(..)
                 | Stmt::HandOver(..)
