@@ -3,7 +3,7 @@
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::PathBuf;
 
-use ingraft_testing::target::{self, Text};
+use ingraft_testing::target::{self, Text, Traced};
 use ingraft_testing::{Mutatee, Session, Tool, open_directory, scaled, wait_until};
 use nix::sys::signal::Signal;
 
@@ -280,4 +280,37 @@ fn an_engine_that_was_stopped_is_named() {
     first.signal(Signal::SIGCONT);
     target.ask("solo 9");
     assert_eq!(first.interrupt().assert_code(0).assert_removed().calls("work_0"), 9);
+}
+
+/// Somebody else traces the target when the second command ends, so its code stays in. The first command takes it out with its own, or tells that it
+/// cannot do that.
+#[test]
+fn code_that_could_not_be_removed_goes_with_that_of_the_last_command() {
+    let mut target = Mutatee::start("threads", &["1"]);
+    let before = Text::of(target.pid());
+    let tool = tool();
+    for traced_to_the_end in [false, true] {
+        let first = tool.count(target.pid(), &["work_0"]);
+        let second = join(&tool, &target, &["latency", "work_0"]);
+        let earlier = target.ask("solo 0").tally("work_0");
+        let calls = target.ask("solo 40").tally("work_0") - earlier;
+        let traced = Traced::new(target.pid());
+        let outcome = second.interrupt().assert_error(4, &["already traced"]);
+        assert_eq!(outcome.latency("work_0").calls, calls, "the values up to now are told: {outcome:#?}");
+        if traced_to_the_end {
+            let outcome = first.interrupt().assert_error(4, &["already traced"]);
+            assert_eq!(outcome.calls("work_0"), calls);
+            assert!(
+                outcome.one("count")["threads"].as_array().is_some_and(|threads| !threads.is_empty()),
+                "{outcome:#?}"
+            );
+            drop(traced);
+            let _ = tool.run(["detach", "-p", &target.pid_text()]).assert_code(0);
+        } else {
+            drop(traced);
+            let outcome = first.interrupt().assert_code(0).assert_removed();
+            assert_eq!(outcome.calls("work_0"), calls);
+        }
+        assert_all_gone(&tool, &target, &before);
+    }
 }

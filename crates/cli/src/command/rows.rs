@@ -150,7 +150,7 @@ impl<P: Presentation> MeasurementView for RowsView<P> {
             let together = measure::together(sites);
             return together.iter().try_for_each(|combined| out.object(&super::watch::combined_object(combined)));
         }
-        let below = super::watch::together(sites, out.width()) + &self.presentation.below(&rows, out.width());
+        let below = super::watch::whole(sites, out.width()) + &self.presentation.below(&rows, out.width());
         let text = self.summary(rows, sites.len() > 1, out.width());
         out.text(&(text + &below))
     }

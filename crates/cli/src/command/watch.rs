@@ -379,9 +379,9 @@ fn histograms(curves: &[Curve<'_>], width: Option<usize>) -> Vec<String> {
     if bars.len() > HANDFUL { Vec::new() } else { bars }
 }
 
-/// The combined values of several targets as a table; empty if there are none.
-pub(super) fn together(sites: &[TargetMeasurement], width: Option<usize>) -> String {
-    let together = measure::together(sites);
+/// The combined values of several targets over the whole measurement as a table; empty if there are none.
+pub(super) fn whole(sites: &[TargetMeasurement], width: Option<usize>) -> String {
+    let together = measure::whole(sites);
     if together.is_empty() {
         String::new()
     } else {

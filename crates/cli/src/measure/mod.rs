@@ -10,13 +10,14 @@ mod flags;
 mod kin;
 mod lately;
 mod pull;
+mod rates;
 mod together;
 
 pub(crate) use announced::announcement;
 pub(crate) use closer::CloserLook;
 pub(crate) use flags::{choice, request, running, sources};
 pub(crate) use lately::Lately;
-pub(crate) use together::{CombinedValue, Together, last as together};
+pub(crate) use together::{CombinedValue, Together, last as together, whole};
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -762,21 +763,6 @@ impl TargetMeasurement {
         (parent.map(|parent| parent.to_string()).unwrap_or_default(), self.enabled.title.clone())
     }
 
-    /// The change of a pair's value per second between the two latest readings; for a time, the change in seconds.
-    pub(crate) fn rate(&self, pair: usize) -> Option<f64> {
-        let before = self.before.as_ref()?;
-        let seconds = self.reading.time_ns.checked_sub(before.time_ns).filter(|&ns| ns > 0)? as f64 / 1e9;
-        let change = self.reading.values.get(pair)?.value.wrapping_sub(before.values.get(pair)?.value);
-        let unit = if self.enabled.pairs.get(pair).is_some_and(|p| p.metric.is_time()) { 1e-9 } else { 1.0 };
-        Some(change as f64 * unit / seconds)
-    }
-
-    /// The change of a pair's value per second since the first reading.
-    pub(crate) fn mean_rate(&self, pair: usize) -> Option<f64> {
-        let seconds = self.reading.time_ns.checked_sub(self.first_ns?).filter(|&ns| ns > 0)? as f64 / 1e9;
-        Some(self.reading.values.get(pair)?.value as f64 / seconds)
-    }
-
     /// Returns the pairs that were taken out since the last call.
     fn taken_out(&mut self) -> Vec<objects::TakenOutObject> {
         let mut new = Vec::new();
@@ -955,7 +941,16 @@ impl TargetMeasurement {
         }
         // All calls were presented, and only the answer to the removal has the final numbers.
         self.printed = None;
-        let (answer, trace) = self.client.remove(id, pairs).await?;
+        let (answer, trace) = match self.client.remove(id, pairs).await {
+            Ok(removed) => removed,
+            Err(failure) => {
+                // The code stays in, and goes on counting. These are its values up to now.
+                if let Ok(reading) = self.client.read(id, pairs).await {
+                    self.take(reading, 0);
+                }
+                return Err(failure.into());
+            }
+        };
         let mut removed = objects::RemovedObject::new(&answer, host);
         if let Some(grown) = answer.grown {
             self.grow(grown, format);

@@ -62,7 +62,7 @@ impl Together {
     }
 
     fn take<'a>(&mut self, sites: &'a [TargetMeasurement]) -> Vec<CombinedValue<'a>> {
-        let shown = curves(sites, |at| self.heard.get(at).copied().unwrap_or(false));
+        let shown = curves(sites, |at| self.heard.get(at).copied().unwrap_or(false), &TargetMeasurement::rate);
         self.heard.fill(false);
         shown
     }
@@ -70,11 +70,19 @@ impl Together {
 
 /// Returns the final combined values; every target counts as up to date.
 pub(crate) fn last(sites: &[TargetMeasurement]) -> Vec<CombinedValue<'_>> {
-    curves(sites, |_| true)
+    curves(sites, |_| true, &TargetMeasurement::rate)
 }
 
+/// The final combined values, with their rates since the first readings.
+pub(crate) fn whole(sites: &[TargetMeasurement]) -> Vec<CombinedValue<'_>> {
+    curves(sites, |_| true, &|site, pair| Some(site.mean_rate(pair)? * site.rate_unit(pair)))
+}
+
+/// The rate of a pair's value in a target.
+type Rate<'r> = &'r dyn Fn(&TargetMeasurement, usize) -> Option<f64>;
+
 /// Combines the pairs that more than one target measures, in the order of their first target. A target that has ended counts as up to date.
-fn curves(sites: &[TargetMeasurement], heard: impl Fn(usize) -> bool) -> Vec<CombinedValue<'_>> {
+fn curves<'a>(sites: &'a [TargetMeasurement], heard: impl Fn(usize) -> bool, rate: Rate<'_>) -> Vec<CombinedValue<'a>> {
     let mut curves: Vec<Vec<(usize, usize)>> = Vec::new();
     let mut known = std::collections::HashMap::new();
     for (at, site) in sites.iter().enumerate() {
@@ -88,18 +96,19 @@ fn curves(sites: &[TargetMeasurement], heard: impl Fn(usize) -> bool) -> Vec<Com
     }
     curves.retain(|members| members.len() > 1);
     let heard = |at: usize| heard(at) || !sites[at].goes_on();
-    curves.iter().filter_map(|members| combine(sites, members, &heard)).collect()
+    curves.iter().filter_map(|members| combine(sites, members, &heard, rate)).collect()
 }
 
 fn combine<'a>(
     sites: &'a [TargetMeasurement],
     members: &[(usize, usize)],
     heard: &impl Fn(usize) -> bool,
+    rate: Rate<'_>,
 ) -> Option<CombinedValue<'a>> {
     let &(first, pair) = members.first()?;
     let info = sites[first].enabled.pairs.get(pair)?;
     let values: Vec<&Value> = members.iter().filter_map(|&(at, pair)| sites[at].reading.values.get(pair)).collect();
-    let rates: Option<Vec<f64>> = members.iter().map(|&(at, pair)| sites[at].rate(pair)).collect();
+    let rates: Option<Vec<f64>> = members.iter().map(|&(at, pair)| rate(&sites[at], pair)).collect();
     let numbers = || values.iter().map(|v| v.value);
     let mean = |sum: f64| sum / members.len() as f64;
     let mut distributions = values.iter().filter_map(|v| v.details().distribution.as_deref());

@@ -33,6 +33,9 @@ pub(crate) struct ContextObject {
     pub(crate) call_site: Option<String>,
     /// Number of calls that began during the measurement.
     pub(crate) calls: u64,
+    /// True if the function's code was taken out before the end, so that later calls are missing; left out otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) partial: Option<bool>,
     /// Number of these calls that ended without an exit; null if it is known for the function only.
     pub(crate) left: Option<u64>,
     /// Number of these calls that began before the measurement.

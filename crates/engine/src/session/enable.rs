@@ -20,7 +20,7 @@ use super::control::Control;
 use super::driver::{Session, lock_target};
 use super::errors::{ending, over};
 use super::insertion_stop::InsertionStop;
-use super::kind::{InsertedPairs, KindRequest, Occasion};
+use super::kind::{InsertedPairs, KindRequest, Occasion, Running};
 use super::locked::Locked;
 use super::measurement::Measurement;
 use super::staged::InsertionResult;
@@ -116,15 +116,15 @@ impl Session {
             request: EnableRequest { max_pairs: None, ..request.clone() },
             library: Arc::clone(library),
             awaited,
-            keep: false,
             rights,
-            revoked: false,
             limit,
+            keep: false,
+            revoked: false,
+            outlives_removal: false,
         };
         dear.iter().for_each(|(key, why)| self.freeze(control, key, *why, None));
         self.settle_accounts(control);
-        control.measurements.insert(id, measurement);
-        self.kinds().insert(id, kind);
+        self.enter(control, id, measurement, kind);
         Session::note_hidden(control, id, hidden);
         let Some(measurement) = control.measurements.get(&id) else { return Err(over(self.pid())) };
         let enabled = self.enabled(control, id, measurement, !attached_before, begin, caught_up, warnings);
@@ -138,6 +138,12 @@ impl Session {
     fn check(&self, control: &mut Control, rights: Rights) -> Result<(), Error> {
         self.target.check(rights).map_err(|e| self.failed(e))?;
         self.look_at_handlers(control)
+    }
+
+    /// Adds a measurement to those of the session.
+    fn enter(&self, control: &mut Control, id: MeasurementId, measurement: Measurement, kind: Box<dyn Running>) {
+        control.measurements.insert(id, measurement);
+        self.kinds().insert(id, kind);
     }
 
     /// Takes the lock of the target again if a failed insertion has released it, because measurements without code stay valid then. Fails

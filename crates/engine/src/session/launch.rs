@@ -82,6 +82,11 @@ struct Launch<'a> {
     waiting: Vec<String>,
 }
 
+/// The answer about a program that has not begun: only the loader runs, so no call is in progress.
+fn without_calls(enabled: Enabled) -> Enabled {
+    Enabled { not_unwound: 0, ..enabled }
+}
+
 impl Launch<'_> {
     fn step(&mut self, target: &Arc<Target>, why: StartStage) -> Result<(), Error> {
         let session = match self.session.take() {
@@ -92,7 +97,7 @@ impl Launch<'_> {
         let mut begun = matches!(self.answer, Ok(Some(_)));
         if begun {
             if let Some(enabled) = session.grow(self.id, &|| true, self.begin)? {
-                self.answer = Ok(Some(enabled));
+                self.answer = Ok(Some(without_calls(enabled)));
             }
             if let Some(why) = session.must_yield() {
                 // None of the library's code has run. From now on, only what the library permits is woven.
@@ -120,7 +125,7 @@ impl Launch<'_> {
                 progress: &|_| (),
             };
             match session.enable(&new) {
-                Ok(enabled) => self.answer = Ok(Some(enabled)),
+                Ok(enabled) => self.answer = Ok(Some(without_calls(enabled))),
                 // The code that carries system calls may come with the C library; until then only the loader runs.
                 Err(e) if e.reason == Reason::NoCarrier && why != StartStage::Loaded => {}
                 Err(e) => return Err(e),

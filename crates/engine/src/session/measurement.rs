@@ -29,6 +29,8 @@ pub(super) struct Measurement {
     pub(super) rights: Rights,
     /// Whether these rights no longer include the target, so that the measurement's code was taken out.
     pub(super) revoked: bool,
+    /// Whether its removal has failed. Its code is taken out with that of the last measurement.
+    pub(super) outlives_removal: bool,
     /// Limit of the cost of those pairs that do more than count, in percent of one processor.
     pub(super) limit: f64,
 }

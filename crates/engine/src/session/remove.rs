@@ -31,7 +31,9 @@ impl Session {
         let woven = measurement.woven();
         let awaited = measurement.awaited.iter().map(|awaited| awaited.text.clone()).collect();
         let grown = measurement.grown.then(|| Arc::clone(&measurement.pairs));
-        let last = control.measurements.len() == 1;
+        let others = || control.measurements.iter().filter(|(other, _)| **other != id);
+        let last = others().all(|(_, other)| other.outlives_removal);
+        let with_it: Vec<MeasurementId> = if last { others().map(|(other, _)| *other).collect() } else { Vec::new() };
         // Threads that the end of the target has stopped are not yet taken for ended ones when the kind reads.
         let ended = self.end.is_known();
         // done before the removal, because restored children are not recognised any more
@@ -54,7 +56,13 @@ impl Session {
             self.name_code(|| Some(&*control), &views, reading);
         }
         self.shared_mut().roster_mut().children_mut().set_leaving(false);
-        let mut removed = taken?;
+        let mut removed = match taken {
+            Ok(removed) => removed,
+            Err(error) => {
+                control.measurements.entry(id).and_modify(|measurement| measurement.outlives_removal = true);
+                return Err(error);
+            }
+        };
         if let Some(mut kind) = self.kinds().remove(&id) {
             kind.ended(&mut Locked::new(self, control, id), &mut removed);
         }
@@ -71,6 +79,12 @@ impl Session {
             self.release_spare(control);
         }
         self.drop_users(control, &woven);
+        for other in with_it {
+            self.kinds().remove(&other);
+            if let Some(other) = control.measurements.remove(&other) {
+                self.drop_users(control, &other.woven());
+            }
+        }
         if control.remains.is_unfinished() {
             self.reuse_counters(control, removed.suspended_at.as_deref());
         }

@@ -61,6 +61,11 @@ pub(super) fn is_executed(metric: &str) -> bool {
     ContextMetric::ALL.iter().any(|known| known.is_executed() && known.name() == metric)
 }
 
+/// Whether a metric is a time of calls.
+pub(super) fn is_clocked(metric: &str) -> bool {
+    ["wall_ns", "cpu_ns"].contains(&metric)
+}
+
 /// Whether the values of a metric lack nothing. Those of memory tell that themselves. A call that ends without a return leaves a path in the middle, whose
 /// instructions do not count.
 pub(super) fn is_whole(contexts: &ContextProfile, metric: &str) -> bool {

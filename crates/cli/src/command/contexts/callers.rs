@@ -49,7 +49,8 @@ pub(super) fn table(shown: &ShownContexts<'_>, names: &ContextNames<'_>, width: 
         }
         cells.push(share(node.value, whole).into());
         cells.extend(looked.map(|looked| Cell::styled(share_error(&looked, node.value), DIM)));
-        cells.push(grouped_u64(node.calls).into());
+        let least = if shown.is_partial(node.function) { "≥ " } else { "" };
+        cells.push(format!("{least}{}", grouped_u64(node.calls)).into());
         cells.push(format!("{}{arrow}{}", "  ".repeat(level.min(LEVELS)), names.function(node.function)).into());
         let site = node.site.map(|site| names.site(site, Some(node.function)));
         cells.push(Cell::styled(site.unwrap_or_default(), DIM));

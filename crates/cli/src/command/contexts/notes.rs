@@ -2,7 +2,7 @@
 
 use ingraft_report::{ContextFunction, ContextStatistics, LiveFacts, LookedTime};
 
-use super::amounts::is_executed;
+use super::amounts::{is_clocked, is_executed};
 use super::names::ContextNames;
 use super::shown::ShownContexts;
 use crate::command::report::tables::shown as shown_name;
@@ -127,10 +127,14 @@ fn facts(shown: &ShownContexts<'_>, names: &ContextNames<'_>) -> Vec<String> {
     }
     if let Some((sum, functions)) = sum(shown, names, |function| function.left) {
         let what = plural(sum, "call has", "calls have");
-        let lacks = match shown.contexts.metrics.iter().any(|metric| is_executed(metric)) {
-            true => "; what these have executed since their last paths began is missing",
-            false => "",
-        };
+        let has = |is: fn(&str) -> bool| shown.contexts.metrics.iter().any(|metric| is(metric));
+        let mut lacks = String::new();
+        if has(is_executed) {
+            lacks += "; what these have executed since their last paths began is missing";
+        }
+        if has(is_clocked) && shown.looked.is_none() {
+            lacks += "; their own times count for the calls around them that have returned";
+        }
         lines.push(format!(
             "{what} ended without a return, by an exception, by longjmp, or with the thread: {functions}{lacks}"
         ));
@@ -149,6 +153,11 @@ fn facts(shown: &ShownContexts<'_>, names: &ContextNames<'_>) -> Vec<String> {
             let module = names.module(Some(function.module));
             format!("{module}:{} ({})", shown_name(&function.name, function.start), function.why)
         });
+        if shown.contexts.contexts.iter().any(|context| context.calls > 0 && shown.is_partial(context.function)) {
+            lines.push(
+                "≥: the code of the function was taken out before the end, so later calls are missing".to_owned(),
+            );
+        }
         let functions = plural(refused.len() as u64, "function is", "functions are");
         lines.push(format!("{functions} left out: {}", list(named.collect(), refused.len())));
     }

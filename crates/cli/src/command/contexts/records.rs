@@ -64,6 +64,7 @@ impl ShownContexts<'_> {
             caller_module: site.and_then(|site| module(site.module?)),
             call_site: site.map(|site| hex(site.at.0)),
             calls: context.calls,
+            partial: self.is_partial(context.function).then_some(true),
             // Calls that were left are counted by function, not by context.
             left: function.filter(|of| of.left == 0).map(|_| 0),
             caught_up: 0,

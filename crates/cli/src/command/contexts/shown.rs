@@ -1,8 +1,11 @@
 //! The contexts of a process as they are shown: by call site or by function, all of them or those on the way to a value.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
-use ingraft_report::{CallingContext, ContextKind, ContextProfile, ContextValue, LookedTime, ReturnSite, SavedProfile};
+use ingraft_report::{
+    CallingContext, ContextFunction, ContextKind, ContextProfile, ContextValue, LookedTime, ReturnSite, SavedProfile,
+};
 
 use super::amounts::{is_whole, title};
 use crate::args::TreeArgs;
@@ -64,6 +67,8 @@ pub(crate) struct ShownContexts<'a> {
     pub(super) metrics: Vec<usize>,
     /// The time that looks have told.
     pub(super) looked: Option<LookedTime>,
+    /// The functions whose values are too small, because they had no code for a while.
+    partial: BTreeSet<usize>,
 }
 
 impl<'a> ShownContexts<'a> {
@@ -87,7 +92,15 @@ impl<'a> ShownContexts<'a> {
         if layout.is_view {
             contexts = Cow::Owned(leading(&contexts, &metrics));
         }
-        Some(ShownContexts { profile, contexts, layout, value, metrics, looked })
+        let left_out: BTreeSet<_> = profile.refused.iter().map(|refused| (refused.module, refused.start)).collect();
+        let of = |(_, function): &(usize, &ContextFunction)| left_out.contains(&(function.module, function.start));
+        let partial = contexts.functions.iter().enumerate().filter(of).map(|(index, _)| index).collect();
+        Some(ShownContexts { profile, contexts, layout, value, metrics, looked, partial })
+    }
+
+    /// Whether a function had no code for a while, so that its values are too small.
+    pub(super) fn is_partial(&self, function: usize) -> bool {
+        self.partial.contains(&function)
     }
 
     /// The name of the value that decides.

@@ -109,7 +109,7 @@ fn a_tree_has_a_line_for_each_context() {
             7 contexts of 6 of 7 functions, 1 recursion, height 4
             12 calls have no context, because there was no room for more: the callees are in the contexts of the callers
             2 calls have no context, because too many calls were open in their threads, or because their threads had no memory of their own: load (2)
-            3 calls have ended without a return, by an exception, by longjmp, or with the thread: load (3)
+            3 calls have ended without a return, by an exception, by longjmp, or with the thread: load (3); their own times count for the calls around them that have returned
             1 function is left out: shop:tiny (too short)
         "#]],
     );
@@ -122,22 +122,22 @@ fn calls_decide_without_a_metric() {
         &profile(),
         calls,
         expect![[r#"
-        CALLS  TOTAL  SHARE  CONTEXT                       AT                  MODULE
-            0  6,817  100 %  main                          [libc.so.6+0x2804]  shop
-        1,000  6,817  100 %   shop::serve()                +0x41               shop
-        2,000  4,807   71 %     load                       +0x20               shop
-        2,400  2,400   35 %       malloc                   +0x34               libc.so.6
-          400    400  5.9 %       ↑ load                   +0x21               shop
-            7      7  0.1 %       … 1 context below 0.5 %
-        1,000  1,000   15 %     → send                                         shop
-           10     10  0.1 %     … 1 context below 0.5 %
-        7 contexts of 6 of 7 functions, 1 recursion, height 4
-        2.0 contexts below one that calls, leaves at a depth of 3.5, at most 2 contexts of one function; 5 call sites, 5 of them in one context only
-        12 calls have no context, because there was no room for more: the callees are in the contexts of the callers
-        2 calls have no context, because too many calls were open in their threads, or because their threads had no memory of their own: load (2)
-        3 calls have ended without a return, by an exception, by longjmp, or with the thread: load (3)
-        1 function is left out: shop:tiny (too short)
-    "#]],
+            CALLS  TOTAL  SHARE  CONTEXT                       AT                  MODULE
+                0  6,817  100 %  main                          [libc.so.6+0x2804]  shop
+            1,000  6,817  100 %   shop::serve()                +0x41               shop
+            2,000  4,807   71 %     load                       +0x20               shop
+            2,400  2,400   35 %       malloc                   +0x34               libc.so.6
+              400    400  5.9 %       ↑ load                   +0x21               shop
+                7      7  0.1 %       … 1 context below 0.5 %
+            1,000  1,000   15 %     → send                                         shop
+               10     10  0.1 %     … 1 context below 0.5 %
+            7 contexts of 6 of 7 functions, 1 recursion, height 4
+            2.0 contexts below one that calls, leaves at a depth of 3.5, at most 2 contexts of one function; 5 call sites, 5 of them in one context only
+            12 calls have no context, because there was no room for more: the callees are in the contexts of the callers
+            2 calls have no context, because too many calls were open in their threads, or because their threads had no memory of their own: load (2)
+            3 calls have ended without a return, by an exception, by longjmp, or with the thread: load (3); their own times count for the calls around them that have returned
+            1 function is left out: shop:tiny (too short)
+        "#]],
     );
 }
 
@@ -158,7 +158,7 @@ fn small_contexts_are_hidden() {
             7 contexts of 6 of 7 functions, 1 recursion, height 4
             12 calls have no context, because there was no room for more: the callees are in the contexts of the callers
             2 calls have no context, because too many calls were open in their threads, or because their threads had no memory of their own: load (2)
-            3 calls have ended without a return, by an exception, by longjmp, or with the thread: load (3)
+            3 calls have ended without a return, by an exception, by longjmp, or with the thread: load (3); their own times count for the calls around them that have returned
             1 function is left out: shop:tiny (too short)
         "#]],
     );
@@ -167,16 +167,16 @@ fn small_contexts_are_hidden() {
         &profile(),
         few,
         expect![[r#"
-        CALLS  TIME SELF  TIME TOTAL  SHARE  CONTEXT                      AT                  MODULE
-            0       5 ms     99.7 ms  100 %  main                         [libc.so.6+0x2804]  shop
-        1,000      20 ms     94.7 ms   95 %   shop::serve()               +0x41               shop
-        5,817                74.7 ms   75 %    … 6 contexts more (--top)
-        7 contexts of 6 of 7 functions, 1 recursion, height 4
-        12 calls have no context, because there was no room for more: the callees are in the contexts of the callers
-        2 calls have no context, because too many calls were open in their threads, or because their threads had no memory of their own: load (2)
-        3 calls have ended without a return, by an exception, by longjmp, or with the thread: load (3)
-        1 function is left out: shop:tiny (too short)
-    "#]],
+            CALLS  TIME SELF  TIME TOTAL  SHARE  CONTEXT                      AT                  MODULE
+                0       5 ms     99.7 ms  100 %  main                         [libc.so.6+0x2804]  shop
+            1,000      20 ms     94.7 ms   95 %   shop::serve()               +0x41               shop
+            5,817                74.7 ms   75 %    … 6 contexts more (--top)
+            7 contexts of 6 of 7 functions, 1 recursion, height 4
+            12 calls have no context, because there was no room for more: the callees are in the contexts of the callers
+            2 calls have no context, because too many calls were open in their threads, or because their threads had no memory of their own: load (2)
+            3 calls have ended without a return, by an exception, by longjmp, or with the thread: load (3); their own times count for the calls around them that have returned
+            1 function is left out: shop:tiny (too short)
+        "#]],
     );
 }
 
@@ -186,30 +186,30 @@ fn callers_are_below_their_callees() {
         &profile(),
         ContextLayout { bottom_up: true, ..layout() },
         expect![[r#"
-           TIME  SHARE  CALLS  FUNCTION AND CALLERS  AT             MODULE
-          70 ms   70 %  2,400  load                                 shop
-          70 ms   70 %  2,000    ← shop::serve()     +0x20          shop
-          70 ms   70 %  2,000      ← main            +0x41          shop
-          20 ms   20 %  1,000  shop::serve()                        shop
-          20 ms   20 %  1,000    ← main              +0x41          shop
-           5 ms  5.0 %      0  main                                 shop
-           3 ms  3.0 %  1,000  send                                 shop
-           3 ms  3.0 %  1,000    ← shop::serve()     [shop+0x1041]  shop
-           3 ms  3.0 %  1,000      ← main            +0x41          shop
-        1.01 ms  1.0 %  2,410  malloc                               libc.so.6
-           1 ms  1.0 %  2,400    ← load              +0x34          shop
-           1 ms  1.0 %  2,400      ← shop::serve()   +0x20          shop
-           1 ms  1.0 %  2,400        ← main          +0x41          shop
-         700 µs  0.7 %      7  tick                                 shop
-         700 µs  0.7 %      7    ← load              [0x7f00]       shop
-         700 µs  0.7 %      7      ← shop::serve()   +0x20          shop
-         700 µs  0.7 %      7        ← main          +0x41          shop
-        7 contexts of 6 of 7 functions, 1 recursion, height 4
-        12 calls have no context, because there was no room for more: the callees are in the contexts of the callers
-        2 calls have no context, because too many calls were open in their threads, or because their threads had no memory of their own: load (2)
-        3 calls have ended without a return, by an exception, by longjmp, or with the thread: load (3)
-        1 function is left out: shop:tiny (too short)
-    "#]],
+               TIME  SHARE  CALLS  FUNCTION AND CALLERS  AT             MODULE
+              70 ms   70 %  2,400  load                                 shop
+              70 ms   70 %  2,000    ← shop::serve()     +0x20          shop
+              70 ms   70 %  2,000      ← main            +0x41          shop
+              20 ms   20 %  1,000  shop::serve()                        shop
+              20 ms   20 %  1,000    ← main              +0x41          shop
+               5 ms  5.0 %      0  main                                 shop
+               3 ms  3.0 %  1,000  send                                 shop
+               3 ms  3.0 %  1,000    ← shop::serve()     [shop+0x1041]  shop
+               3 ms  3.0 %  1,000      ← main            +0x41          shop
+            1.01 ms  1.0 %  2,410  malloc                               libc.so.6
+               1 ms  1.0 %  2,400    ← load              +0x34          shop
+               1 ms  1.0 %  2,400      ← shop::serve()   +0x20          shop
+               1 ms  1.0 %  2,400        ← main          +0x41          shop
+             700 µs  0.7 %      7  tick                                 shop
+             700 µs  0.7 %      7    ← load              [0x7f00]       shop
+             700 µs  0.7 %      7      ← shop::serve()   +0x20          shop
+             700 µs  0.7 %      7        ← main          +0x41          shop
+            7 contexts of 6 of 7 functions, 1 recursion, height 4
+            12 calls have no context, because there was no room for more: the callees are in the contexts of the callers
+            2 calls have no context, because too many calls were open in their threads, or because their threads had no memory of their own: load (2)
+            3 calls have ended without a return, by an exception, by longjmp, or with the thread: load (3); their own times count for the calls around them that have returned
+            1 function is left out: shop:tiny (too short)
+        "#]],
     );
 }
 

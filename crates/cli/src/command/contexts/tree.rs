@@ -203,7 +203,8 @@ impl<'a> ValuedTree<'a> {
         let Some(context) = self.shown.contexts.contexts.get(index) else { return Vec::new() };
         let of = |values: &[i64]| values.get(index).copied().unwrap_or(0);
         let calls = i64::try_from(context.calls).unwrap_or(i64::MAX);
-        let mut cells: Vec<Cell> = vec![grouped(calls).into()];
+        let least = if self.shown.is_partial(context.function) { "≥ " } else { "" };
+        let mut cells: Vec<Cell> = vec![format!("{least}{}", grouped(calls)).into()];
         for (metric, (own, inclusive, whole)) in self.shown.metrics.iter().zip(&self.columns) {
             let name = self.shown.metric_name(*metric);
             let total = of(inclusive);

@@ -234,7 +234,9 @@ impl TrialResult {
         let calls = short(timed.calls as f64 / seconds);
         let Some((count, mean, p99)) = timed.times else {
             let text = match timed.calls {
-                0 => format!("counted for {span}: no call began, so its calls last longer"),
+                0 => format!(
+                    "counted for {span}: no call began, so its calls last longer, or there was no work for it any more"
+                ),
                 _ => format!("counted for {span}: {calls} calls/s; none was timed"),
             };
             return say(finding, &text);
