@@ -482,3 +482,19 @@ fn commands_of_redis_are_in_their_contexts() {
     let all = outcome.one("contexts");
     assert_eq!([&all["full"], &all["unrecorded"]], [0, 0], "{all}");
 }
+
+/// Contexts of a program that has not begun stand in copies, because nothing tells which functions will be busy. A function that has no room there
+/// has it in the text.
+#[test]
+fn functions_without_room_in_a_copy_have_contexts() {
+    let program = ingraft_testing::program("tight").expect("gcc");
+    let program = program.to_str().expect("a path");
+    let all = ["profile", "contexts", "--until-exit", "--recursion", "full", "--max-overhead", "10000"];
+    let outcome = tool().run(all.iter().chain(&["tight:t_deep", "tight:t_leaf", "--", program, "200"])).assert_code(0);
+    assert_eq!(outcome.all("refused").len(), 0, "{outcome:#?}");
+    let calls = |function: &str| -> u64 {
+        let of = outcome.all("context").into_iter().filter(|context| context["function"] == function);
+        of.map(|context| context["calls"].as_u64().expect("a number")).sum()
+    };
+    assert_eq!((calls("t_deep"), calls("t_leaf")), (800, 1000));
+}

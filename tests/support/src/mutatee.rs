@@ -168,6 +168,7 @@ fn recipe(name: &str) -> Recipe {
         "coroutines" => ("gcc", C, &["coroutines.c"], false),
         "fibres" => ("gcc", C, &["fibres.c"], false),
         "kept" => ("gcc", C, &["kept.c"], false),
+        "tight" => ("gcc", C, &["tight.c"], false),
         "patcher" => ("gcc", C, &["patcher.c"], false),
         "selfpatch" => ("gcc", C, &["selfpatch.c"], false),
         "pooled" => ("gcc", C, &["pooled.c"], false),

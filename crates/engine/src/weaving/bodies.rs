@@ -48,6 +48,8 @@ pub struct Hosted {
 pub struct Copies {
     chosen: FxHashMap<FunctionId, Arc<FunctionBody>>,
     refused: FxHashMap<FunctionId, Refusal>,
+    /// The chosen functions whose points have room in the text, too: copies make them cheaper if they are busy.
+    dispensable: FxHashSet<FunctionId>,
 }
 
 impl Copies {
@@ -60,7 +62,7 @@ impl Copies {
         sites: &mut [Result<Vec<FoundPoint>, Refusal>],
     ) -> Self {
         let mut copies = Copies::default();
-        let is_copied = |function| woven.is_some_and(|woven| woven.bodies.contains_key(function));
+        let is_copied = |function: &FunctionId| woven.is_some_and(|woven| woven.bodies.contains_key(function));
         for (w, sites) in wanted.iter().zip(&*sites) {
             if copies.chosen.contains_key(&w.function) {
                 continue;
@@ -75,6 +77,14 @@ impl Copies {
                 copies.chosen.insert(w.function, body);
             }
         }
+        let is_needed = |(w, sites): (&WantedPoints<'_>, &Result<Vec<FoundPoint>, Refusal>)| {
+            let must = w.minis.iter().any(|mini| mini.placing == Placing::InCopy);
+            must || sites.iter().flatten().any(|found| found.site.is_err())
+        };
+        let needed: FxHashSet<FunctionId> =
+            wanted.iter().zip(&*sites).filter(|its| is_needed(*its)).map(|(w, _)| w.function).collect();
+        let is_dispensable = |function: &FunctionId| !needed.contains(function) && !is_copied(function);
+        copies.dispensable = copies.chosen.keys().copied().filter(is_dispensable).collect();
         for (w, sites) in wanted.iter().zip(sites) {
             if let (Ok(found), Some(body)) = (sites, copies.chosen.get(&w.function)) {
                 host(w.kind, body, found);
@@ -144,6 +154,16 @@ impl Copies {
     /// Whether a function is to be copied.
     pub(super) fn has_chosen(&self, function: FunctionId) -> bool {
         self.chosen.contains_key(&function)
+    }
+
+    /// The functions with refused points whose copies can be done without, each with the reason.
+    pub(super) fn done_without(&self, refused: &RefusedPairs) -> Vec<(FunctionId, Refusal)> {
+        let is_its = |((function, _), _): &(&(FunctionId, usize), &Refusal)| {
+            self.dispensable.contains(function) && self.chosen.contains_key(function)
+        };
+        let functions: FxHashMap<FunctionId, Refusal> =
+            refused.iter().filter(is_its).map(|((function, _), refusal)| (*function, refusal.clone())).collect();
+        functions.into_iter().collect()
     }
 
     /// Gives up copies.

@@ -565,6 +565,7 @@ impl Woven {
             let mut anew = std::mem::take(&mut attempt.change.refused);
             let mut not_copied = std::mem::take(&mut attempt.change.not_copied);
             not_copied.extend(attempt.woven.idle_bodies(&anew));
+            not_copied.extend(copies.done_without(&anew));
             let mut next: FxHashSet<FunctionId> = not_copied.iter().map(|(function, _)| *function).collect();
             copies.give_up(not_copied);
             anew.retain(|(function, _), _| !next.contains(function));
