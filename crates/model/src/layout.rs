@@ -254,7 +254,8 @@ pub mod record {
 /// lies there or it was taken from the stack already. So both routines round the stack pointer up to a multiple of 16.
 ///
 /// While records are set aside, [`record::SAVED`] holds the present value of the variable that the record restores, and the variable has the saved
-/// one, as if the calls had ended. When the records come back, variable and record exchange their values again. Timers run on.
+/// one, as if the calls had ended. When the records come back, variable and record exchange their values again. If a record of the thread would stop or
+/// start a timer, nothing is set aside.
 ///
 /// Values that a thread keeps, such as its calling context, mean nothing to another thread. If a stack goes on in another thread, its records are
 /// dropped, and count as calls that ended without an exit.

@@ -757,7 +757,7 @@ impl SharedArea {
 
     /// Clears the records of goroutines, and those that are set aside, as [`SharedArea::forget_records`] does for a shard.
     pub fn forget_common_records(&self, names: &HashSet<u32, impl BuildHasher>) -> Result<(), ProcessError> {
-        let mut named = self.common_records()?.into_iter().filter(|(_, name)| names.contains(name));
+        let mut named = self.common_records()?.into_iter().filter(|(_, name)| *name != 0 && names.contains(name));
         named.try_for_each(|(at, name)| self.forget(at, name))
     }
 

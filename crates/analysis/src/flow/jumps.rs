@@ -129,8 +129,7 @@ fn resolve(traversal: &Traversal<'_>) -> Vec<IndirectJump> {
             ResolvedJump::Table(_) | ResolvedJump::Pointer if traversal.exact_tables => Leads::Unknown,
             ResolvedJump::Table(targets) if !targets.absolute => Leads::Unknown,
             ResolvedJump::Distances(_) => Leads::Unknown,
-            // Without a label whose address is taken, a pointer can only lead to another function. Then the frame is closed, and what lies below it is of no
-            // use any more.
+            // Without a label whose address is taken, a pointer can only lead to another function, unless the frame is certainly open.
             ResolvedJump::Pointer | ResolvedJump::Table(_) if taken.is_empty() => {
                 let of_frame = i.op0_kind() == OpKind::Memory && i.memory_base() == Register::RSP;
                 let is_open = || resolver.keeps_frame(body.function.start, &[jump.index], &[]);
@@ -199,8 +198,9 @@ fn by_own_tables(
 /// end of the function, of whichever of them.
 fn holds_functions(body: &DecodedFunction<'_>, places: &[u64]) -> bool {
     let itself = |at: &&u64| **at == body.function.start;
+    let is_function = |at: &u64| body.image.functions().binary_search_by_key(at, |function| function.start).is_ok();
     places.iter().any(|at| itself(&at))
-        && places.iter().filter(|at| !itself(at)).all(|at| !body.contains(*at))
+        && places.iter().filter(|at| !itself(at)).all(|at| !body.contains(*at) && is_function(at))
         && places.len() > 1
 }
 

@@ -208,12 +208,13 @@ fn name_by_labels(drafts: &mut FunctionDrafts, labels: &[UntypedLabel]) {
 /// Adds the functions that symbols without a type name, if the file calls them by these names.
 fn add_called_labels(drafts: &mut FunctionDrafts, image: &Elf, labels: &[UntypedLabel]) {
     let called = relocs::called_names(image);
-    for UntypedLabel { at, name } in labels.iter().filter(|label| called.contains(label.name.mangled())) {
+    let is_called =
+        |label: &&UntypedLabel| label.name.binding() != SymbolBinding::Local && called.contains(label.name.mangled());
+    for UntypedLabel { at, .. } in labels.iter().filter(is_called) {
         let before = drafts.range(..=at.0).next_back();
         let is_inside = before.is_some_and(|(start, draft)| at.0 < start + draft.size.max(1));
         if !is_inside && image.text_index(at.0).is_some() {
-            let names = vec![name.clone()];
-            drafts.insert(at.0, FunctionDraft { names, ordinary: true, ..FunctionDraft::default() });
+            drafts.insert(at.0, FunctionDraft { ordinary: true, ..FunctionDraft::default() });
         }
     }
 }

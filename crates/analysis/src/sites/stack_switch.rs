@@ -41,7 +41,7 @@ fn switches(image: &AnalysedImage, function: &Function) -> bool {
     for i in &body.code {
         match i.flow_control() {
             FlowControl::Call | FlowControl::IndirectCall => return false,
-            _ if saves && loads(i) => return true,
+            _ if (saves || i.mnemonic() == Mnemonic::Xchg) && loads(i) => return true,
             _ => saves |= reads_stack_pointer(i),
         }
     }
@@ -62,7 +62,7 @@ fn loads(i: &Instruction) -> bool {
     }
 }
 
-/// Whether an instruction copies the stack pointer, or exchanges it.
+/// Whether an instruction copies the stack pointer.
 fn reads_stack_pointer(i: &Instruction) -> bool {
     let is_other = |r| !matches!(r, Register::RBP | Register::RSP);
     match i.mnemonic() {

@@ -1,6 +1,8 @@
 //! Activation records of stacks that no thread executes, see [`ingraft_model::layout::stacks`]. A thread sets its records aside when it leaves a
 //! stack, and fetches those of the stack to which it comes.
 //!
+//! If a call of the thread restores a timer, nothing is set aside or fetched: a timer that is stopped for a while would need the clocks.
+//!
 //! Each record is removed from the thread right after it was copied, and added before its words are written, so a signal handler in between finds
 //! the records of this stack that are left, or a record that no search passes. In a fork child, which shares the data area, records stay.
 
@@ -25,7 +27,7 @@ const ASIDE: RecordPool =
     RecordPool { free: FREE, used: USED, records: RECORDS, size: RECORD, most: RECORDS_MAX, link: NEXT };
 /// Counter of a record's activations: calls that ended without an exit.
 const LEFT: u32 = 0;
-/// Bits of [`record::RESTORE`] that tell of a timer, which runs on while its record is set aside.
+/// Bits of [`record::RESTORE`] that tell of a timer.
 const TIMER: u32 = record::RESTORE_WALL | record::RESTORE_CPU;
 /// Alignment in bytes of a stack pointer between calls.
 const ALIGNMENT: i32 = 16;
@@ -115,6 +117,7 @@ impl Listing<'_> {
         self.a.dec(ecx)?;
         self.a.jne(probe)?;
         self.load_last(done)?;
+        self.refuse_timers(done)?;
 
         self.a.sub(r8, (PROBES * PLACE) as i32)?;
         self.a.mov(ecx, PROBES)?;
@@ -158,6 +161,23 @@ impl Listing<'_> {
         Ok(self.a.jmp(next)?)
     }
 
+    /// Jumps to `some` if a record of the thread would stop or start a timer. Uses rcx and r9.
+    fn refuse_timers(&mut self, some: CodeLabel) -> Result<(), Assembly> {
+        let [mut next, mut none] = std::array::from_fn(|_| self.a.create_label());
+        self.a.mov(rcx, self.own(TOP))?;
+        self.a.set_label(&mut next)?;
+        self.a.lea(r9, qword_ptr(rcx - 2 * record::SIZE as i32))?;
+        self.a.cmp(r9, (record::ROOM - record::SIZE) as i32)?;
+        self.a.jae(none)?;
+        let restore = self.last(record::RESTORE);
+        self.a.test(dword_ptr(rcx + self.holes.at(restore)).gs(), TIMER as i32)?;
+        self.a.jne(some)?;
+        self.a.sub(rcx, record::SIZE as i32)?;
+        self.a.jmp(next)?;
+        self.a.set_label(&mut none)?;
+        Ok(self.a.zero_bytes()?)
+    }
+
     /// Loads the top of the records of the thread into rcx. Jumps to `none` if no record is one of a call. Uses r9.
     fn load_last(&mut self, none: CodeLabel) -> Result<(), Assembly> {
         self.a.mov(rcx, self.own(TOP))?;
@@ -174,8 +194,6 @@ impl Listing<'_> {
         self.a.shr(r9, 32)?;
         self.a.and(r9d, !record::HANDED.cast_signed())?;
         self.a.je(undone)?;
-        self.a.test(r9d, TIMER as i32)?;
-        self.a.jne(undone)?;
         self.a.mov(rax, self.own_from(r9, 0))?;
         self.a.mov(rdi, last(self, record::SAVED))?;
         self.a.mov(self.own_from(r9, 0), rdi)?;
@@ -208,6 +226,7 @@ impl Listing<'_> {
             std::array::from_fn(|_| self.a.create_label());
         self.enter(&USED_REGISTERS)?;
         self.stack(done)?;
+        self.refuse_timers(done)?;
         self.a.mov(ecx, PROBES)?;
         self.a.set_label(&mut probe)?;
         self.a.cmp(qword_ptr(r8), rdx)?;
@@ -256,8 +275,6 @@ impl Listing<'_> {
         self.a.mov(edi, dword_ptr(r9 + record::RESTORE))?;
         self.a.and(edi, !record::HANDED.cast_signed())?;
         self.a.je(redone)?;
-        self.a.test(edi, TIMER as i32)?;
-        self.a.jne(redone)?;
         self.a.mov(rax, self.own_from(rdi, 0))?;
         self.a.mov(self.next(record::SAVED), rax)?;
         self.a.mov(rax, qword_ptr(r9 + record::SAVED))?;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use ingraft_model::{
-    FunctionId, Insertion, Instrumentation, Order, PointKind, Refusal, Shape, Snippet, StackSwitch, Stmt,
+    FunctionId, Insertion, Instrumentation, Order, PointKind, Refusal, Role, Shape, Snippet, StackSwitch, Stmt,
 };
 use rustc_hash::FxHashMap;
 
@@ -228,10 +228,11 @@ impl<'w> PointDraft<'w> {
                 continue;
             }
             self.brought.insert((function, landing), pair);
-            let mini = NewMini::plain(id, pair, common.of(landing));
+            // The records that the function itself opens are among those that it sets aside, so that code comes last.
+            let role = (landing == Landing::Leave).then_some(Role::FlagClear);
+            let mini = NewMini { role, ..NewMini::plain(id, pair, common.of(landing)) };
             let kind = landing.kind();
             match self.wanted.iter_mut().find(|w| (w.function, w.kind) == (function, kind)) {
-                // The records that the function itself opens are among those that it sets aside.
                 Some(known) if landing == Landing::Leave => known.minis.push(mini),
                 Some(known) => known.minis.insert(0, mini),
                 None => self.wanted.push(WantedPoints { function, kind, minis: vec![mini] }),
@@ -320,7 +321,7 @@ fn follows(instrumentation: &Instrumentation) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use ingraft_model::{CallRecord, Expr, Restore, Role, VariableId, VariableKind};
+    use ingraft_model::{CallRecord, Expr, Restore, VariableId, VariableKind};
     use rustc_hash::FxHashSet;
 
     use super::*;

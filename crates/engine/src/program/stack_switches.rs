@@ -1,4 +1,4 @@
-//! Functions that go on on another stack: those of libraries by their names, and those of the program by their code.
+//! Functions that go on on another stack: those of C libraries and of Boost by their names, and others by their code.
 
 use std::collections::BTreeSet;
 

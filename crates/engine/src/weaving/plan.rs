@@ -830,7 +830,7 @@ impl NewMini<'_> {
 
     /// The owner of the snippet in the journal: the first counter of its pair, which is that of the pair's value.
     fn owner(&self) -> u32 {
-        let internal = |stmt: &Stmt| matches!(stmt, Stmt::Await | Stmt::Fork | Stmt::Forked | Stmt::Switch(_));
+        let internal = |stmt: &Stmt| matches!(stmt, Stmt::Await | Stmt::Fork | Stmt::Forked);
         let serves = self.id == PRUNE || self.snippet.stmts.iter().any(internal);
         self.counters.first().copied().unwrap_or(if serves { NOBODY } else { SHARED })
     }

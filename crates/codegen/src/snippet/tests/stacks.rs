@@ -29,7 +29,7 @@ fn environments() -> [Environment; 2] {
     [data, other].map(|data| Environment { data, ..environment() })
 }
 
-/// StackRecords and records in a machine.
+/// Records of stacks in a machine.
 #[derive(Clone, Copy)]
 struct StackRecords(Area);
 
@@ -116,7 +116,7 @@ impl StackRecords {
     /// Exchanges the value of the variable that a record restores with the record's.
     fn exchange(self, m: &mut Machine, at: impl Fn(u32) -> u64) {
         let word = m.read(at(record::RESTORE), 4) as u32 & !record::HANDED;
-        if word == 0 || word & (record::RESTORE_WALL | record::RESTORE_CPU) != 0 {
+        if word == 0 {
             return;
         }
         let (variable, saved) = (m.read(self.word(word), 8), m.read(at(record::SAVED), 8));
@@ -153,6 +153,14 @@ impl StackRecords {
         }
     }
 
+    /// Whether a record of the thread would stop or start a timer.
+    fn has_timers(self, m: &Machine) -> bool {
+        let size = u64::from(record::SIZE);
+        let top = m.read(self.top(), 8);
+        let is_timer = |at: u64| m.read(self.own(at, record::RESTORE), 4) as u32 & TIMER != 0;
+        top <= u64::from(record::ROOM) && (1..top / size).any(|n| is_timer(n * size))
+    }
+
     fn is_alive(self, m: &Machine) -> bool {
         m.read(u64::from(self.0.0.alive()), 4) != 0
     }
@@ -169,6 +177,9 @@ impl StackRecords {
         }
         let top = m.read(self.top(), 8);
         if !(2 * u64::from(record::SIZE)..=u64::from(record::ROOM)).contains(&top) {
+            return;
+        }
+        if self.has_timers(m) {
             return;
         }
         let place = self.places(key).find(|place| m.read(*place, 8) == 0);
@@ -188,6 +199,9 @@ impl StackRecords {
     fn enter(self, m: &mut Machine) {
         let key = m.registers[RDX].wrapping_add(15) & !15;
         if !self.is_alive(m) {
+            return;
+        }
+        if self.has_timers(m) {
             return;
         }
         let Some(place) = self.places(key).find(|place| m.read(*place, 8) == key) else { return };
@@ -230,15 +244,12 @@ impl StackRecords {
 /// A record: its name, and the word about what it restores.
 type RecordKind = (u32, u32);
 
-/// Kinds of records: forgotten ones, those that restore nothing, a variable or a timer, and one that was handed over.
-const KINDS: [RecordKind; 6] = [
-    (0, 0),
-    (NAME, 0),
-    (NAME, VARIABLES[0]),
-    (OTHER, VARIABLES[0] | record::HANDED),
-    (OTHER, VARIABLES[1] | record::RESTORE_WALL),
-    (NAME, VARIABLES[2]),
-];
+/// Bits of the word about what a record restores: it is a timer.
+const TIMER: u32 = record::RESTORE_WALL | record::RESTORE_CPU;
+
+/// Kinds of records that are set aside: forgotten ones, those that restore nothing or a variable, and one that was handed over.
+const KINDS: [RecordKind; 5] =
+    [(0, 0), (NAME, 0), (NAME, VARIABLES[0]), (OTHER, VARIABLES[0] | record::HANDED), (NAME, VARIABLES[2])];
 
 fn lists() -> Vec<Vec<RecordKind>> {
     let one = KINDS.iter().map(|a| vec![*a]);
@@ -394,6 +405,24 @@ fn every_state_of_the_unused_records() {
                         check(&env, routine, &m, &format!("{changes} {first} {used}"));
                     }
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn records_of_timers_stay() {
+    for env in environments() {
+        for routine in BOTH {
+            for (at, bit) in (0..3).flat_map(|at| [record::RESTORE_WALL, record::RESTORE_CPU].map(|bit| (at, bit))) {
+                let mut records = KINDS[1..4].to_vec();
+                records[at] = (NAME, VARIABLES[1] | bit);
+                let mut m = thread(&env, routine, &records);
+                aside(&env, &mut m, (KEY, 0, THREAD), &KINDS[..3]);
+                check(&env, routine, &m, &format!("{records:?}"));
+                let mut after = m.clone();
+                StackRecords(Area(env.data)).enter(&mut after);
+                assert_eq!(m.changes(&after), [], "nothing is fetched");
             }
         }
     }
