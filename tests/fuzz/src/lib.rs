@@ -169,6 +169,7 @@ pub fn weave(image: &AnalysedImage, sites: Vec<Arc<Site>>, identity: ThreadIdent
         readable: READABLE,
         loader: None,
         goroutine: None,
+        stacks: false,
     };
     let mut arena = Arena::new(Avma(0x50_0000)..Avma(0x60_0000));
     let mut text = TextSpace::new();
