@@ -1,7 +1,8 @@
 //! Activation records of stacks that no thread executes, see [`ingraft_model::layout::stacks`]. A thread sets its records aside when it leaves a
 //! stack, and fetches those of the stack to which it comes.
 //!
-//! If a call of the thread restores a timer, nothing is set aside or fetched: a timer that is stopped for a while would need the clocks.
+//! If a call of the thread restores a timer, nothing is set aside or fetched: to stop that timer and start it again, the routines would have to
+//! read clocks.
 //!
 //! Each record is removed from the thread right after it was copied, and added before its words are written, so a signal handler in between finds
 //! the records of this stack that are left, or a record that no search passes. In a fork child, which shares the data area, records stay.
@@ -166,9 +167,7 @@ impl Listing<'_> {
         let [mut next, mut none] = std::array::from_fn(|_| self.a.create_label());
         self.a.mov(rcx, self.own(TOP))?;
         self.a.set_label(&mut next)?;
-        self.a.lea(r9, qword_ptr(rcx - 2 * record::SIZE as i32))?;
-        self.a.cmp(r9, (record::ROOM - record::SIZE) as i32)?;
-        self.a.jae(none)?;
+        self.require_record(none)?;
         let restore = self.last(record::RESTORE);
         self.a.test(dword_ptr(rcx + self.holes.at(restore)).gs(), TIMER as i32)?;
         self.a.jne(some)?;
@@ -181,6 +180,11 @@ impl Listing<'_> {
     /// Loads the top of the records of the thread into rcx. Jumps to `none` if no record is one of a call. Uses r9.
     fn load_last(&mut self, none: CodeLabel) -> Result<(), Assembly> {
         self.a.mov(rcx, self.own(TOP))?;
+        self.require_record(none)
+    }
+
+    /// Jumps to `none` if the record below the top in rcx is not one of a call. Uses r9.
+    fn require_record(&mut self, none: CodeLabel) -> Result<(), Assembly> {
         self.a.lea(r9, qword_ptr(rcx - 2 * record::SIZE as i32))?;
         self.a.cmp(r9, (record::ROOM - record::SIZE) as i32)?;
         Ok(self.a.jae(none)?)

@@ -80,7 +80,7 @@ impl Shards for SharedArea {
             }
         }
         if let Err(error) = self.forget_common_records(names) {
-            tracing::debug!(%error, "records of goroutines keep the name of a measurement that is gone");
+            tracing::debug!(%error, "common records keep the name of a measurement that is gone");
         }
     }
 }
