@@ -178,6 +178,12 @@ pub enum Refusal {
         /// Name of the module.
         module: String,
     },
+    /// The verifier has refused the code for the function, so none of it is inserted. The cause is a defect of the generator.
+    #[error("the code for it could not be proven right ({flaw}), which is a defect of ingraft")]
+    Unproven {
+        /// What the verifier has found.
+        flaw: String,
+    },
     /// Memory and file differ, because another tool or the kernel has patched the code.
     #[error(
         "the bytes in memory differ from the file at {offset}: something else has patched them, such as a uprobe, a breakpoint or another tool"
@@ -279,6 +285,7 @@ words! {
     "asynchronous_cancellation" => AsynchronousCancellation,
     "handler_ends_thread" => HandlerEndsThread,
     "throwing_faults" => ThrowingFaults,
+    "unproven" => Unproven,
     "bytes_differ" => BytesDiffer,
     "patched_by_program" => PatchedByProgram,
     "kept" => Kept,

@@ -31,6 +31,9 @@ const EVENT_NAME: &str = "anon_inode:[perf_event]";
 const TWO_GIB: u64 = 1 << 31;
 /// Lowest address to use, unless the kernel's limit is higher.
 const LOWEST: u64 = 0x10000;
+/// Code goes below this address only where no other place is free. Most numbers that programs keep are smaller, and each word of a stack that
+/// is the address of code which changes counts as a place to which something may return.
+const SMALL: u64 = 0x40_0000;
 /// Smallest number of shards with which an area is created if the memory of the target is limited.
 const SHARDS_MIN: u32 = 64;
 /// Smallest number of shards with which an area is created if no free range is longer.
@@ -299,12 +302,13 @@ impl Target {
         self.refuse_with_many_mappings(&maps)?;
         let bases = address_search::bases_near(&text, len);
         let low = (*bases.start()).max(lowest_address());
-        let find = |heap_room| {
+        let find = |low, heap_room| {
             let used = address_search::used_ranges(&maps, heap_room);
             address_search::find(&used, len, PAGE, low..=*bases.end(), text.start.saturating_sub(len))
         };
-        let base = find(address_search::HEAP_ROOM)
-            .or_else(|| find(0))
+        let base = find(low.max(SMALL), address_search::HEAP_ROOM)
+            .or_else(|| find(low, address_search::HEAP_ROOM))
+            .or_else(|| find(low, 0))
             .ok_or(ProcessError::NoRoom { len, place: "within 2 GiB of the module" })?;
         Ok(Avma(base)..Avma(base + len))
     }

@@ -133,7 +133,7 @@ impl WovenPoint {
     }
 
     /// Ranges of the point's code, with that of its snippets.
-    pub fn code(&self) -> impl Iterator<Item = &AvmaRange> {
+    pub fn code(&self) -> impl Iterator<Item = &AvmaRange> + Clone {
         self.records().map(|record| &record.code).filter(|code| code.start < code.end)
     }
 }

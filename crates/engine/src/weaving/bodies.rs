@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ingraft_codegen::verify::verify_bodies_on;
+use ingraft_codegen::verify::{verify_bodies_on, verify_body};
 use ingraft_codegen::{
     Arena, BodyCode, BodyPoint, BodyRequest, Chain, Environment, InlinePoint, RemovalRecord, TextSpace, WovenBody,
     weave_bodies_on,
@@ -20,8 +20,9 @@ use crate::recovery::journal::{PointChain, PointRecord};
 use crate::weaving::arenas::{ARENA_MAX, NewArenas, arena_for};
 use crate::weaving::attempt::RefusedPairs;
 use crate::weaving::original::OriginalText;
-use crate::weaving::plan::{PlannedChange, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect};
+use crate::weaving::plan::{PlannedChange, Subject, Unit, Woven, WovenAnew, append, codegen_error};
 use crate::weaving::sites::{FoundPoint, Text, host, whole};
+use crate::weaving::unproven::unproven;
 use crate::weaving::wanted::{NewMini, NewPoint, WantedPoints, place_among};
 
 /// The copy of a function.
@@ -392,10 +393,21 @@ impl Woven {
                 let index = arena_for(&mut self.arenas, target, &file.text(), bytes, mapped)?;
                 let Some(arena) = self.arenas.get_mut(index) else { break };
                 let requests: Vec<BodyRequest<'_>> = left.iter().map(|(_, request)| *request).collect();
-                let woven = weave_bodies_on(&quick, env, arena, text, &requests).map_err(codegen_error)?;
+                let mut woven = weave_bodies_on(&quick, env, arena, text, &requests).map_err(codegen_error)?;
                 let of_proof = requests.iter().zip(&woven).filter_map(|(r, woven)| Some((r, woven.as_ref().ok()?)));
                 let of_proof: Vec<_> = of_proof.collect();
-                verify_bodies_on(&quick, env, arena, text, &of_proof).map_err(|e| defect(&e))?;
+                if verify_bodies_on(&quick, env, arena, text, &of_proof).is_err() {
+                    drop(of_proof);
+                    for (request, woven) in requests.iter().zip(&mut woven) {
+                        let flaw = woven.as_ref().ok().and_then(|w| verify_body(env, arena, text, request, w).err());
+                        let Some(flaw) = flaw else { continue };
+                        if let Ok(copy) = std::mem::replace(woven, Err(unproven(&flaw))) {
+                            // Nothing was written there.
+                            text.release_body(&copy.body);
+                            arena.release(&copy.body.removal.code);
+                        }
+                    }
+                }
                 for ((number, request), woven) in left.iter().zip(woven) {
                     let done = woven.map(|woven| {
                         let original = OriginalText::of(request.body, module.bias);

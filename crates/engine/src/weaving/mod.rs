@@ -18,4 +18,5 @@ pub(crate) mod positions;
 pub(crate) mod renewal;
 pub(crate) mod sites;
 pub(crate) mod trial;
+pub(crate) mod unproven;
 pub(crate) mod wanted;

@@ -6,16 +6,15 @@ use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_weave_on;
 use ingraft_codegen::{Arena, InlinePoint, MiniRequest, PointRequest, Probe, TextSpace, WovenPoint, weave_points_on};
-use ingraft_model::{Bias, FunctionPoint, ModuleId, Site};
+use ingraft_model::{Avma, Bias, FunctionPoint, ModuleId, Site};
 
 use crate::background::{Quick, each};
 use crate::error::Error;
 use crate::program::modules::Modules;
 use crate::weaving::arenas::{ARENA_MAX, NewArenas, arena_for};
 use crate::weaving::bodies::Bodies;
-use crate::weaving::plan::{
-    PlannedChange, Point, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect, points_of,
-};
+use crate::weaving::plan::{PlannedChange, Point, Subject, Unit, Woven, WovenAnew, append, codegen_error, points_of};
+use crate::weaving::unproven::{Doubts, unproven};
 use crate::weaving::wanted::NewPoint;
 
 /// Estimated size of a point with compiled snippets, in units of a point with a plain count.
@@ -25,8 +24,8 @@ const COMPILED: usize = 8;
 const BATCH: usize = 8192;
 
 /// Estimated size of the code of points, in units of a point with a plain count.
-fn size_of_code(points: &[NewPoint<'_>]) -> usize {
-    points.iter().map(|point| if point.is_plain() { 1 } else { COMPILED }).sum()
+fn size_of_code<'a>(points: impl Iterator<Item = &'a NewPoint<'a>>) -> usize {
+    points.map(|point| if point.is_plain() { 1 } else { COMPILED }).sum()
 }
 
 impl Woven {
@@ -52,7 +51,7 @@ impl Woven {
                 &mut self.arenas,
                 subject.target,
                 &file.text(),
-                Arena::estimate_bytes(size_of_code(&in_copies)),
+                Arena::estimate_bytes(size_of_code(in_copies.iter())),
                 mapped,
             )?;
         }
@@ -77,18 +76,19 @@ impl Woven {
         mapped: &mut NewArenas<'_>,
     ) -> Result<(), Error> {
         let Some((file, module)) = modules.module(number) else { return Ok(()) };
-        let code = size_of_code(points);
+        let mut points: Vec<&NewPoint<'_>> = points.iter().collect();
         let text = self.texts.entry(number.0).or_insert_with(|| {
             let mut text = TextSpace::new();
             text.add_padding(module.bias, module.image.padding());
             text
         });
         let known = (&self.points, &self.bodies);
-        let prepared = each(points, |p| NewPointInputs::new(modules, known, p));
-        let requests: Vec<PointRequest<'_>> = prepared.iter().map(|p| p.request(module.bias)).collect();
+        let mut prepared = each(&points, |p| NewPointInputs::new(modules, known, p));
         let quick = Quick::of(points.len());
-        let mut bytes = Arena::estimate_bytes(code);
+        let mut bytes = Arena::estimate_bytes(size_of_code(points.iter().copied()));
+        let mut doubts = Doubts::default();
         let (arena_index, weave) = loop {
+            let requests: Vec<PointRequest<'_>> = prepared.iter().map(|p| p.request(module.bias)).collect();
             let index = arena_for(&mut self.arenas, target, &file.text(), bytes, mapped)?;
             let before = self.arenas[index].clone();
             // Points in copies take no text, of which a copy is large.
@@ -96,15 +96,31 @@ impl Woven {
             quick.check();
             let weave =
                 weave_points_on(&quick, env, &mut self.arenas[index], text, &requests).map_err(codegen_error)?;
-            if !self.arenas[index].lacked_room() || bytes >= ARENA_MAX {
-                break (index, weave);
-            }
-            // the length of the code is known once it is generated
+            let is_short = self.arenas[index].lacked_room() && bytes < ARENA_MAX;
+            let proof = (!is_short).then(|| verify_weave_on(&quick, env, &self.arenas[index], text, &requests, &weave));
+            let flaw = match proof {
+                Some(Ok(())) => break (index, weave),
+                Some(Err(flaw)) => Some(flaw),
+                None => None,
+            };
             self.arenas[index] = before;
             text_before.into_iter().for_each(|before| *text = before);
-            bytes = (bytes * 4).min(ARENA_MAX);
+            let Some(flaw) = flaw else {
+                // The length of the code is known once it is generated.
+                bytes = (bytes * 4).min(ARENA_MAX);
+                continue;
+            };
+            // All others are woven without the function that cannot be proven.
+            let made = points.iter().zip(&weave.woven).filter_map(|(p, w)| Some((p.point.function, w.as_ref().ok()?)));
+            let code = made.flat_map(|(function, woven)| woven.code().map(move |range| (function, range)));
+            let has_text = |of, at: Avma| modules.resolve(of).is_some_and(|(_, m, f)| f.contains(at.to_svma(m.bias)));
+            let function = doubts.blame(&flaw, code, has_text)?;
+            let (its, others) =
+                points.into_iter().zip(prepared).partition::<Vec<_>, _>(|(p, _)| p.point.function == function);
+            let pairs = its.iter().flat_map(|(p, _)| p.minis.iter().map(|m| (function, m.pair)));
+            change.refused.extend(pairs.map(|pair| (pair, unproven(&flaw))));
+            (points, prepared) = others.into_iter().unzip();
         };
-        verify_weave_on(&quick, env, &self.arenas[arena_index], text, &requests, &weave).map_err(|e| defect(&e))?;
         quick.check();
         let file = file.id();
         change.new_points.reserve(points.len());
