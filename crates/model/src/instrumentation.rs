@@ -78,6 +78,8 @@ pub enum RecordContent {
     Caller,
     /// The call's result, with names as those of a number.
     Return(ValueNames),
+    /// A field that holds no result, because the function returns nothing.
+    NoReturn,
     /// The call's time in nanoseconds.
     Elapsed,
     /// The first bytes of a list of integers of this type, and the number of elements. Without a type, only the number.
@@ -107,7 +109,7 @@ impl RecordContent {
             RecordContent::Text => ColumnContent::Text,
             RecordContent::BoundedText => ColumnContent::BoundedText,
             RecordContent::Caller => ColumnContent::Caller,
-            RecordContent::Return(_) => ColumnContent::Return,
+            RecordContent::Return(_) | RecordContent::NoReturn => ColumnContent::Return,
             RecordContent::Elapsed => ColumnContent::Elapsed,
             RecordContent::List(_) => ColumnContent::List,
             RecordContent::Variants(..) => ColumnContent::Variant,

@@ -4,10 +4,13 @@ use std::io::Read;
 use std::process::{Command, Stdio};
 
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, wait_until};
+use ingraft_testing::{Mutatee, program, skip, wait_until};
 use serde_json::Value;
 
 use crate::tool;
+
+/// Number of the system call clock_nanosleep(2).
+const CLOCK_NANOSLEEP: u32 = 230;
 
 #[test]
 fn ps_lists_what_can_be_attached_to() {
@@ -196,4 +199,23 @@ fn without_a_function_the_programs_own_module_is_counted() {
     assert_eq!(outcome.all("function").len(), 8, "{outcome:#?}");
     let outcome = tool().run(["count", "-p", &pid, "thre:work_0"]).assert_code(3);
     assert!(!outcome.stderr.contains("did you mean ``"), "{outcome:#?}");
+}
+
+#[test]
+fn a_command_fails_if_none_of_its_functions_can_be_measured() {
+    let Ok(program) = program("crammed") else { skip!("crammed.s") };
+    let mut child = Command::new(program).spawn().expect("run it");
+    let pid = i32::try_from(child.id()).expect("a process id");
+    wait_until("it waits", || target::waits_in(pid, CLOCK_NANOSLEEP));
+    let before = Text::of(pid);
+    let of = pid.to_string();
+    for command in
+        [&["count"][..], &["latency"], &["profile", "contexts"], &["profile", "edges"], &["slow", "--over", "1us"]]
+    {
+        let outcome = tool().run([command, &["-p", &of, "crammed:first", "--for", "100ms"]].concat()).assert_code(3);
+        assert!(outcome.stderr.contains("`first` cannot be instrumented"), "{command:?}: {outcome:#?}");
+        target::assert_clean(pid, &before);
+    }
+    child.kill().expect("kill it");
+    child.wait().expect("it has ended");
 }

@@ -228,6 +228,21 @@ fn without_expressions_the_arguments_are_printed() {
 }
 
 #[test]
+fn functions_that_return_nothing_have_no_result() {
+    let mut target = Mutatee::start("prints", &[]);
+    let pid = target.pid_text();
+    for (function, has_result) in [("note", false), ("work", true)] {
+        let mut session = tool().start(["print", "-p", &pid, function, "number", "--limit", "none"]);
+        session.wait_for("attached");
+        target.ask("run 40 1");
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        let results: Vec<&Value> = outcome.all("call").into_iter().map(|call| &call["return"]).collect();
+        assert!(results.len() > 30 && results.iter().all(|result| result.is_number() == has_result), "{results:?}");
+        assert!(has_result || results.iter().all(|result| result.is_null()), "{results:?}");
+    }
+}
+
+#[test]
 fn printing_that_costs_too_much_is_refused_with_the_figure() {
     let mut target = Mutatee::start("prints", &[]);
     let before = Text::of(target.pid());

@@ -14,6 +14,22 @@ pub(super) const STEPS_MAX: u32 = 32;
 pub(super) const REGISTERS: u8 = 6;
 /// Size in bytes of the largest floating-point number that is passed in a vector register.
 const FLOAT_MAX: u64 = 8;
+/// Languages of which a function without a type returns nothing.
+const TYPED: [dw::DwLang; 13] = [
+    dw::DW_LANG_C89,
+    dw::DW_LANG_C,
+    dw::DW_LANG_C99,
+    dw::DW_LANG_C11,
+    dw::DW_LANG_C17,
+    dw::DW_LANG_C_plus_plus,
+    dw::DW_LANG_C_plus_plus_03,
+    dw::DW_LANG_C_plus_plus_11,
+    dw::DW_LANG_C_plus_plus_14,
+    dw::DW_LANG_C_plus_plus_17,
+    dw::DW_LANG_C_plus_plus_20,
+    dw::DW_LANG_ObjC,
+    dw::DW_LANG_Rust,
+];
 
 /// The way to an integer from an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,6 +181,14 @@ impl<'a> DebugInfo<'a> {
     fn described_function(&self, function: Svma) -> Result<EntryLocation, Option<TypeError>> {
         let other = || self.missing_file(function).map(|file| TypeError::OtherFile { file });
         self.function_at(function).ok_or_else(other)
+    }
+
+    /// Whether a function certainly has no result.
+    pub fn returns_nothing(&self, function: Svma) -> bool {
+        let known = self.described_function(function).ok().and_then(|place| Some((place, self.entry(place)?)));
+        // Functions of Go return parameters, and those of an assembler's source have no types.
+        let tells = |place| self.language(place).is_some_and(|language| TYPED.contains(&language));
+        known.is_some_and(|(place, entry)| tells(place) && self.attribute(place, &entry, dw::DW_AT_type).is_none())
     }
 
     /// The type of a function's result.

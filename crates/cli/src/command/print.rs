@@ -211,7 +211,9 @@ impl<'a> NamedCall<'a> {
             PrintedValue::Caller(address, place) => Some(place_name(*address, place.as_deref())),
             _ => None,
         });
-        let (result, elapsed_ns) = (find(ColumnContent::Return), find(ColumnContent::Elapsed).and_then(as_number));
+        let has_result = |result: &&PrintedValue| !matches!(result, PrintedValue::Unreadable);
+        let (result, elapsed_ns) =
+            (find(ColumnContent::Return).filter(has_result), find(ColumnContent::Elapsed).and_then(as_number));
         NamedCall { of, call, values, caller, result, elapsed_ns }
     }
 

@@ -49,7 +49,7 @@ pub(crate) struct CallValues {
     /// The names of values that are enumerators, by their expressions; that of the result is `$return`. Left out if there are none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) names: BTreeMap<String, String>,
-    /// Result of the call; null with `--entry`.
+    /// Result of the call; null with `--entry`, and if the function is known to return nothing.
     #[serde(rename = "return")]
     pub(crate) result: Option<i64>,
     /// Place of the call as `FUNCTION+0xOFFSET`, or the return address if the place is not known.

@@ -10,6 +10,7 @@ use ingraft_model::{DataShape, FunctionId, RecordColumn, RecordContent, ValueNam
 
 use crate::measure::request::WantedPair;
 use crate::program::modules::Modules;
+use crate::program::variables;
 
 /// Largest number of functions whose registers are looked at.
 const FUNCTIONS_MAX: usize = 64;
@@ -37,7 +38,11 @@ pub fn name_registers(modules: &Modules, wanted: &mut [WantedPair]) {
             continue;
         }
         let mut records: Vec<Vec<RecordColumn>> = instrumentation.records.to_vec();
+        let returns_nothing = variables::returns_nothing(modules, function);
         for column in records.iter_mut().flatten() {
+            if returns_nothing && matches!(column.content, RecordContent::Return(_)) {
+                column.content = RecordContent::NoReturn;
+            }
             if let RecordContent::Number(of) | RecordContent::Return(of) = &mut column.content {
                 names(of);
             }

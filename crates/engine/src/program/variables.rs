@@ -147,6 +147,11 @@ pub fn argument(modules: &Modules, function: FunctionId, name: &str) -> Result<W
     Ok((argument, names))
 }
 
+/// Whether a function certainly has no result.
+pub fn returns_nothing(modules: &Modules, function: FunctionId) -> bool {
+    of_function(modules, function, |info, start| Ok(info.returns_nothing(start))).unwrap_or_default()
+}
+
 /// An answer of the debugging information about a function, which is asked by its first address.
 fn of_function<T>(
     modules: &Modules,

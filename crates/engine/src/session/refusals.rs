@@ -102,12 +102,11 @@ impl Session {
         let part = bound.get(*pair).and_then(|(key, ..)| key.pair.focus.part("Code")?.names.get(2));
         let functions: FxHashSet<FunctionId> = reasons.keys().map(|(f, _)| *f).collect();
         let what = match (functions.len(), part, reasons.len()) {
-            (1, None, _) => format!("`{name}` cannot be instrumented: {refusal}"),
+            (n, None, _) => none_of(n, &name, refusal),
             (1, Some(part), 1) => format!("`{name}{part}` cannot be instrumented: {refusal}"),
             (1, Some(part), n) => {
                 format!("none of {n} parts of `{name}` can be instrumented; `{name}{part}`: {refusal}")
             }
-            (n, None, _) => format!("none of {n} functions can be instrumented; `{name}`: {refusal}"),
             (n, Some(part), _) => format!("none of {n} functions can be instrumented; `{name}{part}`: {refusal}"),
         };
         let hint = match refusal {
@@ -115,9 +114,33 @@ impl Session {
                 "`ingraft read {pid}` prints the values that it has, and goes on; to count anew, take it out first: `ingraft detach -p {pid}`",
                 pid = self.pid()
             ),
-            _ => "`ingraft functions` lists the functions with what can be done".to_owned(),
+            _ => LISTS.to_owned(),
         };
         Some(Error::new(Reason::AllRefused, what, hint).about(self.pid()))
+    }
+
+    /// Returns the error for a request whose pairs are inserted, but have no code where it was asked for. `None` if some pair has a value.
+    pub(super) fn all_unmeasured(&self, control: &Control, keys: &[(PairKey, Option<FunctionId>)]) -> Option<Error> {
+        let asked = keys.iter().filter(|(key, _)| !key.is_hidden());
+        let mut refused = Vec::new();
+        for (key, _) in asked {
+            let pair = control.pairs.get(key).filter(|pair| pair.unmeasured)?;
+            refused.extend(pair.unwoven.iter().map(|(_, refused)| refused));
+        }
+        let first = refused.first()?;
+        let what = none_of(refused.len(), &first.function.function, &first.reason);
+        Some(Error::new(Reason::AllRefused, what, LISTS).about(self.pid()))
+    }
+}
+
+/// Where users read more of refusals.
+const LISTS: &str = "`ingraft functions` lists the functions with what can be done";
+
+/// Words for functions that are all refused, one of them for this reason.
+fn none_of(functions: usize, name: &str, why: &dyn std::fmt::Display) -> String {
+    match functions {
+        1 => format!("`{name}` cannot be instrumented: {why}"),
+        n => format!("none of {n} functions can be instrumented; `{name}`: {why}"),
     }
 }
 

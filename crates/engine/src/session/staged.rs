@@ -91,10 +91,13 @@ impl Session {
         }
         costly.extend(others);
         let costly = self.in_one_place(control, again, costly, &rates);
-        match self.insert_fitted(control, costly, whole, &mut InsertionStop::default()) {
+        let result = self.insert_fitted(control, costly, whole, &mut InsertionStop::default());
+        let result = result.map_err(|error| (&counted, error));
+        let more = result.and_then(|more| self.all_unmeasured(control, &keys).map_or(Ok(more), |e| Err((&keys, e))));
+        match more {
             Ok(more) => caught_up.add(more.caught_up),
-            Err(error) => {
-                self.take_back(control, &counted, |control, views| {
+            Err((its, error)) => {
+                self.take_back(control, its, |control, views| {
                     let last = control.measurements.is_empty();
                     self.take_measurement_out(control, views, last).map(drop)
                 });

@@ -97,6 +97,7 @@ fn value<'w>(content: &RecordContent, words: &'w [u64]) -> Option<(Option<Printe
             (list(&bytes, *length, *scalar), rest)
         }
         RecordContent::Variants(has_selector, variants) => return variant(*has_selector, variants, words),
+        RecordContent::NoReturn => return words.split_first().map(|(_, rest)| (None, rest)),
         RecordContent::Hidden => return Some((None, words)),
     };
     Some((Some(value), rest))
