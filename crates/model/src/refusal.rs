@@ -181,7 +181,7 @@ pub enum Refusal {
     /// The verifier has refused the code for the function, so none of it is inserted. The cause is a defect of the generator.
     #[error("the code for it could not be proven right ({flaw}), which is a defect of ingraft")]
     Unproven {
-        /// What the verifier has found.
+        /// The flaw that the verifier has found.
         flaw: String,
     },
     /// Memory and file differ, because another tool or the kernel has patched the code.

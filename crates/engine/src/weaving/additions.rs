@@ -10,7 +10,8 @@ use ingraft_model::{PatchPlan, PointKind, Refusal};
 
 use crate::background::Quick;
 use crate::error::Error;
-use crate::weaving::plan::{PlannedChange, Point, Woven, append, codegen_error, defect};
+use crate::weaving::plan::{PlannedChange, Point, Woven, append, codegen_error};
+use crate::weaving::unproven::defect;
 use crate::weaving::wanted::{NewMini, NewPoint, place_among};
 
 /// Snippets that were added to points of one arena, and that are not proven yet.

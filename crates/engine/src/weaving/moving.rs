@@ -14,8 +14,9 @@ use crate::weaving::arenas::NewArenas;
 use crate::weaving::attempt::Attempt;
 use crate::weaving::bodies::{Copies, Hosted, NewPoints, body_points};
 use crate::weaving::exits::Exits;
-use crate::weaving::plan::{KEPT, Point, Subject, Woven, defect, point_record};
+use crate::weaving::plan::{KEPT, Point, Subject, Woven, point_record};
 use crate::weaving::sites::{FoundPoint, Text, host, sites};
+use crate::weaving::unproven::defect;
 use crate::weaving::wanted::{NewMini, NewPoint};
 
 /// The points of a function that move.

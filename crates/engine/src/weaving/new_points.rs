@@ -14,7 +14,7 @@ use crate::program::modules::Modules;
 use crate::weaving::arenas::{ARENA_MAX, NewArenas, arena_for};
 use crate::weaving::bodies::Bodies;
 use crate::weaving::plan::{PlannedChange, Point, Subject, Unit, Woven, WovenAnew, append, codegen_error, points_of};
-use crate::weaving::unproven::{Doubts, unproven};
+use crate::weaving::unproven::{BlamedFunctions, unproven};
 use crate::weaving::wanted::NewPoint;
 
 /// Estimated size of a point with compiled snippets, in units of a point with a plain count.
@@ -86,7 +86,7 @@ impl Woven {
         let mut prepared = each(&points, |p| NewPointInputs::new(modules, known, p));
         let quick = Quick::of(points.len());
         let mut bytes = Arena::estimate_bytes(size_of_code(points.iter().copied()));
-        let mut doubts = Doubts::default();
+        let mut blamed = BlamedFunctions::default();
         let (arena_index, weave) = loop {
             let requests: Vec<PointRequest<'_>> = prepared.iter().map(|p| p.request(module.bias)).collect();
             let index = arena_for(&mut self.arenas, target, &file.text(), bytes, mapped)?;
@@ -114,7 +114,7 @@ impl Woven {
             let made = points.iter().zip(&weave.woven).filter_map(|(p, w)| Some((p.point.function, w.as_ref().ok()?)));
             let code = made.flat_map(|(function, woven)| woven.code().map(move |range| (function, range)));
             let has_text = |of, at: Avma| modules.resolve(of).is_some_and(|(_, m, f)| f.contains(at.to_svma(m.bias)));
-            let function = doubts.blame(&flaw, code, has_text)?;
+            let function = blamed.blame(&flaw, code, has_text)?;
             let (its, others) =
                 points.into_iter().zip(prepared).partition::<Vec<_>, _>(|(p, _)| p.point.function == function);
             let pairs = its.iter().flat_map(|(p, _)| p.minis.iter().map(|m| (function, m.pair)));

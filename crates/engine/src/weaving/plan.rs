@@ -28,6 +28,7 @@ use crate::weaving::cost::Meter;
 use crate::weaving::exits::hosts;
 use crate::weaving::moving;
 use crate::weaving::sites::{FoundPoint, Text, are_known, in_copy, sites, whole};
+use crate::weaving::unproven::defect;
 use crate::weaving::wanted::{NewMini, NewPoint, WantedPoints, with_edges};
 
 fn holds(arena: &Arena, code: &AvmaRange) -> bool {
@@ -912,8 +913,4 @@ pub(super) fn codegen_error(e: ingraft_codegen::CodegenError) -> Error {
         _ => "",
     };
     Error::new(Reason::Codegen, format!("code could not be generated: {e}"), hint)
-}
-
-pub(super) fn defect(e: &dyn std::fmt::Display) -> Error {
-    Error::new(Reason::UnprovenPlan, format!("the verifier refused the change: {e}"), "this is a defect of ingraft")
 }

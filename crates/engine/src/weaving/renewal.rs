@@ -10,7 +10,8 @@ use ingraft_model::{FunctionBody, FunctionId, PatchPlan, PointId};
 use ingraft_process::Target;
 
 use crate::error::Error;
-use crate::weaving::plan::{Point, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect};
+use crate::weaving::plan::{Point, Subject, Unit, Woven, WovenAnew, append, codegen_error};
+use crate::weaving::unproven::defect;
 
 impl Point {
     /// The point as one that a counting copy passes.
