@@ -26,6 +26,7 @@ pub mod loops;
 pub mod machine;
 pub mod metric;
 mod moving;
+pub mod names;
 pub mod object;
 pub mod part;
 pub mod patch;

@@ -2,9 +2,15 @@
 
 use std::sync::OnceLock;
 
+use ingraft_model::names::abbreviated;
+
 /// Longest name that is demangled, in bytes. Longer names are shown as they are, because to demangle them takes long, and the result is too
 /// long to read.
 const DEMANGLE_MAX: usize = 4096;
+
+/// Largest depth to which the parts of a C++ name nest. Hostile names nest deeply, and threads of a pool have small stacks. A tree of maps of
+/// strings in the standard library nests to 96.
+const NESTED_MAX: u32 = 160;
 
 /// Visibility of a symbol to the linker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -97,6 +103,12 @@ impl FunctionName {
         [self.demangled(), self.without_parameters()].into_iter().flatten().filter_map(without_tags)
     }
 
+    /// The demangled name with and without parameter list, each without the defaults of the standard library (see
+    /// [`ingraft_model::names::abbreviated`]). None if there are none.
+    pub fn abbreviated(&self) -> impl Iterator<Item = String> {
+        [self.demangled(), self.without_parameters()].into_iter().flatten().filter_map(abbreviated)
+    }
+
     /// The name with its version, as tools of the linker write it, e.g. `memcpy@@GLIBC_2.14`.
     pub fn versioned(&self) -> Option<String> {
         let version = self.version.as_ref()?;
@@ -140,10 +152,9 @@ pub fn demangle(name: &str) -> Option<Box<str>> {
     if !name.starts_with("_Z") {
         return None;
     }
-    // The recursion limit is small because hostile names nest deeply and threads of a pool have small stacks.
-    let options = cpp_demangle::ParseOptions::default().recursion_limit(64);
+    let options = cpp_demangle::ParseOptions::default().recursion_limit(NESTED_MAX);
     let symbol = cpp_demangle::Symbol::new_with_options(name, &options).ok()?;
-    let options = cpp_demangle::DemangleOptions::default().recursion_limit(64);
+    let options = cpp_demangle::DemangleOptions::default().recursion_limit(NESTED_MAX);
     let mut out = BoundedText { text: String::new(), room: 4 * DEMANGLE_MAX };
     symbol.structured_demangle(&mut out, &options).ok()?;
     Some(out.text.into())
@@ -230,6 +241,24 @@ mod tests {
 
     fn name(text: &str) -> FunctionName {
         FunctionName::new(text, None, SymbolBinding::Global, false)
+    }
+
+    #[test]
+    fn names_that_nest_deeply_are_demangled() {
+        let of_map = name(
+            "_ZNSt8_Rb_treeINSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEESt4pairIKS5_St3mapIS5_St6vectorISt8functionIFiRS7_RKS9_IS5_SaI\
+             S5_EEEESaISH_EESt4lessIS5_ESaIS6_IS7_SJ_EEEESt10_Select1stISP_ESL_SaISP_EE14_M_lower_boundEPSt13_Rb_tree_nodeISP_EPSt18_Rb_tree\
+             _node_baseSB_",
+        );
+        let short = of_map.abbreviated().last().expect("a short name");
+        assert!(
+            short.starts_with("std::_Rb_tree<std::string, std::pair<std::string const, std::map<std::string, "),
+            "{short}"
+        );
+        assert!(short.ends_with("::_M_lower_bound"), "{short}");
+        for hostile in ["P", "FPK", "N1aI", "S_I", "DpT_"] {
+            let _ = demangle(&format!("_Z1f{}i", hostile.repeat(1000)));
+        }
     }
 
     #[test]

@@ -77,7 +77,7 @@ impl Function {
     }
 
     /// Every spelling under which a request may name the function: mangled, with version, demangled, and demangled
-    /// without parameter list or ABI tags.
+    /// without parameter list, ABI tags or defaults of the standard library.
     pub fn spellings(&self) -> impl Iterator<Item = Cow<'_, str>> {
         let nameless = self.names.is_empty().then(|| self.display_name());
         nameless.into_iter().chain(self.names.iter().flat_map(|n| {
@@ -87,7 +87,7 @@ impl Function {
                 n.demangled().map(Cow::Borrowed),
                 n.without_parameters().map(Cow::Borrowed),
             ];
-            own.into_iter().flatten().chain(n.without_tags().map(Cow::Owned))
+            own.into_iter().flatten().chain(n.without_tags().chain(n.abbreviated()).map(Cow::Owned))
         }))
     }
 }

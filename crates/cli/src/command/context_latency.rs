@@ -18,7 +18,7 @@ use crate::objects::{Host, LatencyObject, MissingCalls, Object, RecordedFunction
 use crate::output::histogram::{self, HANDFUL, share};
 use crate::output::number::{grouped_u64, plural, time};
 use crate::output::table::{Cell, TextTable};
-use crate::output::{DIM, HEADING, Output, WARN, words};
+use crate::output::{DIM, HEADING, Output, WARN, abbreviated, words};
 
 /// Value of `--by` that tells calls apart by calling context.
 pub(super) const CONTEXT: &str = "context";
@@ -152,7 +152,8 @@ impl ContextLatencies {
                 let (function, chain) = (name(contexts, row.function), callers(contexts, row.context));
                 let by = if chain.is_empty() { String::new() } else { format!(" ← {chain}") };
                 let calls = plural(times.count, "timed call", "timed calls");
-                let title: String = format!("{function}{by}").chars().filter(|c| !c.is_control()).collect();
+                let title: String =
+                    abbreviated(&format!("{function}{by}")).chars().filter(|c| !c.is_control()).collect();
                 text += &format!("\n{HEADING}{title}{HEADING:#}: {calls}\n");
                 text += &histogram::render(times, "CALLS", |ns| time(ns as f64), width);
             }

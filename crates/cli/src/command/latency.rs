@@ -19,7 +19,7 @@ use crate::objects::{LatencyObject, MissingCalls, Object, RecordedFunction, Thre
 use crate::output::histogram::{self, HANDFUL};
 use crate::output::number::{grouped_u64, plural, time};
 use crate::output::table::Cell;
-use crate::output::{DIM, HEADING, Output, words};
+use crate::output::{DIM, HEADING, Output, abbreviated, words};
 
 /// Runs the command.
 pub(crate) async fn run(args: LatencyArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
@@ -242,6 +242,7 @@ impl Presentation for Latencies {
         if !called.is_empty() && (self.histograms || called.len() <= HANDFUL) {
             for (row, distribution) in called {
                 let RecordedFunction { function, .. } = row.id();
+                let function = abbreviated(&function);
                 let calls = plural(distribution.count, "timed call", "timed calls");
                 text += &format!("\n{HEADING}{function}{HEADING:#}: {calls}\n");
                 text += &histogram::render(distribution, "CALLS", |ns| time(ns as f64), width);

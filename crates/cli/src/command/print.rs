@@ -248,8 +248,8 @@ impl<'a> NamedCall<'a> {
         let moment = humantime::format_rfc3339_micros(moment).to_string();
         let moment = moment.split_once('T').map_or("", |(_, time)| time.trim_end_matches('Z'));
         let pid = pid.map_or_else(String::new, |pid| format!("{pid}/"));
-        let mut line =
-            format!("{DIM}{moment} {pid}{}{DIM:#} {HEADING}{}{HEADING:#}", self.call.tid, self.of.function.function);
+        let function = output::abbreviated(&self.of.function.function);
+        let mut line = format!("{DIM}{moment} {pid}{}{DIM:#} {HEADING}{function}{HEADING:#}", self.call.tid);
         line += &self.values.text();
         line
     }

@@ -11,6 +11,7 @@ mod screen;
 pub(crate) mod table;
 pub(crate) mod words;
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
@@ -299,8 +300,16 @@ fn failure_text(failure: &Failure) -> String {
 pub(crate) fn warn(what: &str, format: Format) {
     to_stderr(&match format {
         Format::Json => json_line(&Object::Warning(objects::WarningObject { what: what.to_owned() })),
-        Format::Table => format!("{WARN}warning:{WARN:#} {}\n", one_line(what)),
+        Format::Table => {
+            let what = abbreviated(what);
+            format!("{WARN}warning:{WARN:#} {}\n", one_line(&what))
+        }
     });
+}
+
+/// A text for people, in which names of C++ have no defaults of the standard library.
+pub(crate) fn abbreviated(text: &str) -> Cow<'_, str> {
+    ingraft_model::names::abbreviated(text).map_or(Cow::Borrowed(text), Cow::Owned)
 }
 
 fn one_line(text: &str) -> String {

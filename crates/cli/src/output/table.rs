@@ -4,7 +4,7 @@
 use anstyle::Style;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-use super::HEADING;
+use super::{HEADING, abbreviated};
 
 /// Number of blanks between two columns.
 const GAP: usize = 2;
@@ -41,7 +41,8 @@ impl Cell {
     /// A cell with this style.
     pub(crate) fn styled(text: impl Into<String>, style: Style) -> Self {
         // Names come from other processes, so control characters, which could move the cursor, become `?`.
-        let text = text.into().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+        let text = text.into();
+        let text = abbreviated(&text).chars().map(|c| if c.is_control() { '?' } else { c }).collect();
         Cell { text, style }
     }
 }

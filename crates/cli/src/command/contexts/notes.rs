@@ -7,7 +7,7 @@ use super::names::ContextNames;
 use super::shown::ShownContexts;
 use crate::command::report::tables::shown as shown_name;
 use crate::output::number::{grouped_u64, plural};
-use crate::output::{DIM, WARN};
+use crate::output::{DIM, WARN, abbreviated};
 
 /// Number of functions that are named in a line.
 const NAMED: usize = 5;
@@ -161,7 +161,7 @@ fn facts(shown: &ShownContexts<'_>, names: &ContextNames<'_>) -> Vec<String> {
         let functions = plural(refused.len() as u64, "function is", "functions are");
         lines.push(format!("{functions} left out: {}", list(named.collect(), refused.len())));
     }
-    lines.iter().map(|line| line.chars().map(|c| if c.is_control() { '?' } else { c }).collect()).collect()
+    lines.iter().map(|line| abbreviated(line).chars().map(|c| if c.is_control() { '?' } else { c }).collect()).collect()
 }
 
 /// Lines about times that looks have told.

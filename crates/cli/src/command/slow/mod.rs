@@ -195,7 +195,7 @@ impl SlowCall<'_> {
                 true => String::new(),
                 false => format!("{}:", of.function.module),
             };
-            let function = &of.function.function;
+            let function = output::abbreviated(&of.function.function);
             let values = NamedValues::inside(of, &call.values).text();
             text += &format!(
                 "{DIM}{at:>12}{DIM:#} {elapsed:>10} {DIM}self {own:>10}{DIM:#}{indent}{module}{function}{values}\n"
