@@ -305,3 +305,18 @@ fn what_the_debugging_information_does_not_prove_is_refused() {
     refused(&target, "request->nmae", 3, &["no member `nmae`", "did you mean `name`?"]);
     refused(&target, "reqest", 3, &["no argument `reqest`", "did you mean `request`?"]);
 }
+
+/// Tables leave out the defaults of the standard library, commands take names with and without them, and records have whole names.
+#[test]
+fn names_of_functions_are_those_of_the_source() {
+    let target = Mutatee::start("kinds-cpp", &[]);
+    let before = Text::of(target.pid());
+    let arguments = ["count", "-p", &target.pid_text(), "handle(std::string const&, *", "--for", "50ms"];
+    let outcome = tool().run(arguments).assert_code(0);
+    let name = outcome.one("count")["function"].as_str().expect("a name");
+    assert!(name.contains("std::__cxx11::basic_string<char, std::char_traits<char>, std::allocator<char> > const&"));
+    let table = tool().plain_command(arguments).output().expect("run ingraft");
+    let table = String::from_utf8_lossy(&table.stdout).into_owned();
+    assert!(table.contains("handle(std::string const&, shop::Level, shop::Request const&)"), "{table}");
+    target::assert_clean(target.pid(), &before);
+}
