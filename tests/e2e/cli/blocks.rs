@@ -426,3 +426,43 @@ fn the_blocks_of_a_source_line() {
         .assert_error(3, &["no code of `blocks.c:100000`"]);
     assert!(target.end().success());
 }
+
+/// A block that begins behind a prefix, over which control may jump, keeps its place: a jump there would follow the prefix.
+#[test]
+fn prefixes_that_control_may_jump_over_stay_with_their_instructions() {
+    let mut target = Mutatee::start("prefixes", &[]);
+    let (before, pid, tool) = (Text::of(target.pid()), target.pid_text(), tool());
+    for command in [
+        &["count", "locked_add#0xa"][..],
+        &["count", "locked_count#0xa"],
+        &["count", "locked_rounds#0xe"],
+        &["count", "prefixes:locked_*#*"],
+        &["count", "prefixes:locked_*"],
+        &["latency", "prefixes:locked_*"],
+        &["callers", "prefixes:locked_*"],
+        &["slow", "locked_count", "--over", "1ns"],
+        &["profile", "coverage", "prefixes:locked_*"],
+        &["profile", "coverage", "--branches", "prefixes:locked_*"],
+        &["profile", "blocks", "prefixes:locked_*"],
+        &["profile", "contexts", "prefixes:locked_*"],
+        &["profile", "paths", "prefixes:locked_*"],
+    ] {
+        let mut session = tool.start([command, &["-p", &pid, "--max-overhead", "10000"]].concat());
+        session.wait_for("attached");
+        let reply = target.ask("go 500");
+        assert_eq!((reply.after("added"), reply.after("counted")), ("249500", "4000"), "{command:?}");
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        let calls: u64 = outcome.all("count").iter().filter_map(|count| count["calls"].as_u64()).sum();
+        let expected = match command {
+            // Two of the blocks of `locked_add` and of `locked_count` run each time, and two half of the times.
+            ["count", "prefixes:locked_*#*"] => 2 * (2000 + 1000) + 4000 + 2 * 3000 + 2 * 1500 + 1000,
+            ["count", one] if one.contains("locked_rounds#") => 1500,
+            ["count", one] if one.contains('#') => 500,
+            ["count", _] => 3000,
+            _ => 0,
+        };
+        assert_eq!(calls, expected, "{command:?}: {outcome:#?}");
+        target::assert_clean(target.pid(), &before);
+    }
+    assert!(target.end().success());
+}

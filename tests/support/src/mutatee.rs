@@ -118,6 +118,7 @@ fn recipe(name: &str) -> Recipe {
         "pool" => ("g++", &["-std=c++17", "-O2", "-g", "-pthread", "-Wall", "-Wextra"] as &[_], &["pool.cpp"], false),
         "tails" => ("g++", &["-O2", "-g", "-pthread", "-Wall"] as &[_], &["tails.cpp"], false),
         "callers" => ("g++", &["-O2", "-g", "-pthread", "-Wall"], &["callers.cpp"], false),
+        "prefixes" => ("gcc", C, &["prefixes.c"], false),
         "crammed" => ("gcc", &["-no-pie"] as &[_], &["crammed.s"], false),
         "adjacent" => ("g++", &["-O2", "-g", "-pthread", "-Wall"], &["adjacent.cpp", "adjacent.s"], false),
         "kernel" => ("gcc", C, &["kernel.c"], false),

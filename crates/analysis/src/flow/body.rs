@@ -9,6 +9,9 @@ use crate::functions::function::Function;
 use crate::functions::sweep;
 use crate::image::AnalysedImage;
 
+/// Length in bytes of the longest instruction.
+const INSTRUCTION_MAX: u64 = 15;
+
 /// Head and parts of a function, decoded.
 pub(crate) struct DecodedFunction<'a> {
     pub image: &'a AnalysedImage,
@@ -60,6 +63,14 @@ impl<'a> DecodedFunction<'a> {
     /// Index of the instruction at an address.
     pub fn index_of(&self, at: u64) -> Option<usize> {
         self.code.binary_search_by_key(&at, |i| i.ip()).ok()
+    }
+
+    /// Whether an address lies inside of an instruction that begins before it. Control may reach the bytes from there on in two ways: glibc jumps
+    /// over the prefix `lock` in programs with one thread. A springboard there would follow that prefix.
+    pub fn is_within_other(&self, at: u64) -> bool {
+        let before = self.code.partition_point(|i| i.ip() < at);
+        let near = self.code.get(..before).unwrap_or_default().iter().rev();
+        near.take_while(|i| i.ip() + INSTRUCTION_MAX > at).any(|i| i.next_ip() > at)
     }
 
     /// Limit of the work for one function, in entries of jump tables and bytes of other functions: honest functions have more bytes than

@@ -16,7 +16,7 @@ use crate::functions::function::Function;
 use crate::image::AnalysedImage;
 use crate::sites::first::free_at;
 use crate::sites::island_room::IslandRooms;
-use crate::sites::springboard::{SHORT, SITE_MAX, on_one_page, probed};
+use crate::sites::springboard::{SHORT, SITE_MAX, WITHIN_OTHER, on_one_page, probed};
 use crate::sites::{entry, island_room};
 use crate::text::decode::DecodeCursor;
 use crate::text::transfer::ControlTransfer;
@@ -184,6 +184,9 @@ impl BlockSites<'_> {
         let end = self.body.inside.iter().find(|r| r.contains(&at)).map(|r| r.end).ok_or_else(|| too_short(0))?;
         if image.is_probe(at) {
             return Err(probed(0));
+        }
+        if self.body.is_within_other(at) {
+            return Err(Refusal::NotDisplaceable { offset, why: WITHIN_OTHER });
         }
         let mut until = at;
         let mut ended = false;

@@ -14,7 +14,7 @@ use crate::image::AnalysedImage;
 use crate::sites::displaceable::DisplaceableRanges;
 use crate::sites::entry;
 use crate::sites::exit;
-use crate::sites::springboard::{SHORT, SITE_MAX, on_one_page, probed};
+use crate::sites::springboard::{SHORT, SITE_MAX, WITHIN_OTHER, on_one_page, probed};
 
 /// Lengths of indirect calls that a direct call can replace, ending at the same address.
 const REPLACEABLE: std::ops::RangeInclusive<usize> = 5..=8;
@@ -127,6 +127,9 @@ fn before(ranges: &DisplaceableRanges<'_>, index: usize) -> Result<Site, Refusal
     if ranges.lands_within(point, end) {
         return Err(Refusal::BranchIntoSpringboard { offset });
     }
+    if ranges.body.is_within_other(point) {
+        return Err(Refusal::NotDisplaceable { offset, why: WITHIN_OTHER });
+    }
     let replaceable = match i.code() {
         Code::Call_rel32_64 => on_one_page(end - DISPLACEMENT, DISPLACEMENT),
         _ => REPLACEABLE.contains(&i.len()) && !uses_stack_pointer(i) && on_one_page(point, i.len() as u64),
@@ -157,6 +160,9 @@ fn behind(ranges: &DisplaceableRanges<'_>, index: usize) -> Result<Option<Site>,
     }
     if image.is_probe(at) {
         return Err(probed(0));
+    }
+    if ranges.body.is_within_other(at) {
+        return Err(Refusal::NotDisplaceable { offset, why: WITHIN_OTHER });
     }
     let back_branches = jumps_to(ranges, at).ok_or(Refusal::BranchIntoSpringboard { offset })?;
     let Some(end) = ranges.body.inside.iter().find(|r| r.contains(&at)).map(|r| r.end) else { return Ok(None) };

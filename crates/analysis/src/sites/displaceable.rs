@@ -65,6 +65,7 @@ impl<'a> DisplaceableRanges<'a> {
             starts.push(start);
             index = before;
         }
+        starts.retain(|start| !self.body.is_within_other(*start));
         starts
     }
 

@@ -4,6 +4,7 @@ use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic,
 use ingraft_model::machine::SPRINGBOARD;
 use ingraft_model::{Arrival, BackBranch, Refusal, Site, SiteKind, Svma};
 
+use crate::flow::body::DecodedFunction;
 use crate::functions::explore;
 use crate::functions::function::{Function, FunctionKind};
 use crate::image::AnalysedImage;
@@ -204,11 +205,15 @@ pub(crate) fn back_branch(image: &AnalysedImage, function: &Function, entry: u64
         let boundaries = boundaries_before(image, function, branch);
         let suspensions = image.suspensions(&(from.saturating_sub(SITE_MAX)..until));
         for &at in boundaries.iter().rev() {
-            let landed = image.arrivals().get(from) || suspensions.at(from);
+            // Control may also arrive inside of the instruction, behind its prefix.
+            let landed = image.arrivals().first(at + 1, from + 1).is_some() || suspensions.at(from);
             if until - from >= SPRINGBOARD || (at..until).contains(&entry) || landed || image.is_probe(at) {
                 break;
             }
             from = at;
+        }
+        if from < branch && DecodedFunction::new(image, function).is_within_other(from) {
+            from = branch;
         }
     }
     let bytes = elf.data_at(from, until - from)?.to_vec();

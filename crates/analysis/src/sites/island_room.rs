@@ -37,6 +37,7 @@ impl IslandRooms {
                 && (runs_on(i) || ends(i, body))
                 && !flow.leaves(index)
                 && !body.image.is_probe(range.start)
+                && !body.is_within_other(range.start)
                 && !(range.start + 1..range.end).any(|at| flow.lands(body, at))
                 && !overlaps(needed, &range);
             let continues = |run: &Vec<Range<u64>>| {

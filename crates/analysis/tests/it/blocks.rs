@@ -109,3 +109,28 @@ fn blocks_are_refused_where_a_jump_may_lead_anywhere() {
     });
     assert!(matches!(points(&elf), Err(Refusal::UnresolvedJump { .. })), "{:?}", points(&elf));
 }
+
+#[test]
+fn no_springboard_begins_behind_a_prefix_over_which_control_jumps() {
+    let elf = TestElf::new().assemble("f", |a| {
+        let mut behind = a.create_label();
+        a.nop_1(qword_ptr(rax)).unwrap();
+        a.test(rsi, rsi).unwrap();
+        a.jne(behind).unwrap();
+        a.db(&[0xf0]).unwrap();
+        a.set_label(&mut behind).unwrap();
+        a.add(qword_ptr(rdi), 1).unwrap();
+        a.ret().unwrap();
+    });
+    let image = elf.image();
+    let f = find(&image, "f");
+    let points = image.block_points(f).unwrap();
+    // The instruction is a block with its prefix, and another one without it.
+    let starts = starts(&points);
+    let index = starts.iter().position(|start| starts.contains(&(start + 1))).expect("a block inside of another");
+    let behind = &points[index + 1];
+    assert!(matches!(behind.site, Err(Refusal::NotDisplaceable { .. })), "{behind:?}");
+    // The return is a byte long, and may not be displaced together with that block.
+    let exits = image.exit_sites(f).unwrap();
+    assert!(exits.iter().flatten().all(|site| site.at.0 > behind.block.range.start.0), "{exits:?}");
+}
