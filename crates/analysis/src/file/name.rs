@@ -9,7 +9,7 @@ use ingraft_model::names::abbreviated;
 const DEMANGLE_MAX: usize = 4096;
 
 /// Largest depth to which the parts of a C++ name nest. Hostile names nest deeply, and threads of a pool have small stacks. A tree of maps of
-/// strings in the standard library nests to 96.
+/// strings in the standard library nests deeper than 64.
 const NESTED_MAX: u32 = 160;
 
 /// Visibility of a symbol to the linker.

@@ -10,7 +10,7 @@ use crate::functions::sweep;
 use crate::image::AnalysedImage;
 
 /// Length in bytes of the longest instruction.
-const INSTRUCTION_MAX: u64 = 15;
+pub(crate) const INSTRUCTION_MAX: u64 = 15;
 
 /// Head and parts of a function, decoded.
 pub(crate) struct DecodedFunction<'a> {

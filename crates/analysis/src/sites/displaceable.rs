@@ -7,12 +7,9 @@ use ingraft_model::Refusal;
 use ingraft_model::machine::SPRINGBOARD;
 
 use crate::flow::FlowGraph;
-use crate::flow::body::DecodedFunction;
+use crate::flow::body::{DecodedFunction, INSTRUCTION_MAX};
 use crate::sites::entry;
 use crate::sites::springboard::{SHORT, SITE_MAX, on_one_page};
-
-/// Length in bytes of the longest instruction.
-const INSTRUCTION_MAX: usize = 15;
 
 /// The displaceable ranges of one function.
 pub(crate) struct DisplaceableRanges<'a> {
@@ -57,7 +54,9 @@ impl<'a> DisplaceableRanges<'a> {
                     && (entry::runs_on(i) || branches && i.is_jcc_short_or_near() && !self.flow.leaves(*before))
                     && !self.lands_within(i.ip(), i.next_ip())
             };
-            let Some(before) = (index.saturating_sub(INSTRUCTION_MAX)..index).rev().find(runs_into) else { break };
+            let Some(before) = (index.saturating_sub(INSTRUCTION_MAX as usize)..index).rev().find(runs_into) else {
+                break;
+            };
             let start = code[before].ip();
             if start < self.floor || end - start > SITE_MAX {
                 break;

@@ -159,8 +159,12 @@ pub(crate) fn all_awaited(awaited: &[&String], exec: bool) -> Failure {
 
 /// A metric with its focus, if it has one.
 fn pair(metric: &str, focus: &str) -> String {
-    // Only the text form of a focus has a comma in another form.
-    if focus.is_empty() { metric.to_owned() } else { format!("{metric} at {}", focus.replace("%2C", ",")) }
+    if focus.is_empty() { metric.to_owned() } else { format!("{metric} at {}", with_commas(focus)) }
+}
+
+/// The text form of a focus, or a part of it, with the commas that only this form has as `%2C`.
+fn with_commas(focus: &str) -> String {
+    focus.replace("%2C", ",")
 }
 
 /// Warning of values that are not complete from the insertion on; `None` if there is no such value.
@@ -276,9 +280,7 @@ pub(crate) fn missing(of_functions: &[(String, Activations)]) -> String {
 pub(crate) fn counted_only(functions: &[TakenOutObject], begun: bool) -> String {
     let mut sorted: Vec<&TakenOutObject> = functions.iter().collect();
     sorted.sort_by_key(|t| std::cmp::Reverse(t.hits_per_s));
-    // Only the text form of a focus has `,` and `/` in another form.
-    let name =
-        |t: &&TakenOutObject| t.focus.rsplit('/').next().unwrap_or_default().replace("%2C", ",").replace("%2F", "/");
+    let name = |t: &&TakenOutObject| with_commas(t.focus.rsplit('/').next().unwrap_or_default()).replace("%2F", "/");
     let names: Vec<String> = sorted.iter().take(NAMED).map(name).collect();
     let percent_of_all = percent(functions.iter().map(|t| t.percent).sum());
     let limit = functions.first().map_or(0.0, |t| t.max_overhead);
