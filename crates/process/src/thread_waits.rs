@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use ingraft_model::{Avma, Pid, Tid};
 
-use crate::procfs;
+use crate::procfs::{self, KernelSleep};
 use crate::target::Target;
 
 /// Largest part of a table of sockets that is read, in bytes.
@@ -47,6 +47,18 @@ pub struct WaitDetails {
     pub stopped: bool,
     /// The object; `None` if the system call names none, or if it cannot be read.
     pub object: Option<WaitedObject>,
+}
+
+impl Target {
+    /// Whether a thread of the target waits for a change of the futex at an address. `None` if the thread is on a processor or ready for one, so that
+    /// it may wait soon.
+    pub fn waits_for_futex(&self, tid: Tid, address: Avma) -> Option<bool> {
+        match procfs::in_kernel_of(self.pid(), tid) {
+            Some(KernelSleep::Running) => None,
+            Some(KernelSleep::Asleep { nr, args: [word, ..], .. }) => Some(nr == libc::SYS_futex && word == address.0),
+            None => Some(false),
+        }
+    }
 }
 
 impl WaitDetails {

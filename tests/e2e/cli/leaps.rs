@@ -153,6 +153,7 @@ fn the_end_of_a_process_concerns_only_functions_that_its_threads_have_run() {
     let mut target = Mutatee::start("leaps", &[]);
     let session = tool().measure("profile", target.pid(), &["blocks", "forever", "touch", "idle"]);
     target.ask("plain 10");
+    // Nobody can look at the threads of a process that is killed.
     target.tell("end");
     let outcome = session.finish();
     let why = inexact(&outcome, "block", "forever").expect("the counts are not exact");

@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod arrivals;
 mod asleep;
 mod awaited;
 mod backends;
@@ -76,6 +77,7 @@ mod moved_contexts;
 mod objects;
 mod oracle;
 mod output;
+mod parting;
 mod path_metrics;
 mod paths;
 mod patterns;

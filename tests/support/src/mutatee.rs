@@ -60,6 +60,7 @@ fn recipe(name: &str) -> Recipe {
         "recorder" => ("gcc", C, &["recorder.c"], false),
         "stamps" => ("gcc", C, &["stamps.c"], false),
         "brief" => ("gcc", C, &["brief.c"], false),
+        "parting" => ("gcc", C, &["parting.c"], false),
         "faulting" => ("gcc", C, &["faulting.c"], false),
         "executed" => ("gcc", C, &["executed.c"], false),
         "threads-stripped" => ("gcc", C, &["threads.c"], true),

@@ -85,8 +85,13 @@ impl Arena {
 
     /// Ranges of the shared routines, except the routine in which threads wait for the engine at the loader's hook.
     pub fn shared_by_passers(&self) -> Vec<AvmaRange> {
-        let waiting = self.routine(Routine::Await);
+        let waiting = self.awaiting();
         self.shared().into_iter().filter(|range| Some(range) != waiting).collect()
+    }
+
+    /// Range of the shared routine in which threads wait for the engine.
+    pub fn awaiting(&self) -> Option<&AvmaRange> {
+        self.routine(Routine::Await)
     }
 
     /// Range of the shared routine in which threads wait for room in their buffers. A thread goes on in the middle of its snippet, and has read

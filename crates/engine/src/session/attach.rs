@@ -149,7 +149,7 @@ impl Session {
             goroutine,
             stacks,
         };
-        self.loader.set(None);
+        self.forget_hooks();
         let mut shared = self.shared_mut();
         let roster = Roster::new(identity, family);
         *shared = Shared::new(Arc::clone(&area), roster, control.counters.used(), survey.filtered);

@@ -25,6 +25,7 @@ use super::control::{Attached, Control};
 use super::costs::{Excesses, Rates};
 use super::end::TargetEnd;
 use super::errors::journal_error;
+use super::exit_point::ExitPoint;
 use super::findings::Findings;
 use super::kind::Running;
 use super::loader::Loader;
@@ -53,6 +54,7 @@ pub struct Session {
     rates: Mutex<Rates>,
     pub(super) findings: Findings,
     pub(super) loader: Loader,
+    pub(super) exit_point: ExitPoint,
 }
 
 impl Session {
@@ -106,6 +108,7 @@ impl Session {
             rates: Mutex::default(),
             findings: Findings::default(),
             loader: Loader::default(),
+            exit_point: ExitPoint::default(),
         })
     }
 
@@ -192,9 +195,10 @@ impl Session {
         Error::process(self.pid(), e)
     }
 
-    /// Number of woven points, without the loader's hook.
+    /// Number of woven points, without the loader's hook and the one at the end of the process.
     pub(super) fn points(&self, attached: &Attached) -> u32 {
-        (attached.woven.len() - usize::from(self.loader.hook().is_some())) as u32
+        let own = usize::from(self.loader.hook().is_some()) + usize::from(self.exit_point.is_woven());
+        attached.woven.len().saturating_sub(own) as u32
     }
 
     /// Code and measurements that are inserted here; `None` if there is no code.

@@ -67,6 +67,11 @@ pub(crate) trait Running: Any + Send {
     /// Reads what can only be read before the code of the measurement is taken out.
     fn last(&mut self, _at: &mut Locked<'_>) {}
 
+    /// Whether the last values are exact only if they are read before the target ends by itself, because they depend on where its threads are.
+    fn reads_before_end(&self) -> bool {
+        false
+    }
+
     /// Adds the last values to the answer to a removal, after the code was taken out.
     fn ended(&mut self, _at: &mut Locked<'_>, _removed: &mut Removed) {}
 }

@@ -46,12 +46,18 @@ impl Session {
                     };
                     self.loader.set(Some(hook));
                     if let Some(attached) = control.attached.as_mut().filter(|_| waits) {
-                        attached.woven.hook = Some(id);
+                        attached.woven.hooks.push(id);
                     }
                 }
             }
             Err(error) => tracing::debug!(%error, "the loader's hook is not woven"),
         }
+    }
+
+    /// Notes that threads wait nowhere, because no code is there any more.
+    pub(super) fn forget_hooks(&self) {
+        self.loader.set(None);
+        self.exit_point.forget();
     }
 
     /// Begins to answer threads at the hook, while the program is held before its own code runs: they wait from their first library on, each
@@ -141,8 +147,12 @@ impl Session {
             // Dropped when the answer is given, or before, if everything is removed.
             self.loader.keep_renewal(|| Renewal::start(&self.target, area, patience));
         }
-        self.notice(&|| !begun && area.is_listening());
-        if waits.has_missed(&Handled { announced, begun, waited: area.is_listening(), filtered }) {
+        let at_end = self.read_at_end(area);
+        let by_loader = begun || u64::from(announced.wrapping_sub(seen)) > at_end;
+        if by_loader {
+            self.notice(&|| !begun && area.is_listening());
+        }
+        if by_loader && waits.has_missed(&Handled { announced, begun, waited: area.is_listening(), filtered }) {
             self.note_missed();
         }
         if let Err(error) = area.answer(announced) {

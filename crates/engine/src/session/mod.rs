@@ -26,6 +26,7 @@ mod enable;
 mod end;
 mod errors;
 mod events;
+mod exit_point;
 mod family;
 mod findings;
 mod follow;

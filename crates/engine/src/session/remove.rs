@@ -92,9 +92,12 @@ impl Session {
         Ok((Removed { grown, last: reading, awaited, ..removed }, over))
     }
 
-    /// Has the kind of a measurement read what can only be read before the code is taken out.
-    fn read_last(&self, control: &mut Control, id: MeasurementId, rights: Rights) {
+    /// Has the kind of a measurement read what can only be read before the code is taken out, unless that was done right before the target has ended.
+    pub(super) fn read_last(&self, control: &mut Control, id: MeasurementId, rights: Rights) {
         if let Some(kind) = self.kinds().get_mut(&id) {
+            if kind.reads_before_end() && self.end.is_known() && self.exit_point.was_read() {
+                return;
+            }
             let _acting = self.target.act_for(rights);
             kind.last(&mut Locked::new(self, control, id));
         }

@@ -11,7 +11,8 @@ use crate::pairs::PairKey;
 use super::control::Control;
 use super::driver::Session;
 use super::errors::no_measurement;
-use super::kind::{InsertedPairs, Running};
+use super::insertion_stop::InsertionStop;
+use super::kind::{InsertedPairs, Occasion, Running};
 use super::locked::Locked;
 use super::view::View;
 
@@ -54,7 +55,12 @@ impl Session {
         kind: &mut dyn Running,
         mut begun: InsertedPairs<'_>,
     ) -> Vec<View> {
+        // None of the code of a library has run that is mapped right now or before the program begins.
+        let unrun = matches!(begun.occasion, Occasion::Start | Occasion::Library { ran: false });
         kind.inserted(&mut Locked::new(self, control, id), &mut begun);
+        if kind.reads_before_end() {
+            self.await_end(control, InsertionStop { unrun, ..InsertionStop::default() });
+        }
         let mut hidden: Vec<_> = begun.keys.extract_if(.., |(key, _)| key.is_hidden()).collect();
         let known = control.measurements.get(&id).map_or(&[][..], |measurement| &measurement.hidden);
         let known: FxHashSet<&PairKey> = known.iter().map(|view| &view.key).collect();

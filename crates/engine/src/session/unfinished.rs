@@ -28,7 +28,7 @@ impl Session {
     ) -> Result<(), Error> {
         control.remains.leave_memory(asleep, Instant::now());
         // the loader's hook is removed, so libraries are noticed without it
-        self.loader.set(None);
+        self.forget_hooks();
         let kept: Vec<MeasurementId> = control.measurements.iter().filter(|(_, m)| m.keep).map(|(id, _)| *id).collect();
         let Some(attached) = control.attached.as_mut() else { return Ok(()) };
         attached.env.loader = None;

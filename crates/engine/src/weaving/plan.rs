@@ -70,8 +70,8 @@ pub struct Woven {
     idle: Vec<AvmaRange>,
     /// Whether a thread may wait for room in a buffer, and then go on in idle code.
     idle_waits: bool,
-    /// Id of the snippet at the loader's hook, where threads wait for the engine.
-    pub hook: Option<u64>,
+    /// Ids of the snippets at which threads wait for the engine: at the loader's hook, and where a thread ends the process.
+    pub hooks: Vec<u64>,
     /// Records of points that are gone from the target, with their text or without, and that fork children may still have.
     inherited: Vec<PointRecord>,
     /// Records of points that a dead engine wove. The points of a function can only be removed together.
@@ -718,6 +718,24 @@ impl Woven {
         routines
     }
 
+    /// Whether threads wait for the engine at a point.
+    fn is_hook(&self, point: &Point) -> bool {
+        point.woven.minis.iter().any(|mini| self.hooks.contains(&mini.id))
+    }
+
+    /// The routines in which threads wait for the engine. None if a function in which they wait has other code: then it is not known what a waiting
+    /// thread has executed of that code.
+    pub(super) fn waiting_routines(&self) -> Vec<AvmaRange> {
+        let alone = |(place, point): (&FunctionPoint, &Arc<Point>)| {
+            let others = points_of(&self.points, place.function).count() > 1 || self.is_copied(place.function);
+            !self.is_hook(point) || !others && point.woven.minis.len() == 1
+        };
+        if !self.points.iter().all(alone) {
+            return Vec::new();
+        }
+        self.arenas.iter().filter_map(Arena::awaiting).cloned().collect()
+    }
+
     /// Notes code that a removal left behind.
     pub fn leave_idle(&mut self, code: &[AvmaRange]) {
         self.idle.extend_from_slice(code);
@@ -728,8 +746,11 @@ impl Woven {
     pub fn idle(&self) -> Vec<AvmaRange> {
         let holds = |arena: &&Arena| self.idle.iter().any(|code| holds(arena, code));
         // a waiting thread came from the hook's snippet and returns there; it waits while the code of unloaded libraries becomes idle
-        let is_hook = |p: &Arc<Point>| p.woven.minis.iter().any(|m| Some(m.id) == self.hook);
-        let routines = if self.points.values().any(is_hook) { Arena::shared_by_passers } else { Arena::shared };
+        let routines = if self.points.values().any(|point| self.is_hook(point)) {
+            Arena::shared_by_passers
+        } else {
+            Arena::shared
+        };
         let routines = self.arenas.iter().filter(holds).flat_map(|arena| self.without_room(arena, routines));
         let ranges: Vec<AvmaRange> = self.idle.iter().cloned().chain(routines).collect();
         // a point without room of its own lies within the code of another point

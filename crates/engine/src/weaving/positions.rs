@@ -17,7 +17,7 @@ const HOPS: usize = 3;
 /// Position of a thread. Blocks are named by their original first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GraphPosition {
-    /// At this address, which is in no generated code and at no springboard.
+    /// At this address, which is at no springboard, and in no code of a function with counters.
     Text(Avma),
     /// The edge to this block was counted, the arrival at it was not.
     Arrival(Avma),
@@ -56,6 +56,8 @@ pub struct CodeMap<'w> {
     /// Springboards and islands, by their first bytes.
     jumps: FxHashMap<Avma, &'w TextWrite>,
     arenas: Vec<AvmaRange>,
+    /// Code in which threads wait for the engine, in functions without other code.
+    waiting: Vec<AvmaRange>,
 }
 
 impl<'w> CodeMap<'w> {
@@ -73,7 +75,7 @@ impl<'w> CodeMap<'w> {
         }
         code.sort_unstable_by_key(|(range, _)| range.start);
         called.sort_unstable_by_key(|(range, _)| range.start);
-        CodeMap { code, called, jumps, arenas: woven.arenas() }
+        CodeMap { code, called, jumps, arenas: woven.arenas(), waiting: woven.waiting_routines() }
     }
 
     /// Position of a thread at an address.
@@ -102,6 +104,9 @@ impl<'w> CodeMap<'w> {
             }
             None if at == pc && !self.arenas.iter().any(|arena| arena.contains(&pc)) => {
                 ThreadPosition { place: self.before_call_at(pc).unwrap_or(GraphPosition::Text(pc)), next: Some(pc) }
+            }
+            None if self.waiting.iter().any(|routine| routine.contains(&pc)) => {
+                ThreadPosition { place: GraphPosition::Text(pc), next: None }
             }
             None => ThreadPosition { place: GraphPosition::Unknown, next: None },
         }

@@ -174,6 +174,10 @@ impl Running for CoverageKind {
         self.last = Some(self.read(at));
     }
 
+    fn reads_before_end(&self) -> bool {
+        true
+    }
+
     fn ended(&mut self, _: &mut Locked<'_>, removed: &mut Removed) {
         tell_last(self.last.take(), removed);
     }
