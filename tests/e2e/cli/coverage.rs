@@ -1,6 +1,6 @@
 //! Coverage: what has run, compared with gcov and with what programs were asked to run; probes that remove themselves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
@@ -122,6 +122,23 @@ fn what_has_run_is_never_told_not_to_have_run() {
     assert!(ran(&outcome, "choose") > words.len() / 2, "{words:?}");
     target::assert_clean(target.pid(), &before);
     assert!(target.end().success());
+}
+
+#[test]
+fn without_a_function_the_programs_own_module_is_profiled() {
+    let determ = program("determ").expect("gcc");
+    let determ = determ.to_str().expect("a path");
+    let modules = |kind: &str, functions: &[&str]| {
+        let words = ["profile", kind, "--until-exit", "--own-status", "--max-overhead", "10000"];
+        let outcome = tool().run([&words[..], functions, &["--", determ, "10"]].concat()).assert_code(0);
+        let records = outcome.objects.iter().filter(|record| record["function"].is_string());
+        records.map(|record| record["module"].as_str().expect("a module").to_owned()).collect::<BTreeSet<String>>()
+    };
+    let own = BTreeSet::from(["determ".to_owned()]);
+    for kind in ["coverage", "blocks", "edges", "events", "times", "paths", "contexts"] {
+        assert_eq!(modules(kind, &[]), own, "{kind}");
+    }
+    assert!(modules("coverage", &["*"]).contains("libc.so.6"));
 }
 
 #[test]

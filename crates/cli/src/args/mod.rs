@@ -205,10 +205,10 @@ Counted are the bytes that the program asks of the allocation functions of the C
 malloc, calloc, realloc and the like. What is freed is not subtracted: the numbers say how much
 was asked for, not how much is in use.
 FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET: the functions that contexts consist
-of; without one, all functions of the program. The first table has the places with most bytes,
-each with the three calls above it. The tree has the contexts on the way to an allocation: who
-called whom, with SELF for the bytes of the function alone and TOTAL for those of all that it
-has called too.
+of; without one, those of the program's own module. The first table has the places with most
+bytes, each with the three calls above it. The tree has the contexts on the way to an allocation:
+who called whom, with SELF for the bytes of the function alone and TOTAL for those of all that
+it has called too.
 `-o FILE` saves the profile for `ingraft report`. Ctrl-C ends the measurement, removes it, and
 prints the contexts."
     )]
@@ -226,11 +226,11 @@ Measured is the time in the functions of the C library that wait for locks, such
 pthread_mutex_lock, with the time in which they get the lock at once; and in those of Rust's
 standard library, parking_lot and Abseil that wait if somebody has the lock.
 FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET: the functions that contexts consist
-of; without one, all functions of the program. The first table has the places with most time,
-each with the three calls above it. The second one has the locks: what the thread did that held
-one while others waited, by looks. The tree has the contexts on the way to a lock: who called
-whom, with SELF for the time of the function alone and TOTAL for that of all that it has called
-too.
+of; without one, those of the program's own module. The first table has the places with most
+time, each with the three calls above it. The second one has the locks: what the thread did that
+held one while others waited, by looks. The tree has the contexts on the way to a lock: who
+called whom, with SELF for the time of the function alone and TOTAL for that of all that it has
+called too.
 `-o FILE` saves the profile for `ingraft report`. Ctrl-C ends the measurement, removes it, and
 prints the contexts."
     )]
@@ -248,10 +248,10 @@ Measured is the time in the functions of the C library in which threads wait: fo
 locks, for other threads, for time to pass. A thread that the kernel lets wait for a processor
 is not in such a function.
 FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET: the functions that contexts consist
-of; without one, all functions of the program. The first table has the places with most time,
-each with the three calls above it. The tree has the contexts on the way to a wait: who called
-whom, with SELF for the time of the function alone and TOTAL for that of all that it has called
-too.
+of; without one, those of the program's own module. The first table has the places with most
+time, each with the three calls above it. The tree has the contexts on the way to a wait: who
+called whom, with SELF for the time of the function alone and TOTAL for that of all that it has
+called too.
 `-o FILE` saves the profile for `ingraft report`. Ctrl-C ends the measurement, removes it, and
 prints the contexts."
     )]

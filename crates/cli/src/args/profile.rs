@@ -66,8 +66,8 @@ pub(crate) enum TimesUnit {
   ingraft profile paths -p 4711 'shop:*' --metric time --callees (and how long they take)
 
 KIND is edges, blocks, events, coverage, times, contexts or paths. A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. Without one, all
-functions of the program are profiled. The counts are exact: counters are on some edges only, and the other counts are
-derived from them. A function whose counts cannot all be derived is not profiled, and is named with the reason.
+functions of the program's own module are profiled; '*' stands for those of its libraries too.
+The counts are exact: counters are on some edges only, and the other counts are derived from them. A function whose counts cannot all be derived is not profiled, and is named with the reason.
 Ctrl-C ends the measurement, removes it, and prints the counts. `-o FILE` also saves them for `ingraft report`; the
 counts of several processes of one program are added up there. With --interval, the counts are also printed while the
 program runs. For each reading the threads are held for a moment.
@@ -197,7 +197,7 @@ pub(crate) struct ProfileArgs {
     #[command(flatten)]
     pub(crate) measure: Measure,
 
-    /// Functions to profile
+    /// Functions to profile [default: those of the program's own module]
     #[arg(value_name = "FUNCTION")]
     pub(crate) functions: Vec<String>,
 

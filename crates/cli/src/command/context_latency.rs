@@ -6,8 +6,9 @@ use ingraft_api::{ContextsOptions, EnableRequest, Kind, PairFacts};
 use ingraft_model::{Activations, Distribution};
 use ingraft_report::{ContextLatency, ContextProfile, SavedProfile};
 
-use super::contexts::{ContextLayout, PROGRAM, ShownContexts, text};
+use super::contexts::{ContextLayout, ShownContexts, text};
 use super::latency::SortKey;
+use super::own_module;
 use super::profile;
 use super::report::tables::{callers, shown};
 use crate::args::{LatencyArgs, LatencySort};
@@ -51,8 +52,7 @@ pub(super) async fn run(args: LatencyArgs, context: CommandContext<'_>, out: &mu
         let hint = "leave out --show-mdl";
         return Err(Failure::usage("`--by context` is no short form of a metric definition", hint).into());
     }
-    let callers = if callers.is_empty() { vec![PROGRAM.to_owned()] } else { callers };
-    let functions = timed.iter().cloned().chain(callers).collect();
+    let functions = timed.iter().cloned().chain(own_module::unless_named(callers)).collect();
     let kind = Kind::Contexts(ContextsOptions { timed, cpu, ..ContextsOptions::default() });
     let own = EnableRequest { functions, kind, ..EnableRequest::default() };
     let request = |target: RequestTarget| measure::request(target, &measure, own.clone());

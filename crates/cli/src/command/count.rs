@@ -6,6 +6,7 @@ use ingraft_model::PartName;
 use super::expression::{Computed, ExpressionMetric};
 use super::hist;
 use super::keyed::{self, KeyedView};
+use super::own_module;
 use super::rows::{self, FunctionRow, Presentation, RowsRequest, TableStage};
 use crate::args::CountArgs;
 use crate::exit::{Failure, Stop};
@@ -29,8 +30,7 @@ pub(crate) async fn run(args: CountArgs, context: CommandContext<'_>, out: &mut 
     if let Some(expr) = hist {
         return hist::measure((&measure, &target), functions, (&expr, &calls), context, out).await;
     }
-    // Without a function on the command line, all functions of the program's own module are counted.
-    let functions = if functions.is_empty() { vec![":*".to_owned()] } else { functions };
+    let functions = own_module::unless_named(functions);
     let computed = sum.as_deref().map_or(Computed::Calls, Computed::Sum);
     let definition = ExpressionMetric::new(computed, &calls);
     if calls.show_mdl {

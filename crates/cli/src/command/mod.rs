@@ -18,6 +18,7 @@ pub(crate) mod lower;
 pub(crate) mod manual;
 pub(crate) mod mdl;
 pub(crate) mod metrics;
+mod own_module;
 mod paths;
 pub(crate) mod print;
 pub(crate) mod profile;

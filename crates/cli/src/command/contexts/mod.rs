@@ -19,7 +19,7 @@ use std::time::Duration;
 use ingraft_api::{ContextMetric, ContextsOptions, EnableRequest, Kind};
 use ingraft_report::{ContextProfile, SavedProfile};
 
-use super::profile;
+use super::{own_module, profile};
 use crate::args::{ContextArgs, ContextViewArgs, Measure, ProfileArgs, TargetArgs};
 use crate::conn::RequestTarget;
 use crate::exit::Stop;
@@ -31,9 +31,6 @@ use crate::output::{Destination, Output};
 use files::ModuleFiles;
 pub(crate) use files::uses;
 pub(crate) use shown::{ContextLayout, ShownContexts, by_function, leave_addresses};
-
-/// Pattern of all functions of the program, without those of its libraries.
-pub(crate) const PROGRAM: &str = ":*";
 
 /// Runs `ingraft profile contexts`.
 pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
@@ -63,7 +60,7 @@ async fn measured(
     context: CommandContext<'_>,
     out: &mut Output,
 ) -> Result<(), Stop> {
-    let functions = if functions.is_empty() { vec![PROGRAM.to_owned()] } else { functions };
+    let functions = own_module::unless_named(functions);
     let own = EnableRequest { functions, kind: Kind::Contexts(options), ..EnableRequest::default() };
     let request = |target: RequestTarget| measure::request(target, measure, own.clone());
     let query = measure.interval.map(|_| Query::Counts);

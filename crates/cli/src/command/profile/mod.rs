@@ -23,7 +23,7 @@ use ingraft_report::{
 
 use crate::args::{ProfileArgs, ProfileMode};
 use crate::command::report::{self, records};
-use crate::command::{contexts, paths};
+use crate::command::{contexts, own_module, paths};
 use crate::conn::RequestTarget;
 use crate::exit::{Failure, Stop};
 use crate::measure::{self, CloserLook, CommandContext, MeasurementPlan, MeasurementView, Query, TargetMeasurement};
@@ -60,8 +60,7 @@ pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mu
         (false, None) => None,
     };
     let earlier = weights.as_deref().map(weights_of).transpose()?.map(Arc::new);
-    let functions = if functions.is_empty() { vec!["*".to_owned()] } else { functions };
-    let functions = functions.into_iter().chain(explain.clone()).collect();
+    let functions = own_module::unless_named(functions).into_iter().chain(explain.clone()).collect();
     let measured = match kind {
         ProfileMode::Coverage => Kind::Coverage(CoverageOptions { branches, in_place: !branches }),
         ProfileMode::Paths => Kind::Paths(path_options),
