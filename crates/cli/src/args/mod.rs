@@ -531,6 +531,7 @@ FUNCTION#0xOFFSET counts arrivals at the basic block at this offset in the funct
 FUNCTION#0xFROM->0xTO passages from one block to another, FUNCTION#loop@0xOFFSET iterations of
 the loop whose header is there. FUNCTION#*, #*->* and #loop@* mean all blocks, edges and loops;
 FILE.c:LINE means each block with code of this source line.
+The table begins with the functions that are called most. Functions without a call share one line.
 Ctrl-C ends the measurement, removes it, and prints the final values."
 )]
 pub(crate) struct CountArgs {

@@ -71,6 +71,10 @@ impl Presentation for CallCounts {
 
     fn whole(&self, _: &[FunctionRow<'_>]) {}
 
+    fn by_calls(&self) -> bool {
+        true
+    }
+
     fn optional(&self) -> &'static [&'static str] {
         &["THREADS", "MODULE", "HOST"]
     }

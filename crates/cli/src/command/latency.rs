@@ -153,10 +153,6 @@ impl Presentation for Latencies {
         Some(COUNTED)
     }
 
-    fn folds(&self) -> bool {
-        true
-    }
-
     fn titles(&self, _: TableStage) -> &'static [&'static str] {
         &["TIMED", "SELF", "SHARE", "TOTAL", "MEAN", "STDDEV", "P50", "P90", "P99", "P99.9", "MAX"]
     }

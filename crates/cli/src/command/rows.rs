@@ -79,8 +79,8 @@ pub(super) trait Presentation {
     fn last(&self, _row: &FunctionRow<'_>) -> bool {
         false
     }
-    /// Whether functions without a call are always combined in one line, unless no function of the table was called.
-    fn folds(&self) -> bool {
+    /// Whether a table of functions is sorted by their calls if the user asked for no order.
+    fn by_calls(&self) -> bool {
         false
     }
     /// Text for people below the final table.
@@ -159,28 +159,31 @@ impl<P: Presentation> MeasurementView for RowsView<P> {
 impl<P: Presentation> RowsView<P> {
     /// The table while the command counts: the busiest functions that fit on the screen.
     fn live(&self, sites: &[TargetMeasurement], width: Option<usize>, height: usize) -> String {
-        let mut rows = rows(sites, self.presentation.counted());
+        let rows = rows(sites, self.presentation.counted());
         let whole = self.presentation.whole(&rows);
         let room = height.saturating_sub(3).max(1);
         let all = rows.len();
+        let (mut rows, silent) = split_silent(rows, room, sites.len() > 1);
         let sorted = self.presentation.sort(&mut rows);
-        if all > room {
-            rows.retain(|row| row.calls() != 0);
-            if !sorted {
-                rows.sort_by(|a, b| {
-                    let key = |row: &FunctionRow<'_>| {
-                        (row.site.rate(row.counting.unwrap_or(row.pair)).unwrap_or(0.0), row.calls())
-                    };
-                    let ((rate_a, calls_a), (rate_b, calls_b)) = (key(a), key(b));
-                    rate_b.total_cmp(&rate_a).then(calls_b.cmp(&calls_a))
-                });
-            }
+        let called = rows.len();
+        if !sorted && called <= room && self.sorts_by_calls(&rows) {
+            rows.sort_by_key(|row| Reverse(row.calls()));
+        } else if !sorted && all > room {
+            rows.sort_by(|a, b| {
+                let key = |row: &FunctionRow<'_>| {
+                    (row.site.rate(row.counting.unwrap_or(row.pair)).unwrap_or(0.0), row.calls())
+                };
+                let ((rate_a, calls_a), (rate_b, calls_b)) = (key(a), key(b));
+                rate_b.total_cmp(&rate_a).then(calls_b.cmp(&calls_a))
+            });
         }
         rows.sort_by_key(|row| self.presentation.last(row));
         rows.truncate(room);
         let hidden = (all - rows.len()) as u64;
         let mut text = self.table(&rows, &whole, TableStage::Live, sites.len() > 1, width);
-        if hidden > 0 {
+        if called == rows.len() {
+            text += &silent.line();
+        } else {
             let what = match sorted {
                 true => plural(hidden, "more function", "more functions"),
                 false => plural(hidden, "quieter function", "quieter functions"),
@@ -190,38 +193,26 @@ impl<P: Presentation> RowsView<P> {
         text
     }
 
-    /// The final table, in the order that the user asked for. Without such an order, if there are many rows, those with the most calls are
-    /// first.
-    fn summary(&self, mut rows: Vec<FunctionRow<'_>>, several: bool, width: Option<usize>) -> String {
+    /// The final table, in the order that the user asked for. Without such an order, rows of many functions are sorted by their calls.
+    fn summary(&self, rows: Vec<FunctionRow<'_>>, several: bool, width: Option<usize>) -> String {
         let all = rows.len();
         let whole = self.presentation.whole(&rows);
-        let mut names = String::new();
-        if self.presentation.folds() && rows.iter().any(|row| row.calls() != 0) {
-            let (called, silent): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.calls() != 0);
-            rows = called;
-            if silent.len() <= SILENT_NAMED {
-                names = silent.iter().map(|row| row.id().function).collect::<Vec<_>>().join(", ");
-            }
-        }
-        if all > FOLD {
-            rows.retain(|row| row.calls() != 0);
-            if !self.presentation.sort(&mut rows) {
-                rows.sort_by_key(|row| Reverse(row.calls()));
-            }
+        let (mut rows, silent) = split_silent(rows, FOLD, several);
+        if !self.presentation.sort(&mut rows) && (all > FOLD || self.sorts_by_calls(&rows)) {
+            rows.sort_by_key(|row| Reverse(row.calls()));
         }
         rows.sort_by_key(|row| self.presentation.last(row));
-        let silent = all - rows.len();
         let total: i64 = rows.iter().map(FunctionRow::calls).sum();
-        let mut text = self.table(&rows, &whole, TableStage::Last, several, width);
-        if silent > 0 {
-            let colon = if names.is_empty() { "" } else { ": " };
-            let silent = plural(silent as u64, "function", "functions");
-            text += &format!("{DIM}{silent} without a call{colon}{names}{DIM:#}\n");
-        }
+        let mut text = self.table(&rows, &whole, TableStage::Last, several, width) + &silent.line();
         if all > FOLD {
             text += &format!("{DIM}{} in all{DIM:#}\n", plural(u64::try_from(total).unwrap_or(0), "call", "calls"));
         }
         text
+    }
+
+    /// Whether rows are sorted by their calls if the user asked for no order. Blocks, edges and loops keep the order of the code.
+    fn sorts_by_calls(&self, rows: &[FunctionRow<'_>]) -> bool {
+        self.presentation.by_calls() && !have_parts(rows)
     }
 
     /// Renders a table, with the ids of targets if there are several.
@@ -258,6 +249,49 @@ impl<P: Presentation> RowsView<P> {
         }
         table.render(width)
     }
+}
+
+/// Functions without a call, which share one line below a table.
+#[derive(Debug, Default)]
+struct SilentFunctions {
+    number: usize,
+    /// Names of the functions, if they are few.
+    names: Vec<String>,
+    /// Whether the rows are not one for each function: of several targets, or of blocks, edges and loops.
+    is_of_rows: bool,
+}
+
+impl SilentFunctions {
+    /// The line; empty if every function was called.
+    fn line(&self) -> String {
+        if self.number == 0 {
+            return String::new();
+        }
+        let (one, several) = if self.is_of_rows { ("row", "rows") } else { ("function", "functions") };
+        let number = plural(self.number as u64, one, several);
+        let colon = if self.names.is_empty() { "" } else { ": " };
+        format!("{DIM}{number} without a call{colon}{}{DIM:#}\n", self.names.join(", "))
+    }
+}
+
+/// Separates functions without a call from the others. All rows stay if none was called. Rows of blocks, edges and loops stay too, because
+/// the ones that never ran matter. If there are more than `most` rows, no row without a call stays.
+fn split_silent(rows: Vec<FunctionRow<'_>>, most: usize, several: bool) -> (Vec<FunctionRow<'_>>, SilentFunctions) {
+    let (has_parts, all) = (have_parts(&rows), rows.len());
+    let is_called = |row: &FunctionRow<'_>| row.calls() != 0;
+    if all <= most && (has_parts || !rows.iter().any(is_called)) {
+        return (rows, SilentFunctions::default());
+    }
+    let (called, silent): (Vec<_>, Vec<_>) = rows.into_iter().partition(is_called);
+    let is_of_rows = several || has_parts;
+    let is_named = !is_of_rows && silent.len() <= SILENT_NAMED && !called.is_empty();
+    let names = if is_named { silent.iter().map(|row| row.id().function).collect() } else { Vec::new() };
+    (called, SilentFunctions { number: silent.len(), names, is_of_rows })
+}
+
+/// Whether some of the rows are of blocks, edges or loops.
+fn have_parts(rows: &[FunctionRow<'_>]) -> bool {
+    rows.iter().any(|row| row.part().is_some())
 }
 
 fn rows<'a>(sites: &'a [TargetMeasurement], counted: Option<&'static str>) -> Vec<FunctionRow<'a>> {

@@ -132,11 +132,31 @@ async fn count_for_people() {
     let lines: Vec<&str> = text.lines().skip(1).collect();
     expect![[r#"
         FUNCTION        MODULE  CALLS  CALLS/S  THREADS
-        processCommand  server  1,000    1,000        1
         call            server  1,500    1,500        1
+        processCommand  server  1,000    1,000        1
         process 7: cost 0.3 % of one processor
         process 7: removed, held for 0.60 ms; its code is as it was"#]]
     .assert_eq(&lines.join("\n"));
+}
+
+#[tokio::test]
+async fn functions_without_a_call_share_a_line_of_the_counts() {
+    let lines = async |functions: Vec<&'static str>, last: Vec<i64>, target: &str| {
+        let script = Script { functions, readings: vec![last.clone()], last, ends: latencies().ends, ..script() };
+        let (text, result) = run_command(&format!("ingraft count {target} ?"), script, Paper::default()).await;
+        assert!(result.is_ok(), "{result:?}");
+        let words = |line: &str| line.split_whitespace().take(3).collect::<Vec<_>>().join(" ");
+        let shown = text.lines().filter(|line| line.contains("server") || line.contains("without a call"));
+        shown.map(words).collect::<Vec<_>>()
+    };
+    let five = || vec!["a", "b", "c", "d", "e"];
+    let few = lines(five(), vec![3, 0, 7, 0, 7], "-p 7").await;
+    assert_eq!(few, ["c server 7", "e server 7", "a server 3", "2 functions without"]);
+    let many = lines(five(), vec![0, 0, 7, 0, 0], "-p 7").await;
+    assert_eq!(many, ["c server 7", "4 functions without"]);
+    assert_eq!(lines(vec!["a"], vec![0], "-p 7").await, ["a server 0"], "a function that was named");
+    let two = lines(vec!["a", "b"], vec![0, 7], "-p 7 -p 8").await;
+    assert!(two.iter().any(|line| line == "2 rows without"), "{two:?}");
 }
 
 fn parts() -> Script {
@@ -303,7 +323,7 @@ async fn tables_redraw_themselves() {
     // The lines are the announcement, then the heading and the row of each frame.
     let text = run_on_screen("ingraft count -p 7 call", Script { ends: latencies().ends, ..script() }).await;
     assert_eq!(words(&text, 4), "FUNCTION MODULE CALLS CALLS/S");
-    assert_eq!(words(&text, 5), "processCommand server 600 1,200");
+    assert_eq!(words(&text, 5), "call server 1,200 2,400");
     let text = run_on_screen("ingraft latency -p 7 call", latencies()).await;
     assert_eq!(words(&text, 4), "FUNCTION CALLS TIMED SELF SHARE TOTAL MEAN P50 P99 MAX");
     assert_eq!(words(&text, 5), "proc…and 600 600 9.39 ms 100.0 % 18.8 ms 31.3 µs 1.3 µs 1.6 µs 3 ms");
