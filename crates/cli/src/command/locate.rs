@@ -6,7 +6,7 @@ use crate::exit::Stop;
 use crate::objects::Object;
 use crate::objects::code::{GeneratedFacts, LocationObject};
 use crate::output::progress::Progress;
-use crate::output::{DIM, HEADING, Output};
+use crate::output::{DIM, HEADING, Output, words};
 
 /// Runs the command.
 pub(crate) async fn run(args: &WhereArgs, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
@@ -33,7 +33,7 @@ fn text(found: &LocationObject) -> String {
     if let Some(generated) = &found.generated {
         line("what", &generated_text(generated));
         if let Some(pair) = &generated.pair {
-            line("measures", pair);
+            line("measures", &words::readable_pair(pair));
         }
         if let Some(holder) = &generated.holder {
             line("woven by", holder);

@@ -14,7 +14,7 @@ use crate::objects::lowered::Piece;
 use crate::objects::{Host, LoweredObject, Object};
 use crate::output::progress::Progress;
 use crate::output::table::{Cell, TextTable};
-use crate::output::{DIM, HEADING, Output};
+use crate::output::{DIM, HEADING, Output, words};
 
 /// Shows the worst-case cost of each metric, or of those whose names match a pattern.
 pub(super) async fn costs(
@@ -140,7 +140,7 @@ fn place(p: &Piece) -> String {
 fn listing(m: &LoweredObject) -> String {
     let mut text = format!("\n{HEADING}{}{HEADING:#}", m.metric);
     if !m.focus.is_empty() {
-        let _ = write!(text, " @ {}", m.focus);
+        let _ = write!(text, " @ {}", words::readable_focus(&m.focus));
     }
     text.push('\n');
     if let Some(problem) = &m.problem {

@@ -84,7 +84,7 @@ fn dearest(i: &InsertedObject, width: Option<usize>) -> String {
         table.row(vec![
             i.pid.to_string().into(),
             p.metric.as_str().into(),
-            p.focus.as_str().into(),
+            words::readable_focus(&p.focus).into(),
             short(p.hits_per_s).into(),
             format!("{:.1}", p.hit_ns).into(),
             percent(p.percent).into(),

@@ -16,7 +16,7 @@ use crate::output::histogram::{self, HANDFUL, QUANTILES};
 use crate::output::number::{grouped, grouped_u64, plural, quantity, short, singular, time};
 use crate::output::table::{Cell, TextTable};
 use crate::output::{DIM, HEADING, Output};
-use crate::output::{history, keys};
+use crate::output::{history, keys, words};
 
 /// Runs the command.
 pub(crate) async fn run(args: WatchArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
@@ -131,7 +131,7 @@ fn tell(site: &TargetMeasurement, chapter: &HistorySpan, out: &mut Output) -> Re
 /// A metric with its focus, if it has one: `METRIC@FOCUS`.
 fn named(info: &PairInfo) -> String {
     let MetricFocus { metric, focus } = info.pair.as_ref();
-    let focus = focus.to_string();
+    let focus = words::readable_focus(&focus.to_string());
     if focus.is_empty() { metric.clone() } else { format!("{metric}@{focus}") }
 }
 
@@ -305,7 +305,7 @@ impl<'a> Curve<'a> {
             self.kinship.0.as_str().into(),
             Cell::styled(self.kinship.1.as_str(), DIM),
             self.info.pair.metric.as_str().into(),
-            self.info.pair.focus.to_string().into(),
+            words::readable_focus(&self.info.pair.focus.to_string()).into(),
             self.number().into(),
             change.unwrap_or_default().into(),
             Cell::styled(

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, UNIX_EPOCH};
 
 use ingraft_api::{Enabled, MetricFocus, PairInfo, Reason};
-use ingraft_model::{Activations, PartName};
+use ingraft_model::{Activations, Focus, PartName};
 
 use super::number::{grouped_u64, millis, percent, plural};
 use super::table::cut;
@@ -159,12 +159,27 @@ pub(crate) fn all_awaited(awaited: &[&String], exec: bool) -> Failure {
 
 /// A metric with its focus, if it has one.
 fn pair(metric: &str, focus: &str) -> String {
-    if focus.is_empty() { metric.to_owned() } else { format!("{metric} at {}", with_commas(focus)) }
+    if focus.is_empty() { metric.to_owned() } else { format!("{metric} at {}", readable_focus(focus)) }
 }
 
-/// The text form of a focus, or a part of it, with the commas that only this form has as `%2C`.
-fn with_commas(focus: &str) -> String {
-    focus.replace("%2C", ",")
+/// The text form of a focus with its commas and slashes as people write them, if a command reads this text as the same focus. Otherwise the
+/// text form itself.
+pub(crate) fn readable_focus(focus: &str) -> String {
+    let commas = focus.replace("%2C", ",");
+    let both = commas.replace("%2F", "/");
+    let is_same = |text: &String| Focus::parse(text).is_ok_and(|read| read.to_string() == focus);
+    [both, commas].into_iter().find(is_same).unwrap_or_else(|| focus.to_owned())
+}
+
+/// The text `METRIC@FOCUS` of a pair with its focus as people write it.
+pub(crate) fn readable_pair(pair: &str) -> String {
+    pair.split_once('@')
+        .map_or_else(|| pair.to_owned(), |(metric, focus)| format!("{metric}@{}", readable_focus(focus)))
+}
+
+/// The last name of a focus, as it is outside of foci.
+fn last_name(focus: &str) -> String {
+    focus.rsplit('/').next().unwrap_or_default().replace("%2C", ",").replace("%2F", "/")
 }
 
 /// Warning of values that are not complete from the insertion on; `None` if there is no such value.
@@ -280,7 +295,7 @@ pub(crate) fn missing(of_functions: &[(String, Activations)]) -> String {
 pub(crate) fn counted_only(functions: &[TakenOutObject], begun: bool) -> String {
     let mut sorted: Vec<&TakenOutObject> = functions.iter().collect();
     sorted.sort_by_key(|t| std::cmp::Reverse(t.hits_per_s));
-    let name = |t: &&TakenOutObject| with_commas(t.focus.rsplit('/').next().unwrap_or_default()).replace("%2F", "/");
+    let name = |t: &&TakenOutObject| last_name(&t.focus);
     let names: Vec<String> = sorted.iter().take(NAMED).map(name).collect();
     let percent_of_all = percent(functions.iter().map(|t| t.percent).sum());
     let limit = functions.first().map_or(0.0, |t| t.max_overhead);
@@ -426,7 +441,7 @@ mod tests {
     use std::sync::Arc;
 
     use ingraft_api::{NamedFunction, RefusedFunction, WhyNot};
-    use ingraft_model::{Focus, Svma};
+    use ingraft_model::Svma;
 
     use super::*;
     use crate::fake::metric;
@@ -442,6 +457,24 @@ mod tests {
             "1 call of f ended by an exception, by longjmp or with its thread; its time is not in the table\n\
              1,200 calls of g, f could not be recorded; their times are not in the table\n"
         );
+    }
+
+    #[test]
+    fn foci_are_readable_as_far_as_commands_read_them_back() {
+        for (focus, readable) in [
+            ("/Code/m/f(int%2C char),/Process/7", "/Code/m/f(int, char),/Process/7"),
+            ("/Code/m/<u8 as A%2FB>::f(u8%2C u8)", "/Code/m/<u8 as A/B>::f(u8, u8)"),
+            ("/Code/m/a%2Fb%2Cc", "/Code/m/a%2Fb%2Cc"),
+            ("/Code/m/a%2Fb(u8%2C u8)", "/Code/m/a%2Fb(u8, u8)"),
+            ("/Code/m/f", "/Code/m/f"),
+            ("file /tmp/a%2Cb", "file /tmp/a%2Cb"),
+            ("", ""),
+        ] {
+            assert_eq!(readable_focus(focus), readable);
+        }
+        assert_eq!(readable_pair("calls@/Code/m/f(int%2C char)"), "calls@/Code/m/f(int, char)");
+        assert_eq!(readable_pair("calls"), "calls");
+        assert_eq!(last_name("/Code/m/a%2Fb(u8%2C u8)"), "a/b(u8, u8)");
     }
 
     #[test]

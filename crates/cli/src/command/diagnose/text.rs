@@ -3,6 +3,7 @@
 use super::decisions::share_text;
 use super::finding::Finding;
 use super::hypothesis::Hypothesis;
+use crate::output::words::readable_focus;
 use crate::output::{DIM, HEADING};
 
 /// Width of the column of shares.
@@ -37,7 +38,7 @@ fn add(findings: &[Finding], finding: &Finding, depth: usize, text: &mut String)
     let share = format!("{indent}{} ± {}", share_text(finding.share), share_text(finding.share_error));
     let refines =
         depth > 0 && findings.iter().any(|f| Some(f.id) == finding.parent && f.hypothesis == finding.hypothesis);
-    let what = if refines { finding.place.as_str() } else { finding.hypothesis.name() };
+    let what = if refines { readable_focus(&finding.place) } else { finding.hypothesis.name().to_owned() };
     *text += &format!("{share:<SHARES$}  {HEADING}{what}{HEADING:#}\n");
     let pad = " ".repeat(SHARES + 2);
     *text += &format!("{pad}{}\n", finding.evidence);
@@ -99,6 +100,8 @@ mod tests {
             below 20 % or in too little activity: sleeps 12 %
         "#]]
         .assert_eq(&shown(&findings));
+        let templated = Finding { place: "/Code/m/f<int%2C 3>".to_owned(), ..findings[4].clone() };
+        assert!(shown(&[findings[0].clone(), findings[1].clone(), templated]).contains("    /Code/m/f<int, 3>\n"));
         assert_eq!(shown(&[]), "");
         let nothing = "process 7: evidence 1\nno hypothesis holds: the time is spread over several causes\n";
         assert_eq!(shown(&findings[..1]), nothing);

@@ -8,6 +8,7 @@ use crate::objects::EdgeObject;
 use crate::objects::code::{BlockObject, Inspected, InstructionObject, PointObject, WayObject, WovenObject};
 use crate::output::number::{grouped, grouped_u64, plural};
 use crate::output::table::{Cell, TextTable};
+use crate::output::words::readable_pair;
 use crate::output::{BAD, DIM, GOOD, HEADING, WARN};
 
 /// Width to which instructions are padded before their source line.
@@ -281,7 +282,8 @@ fn woven_text(lines: &[&WovenObject]) -> String {
         }
         let this = (line.part, line.pair.as_deref());
         if part != Some(this) {
-            let pair = line.pair.as_ref().map(|pair| format!(" of {}", plain(pair))).unwrap_or_default();
+            let pair =
+                line.pair.as_ref().map(|pair| format!(" of {}", plain(&readable_pair(pair)))).unwrap_or_default();
             text += &format!("    {WARN}{}{pair}{WARN:#}\n", line.part);
             part = Some(this);
         }
