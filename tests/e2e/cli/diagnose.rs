@@ -92,6 +92,28 @@ fn another_server_that_is_slow() {
     assert!(outcome.all("finding").iter().any(|f| f["where"] == place.as_str() && f["holds"] == true), "{outcome:#?}");
 }
 
+/// The program reads its commands from a pipe, and wakes for each of them.
+#[test]
+fn a_program_that_waits_for_commands_is_idle() {
+    let mut target = Mutatee::start("ailing", &[]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let done = AtomicBool::new(false);
+    let outcome = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                target.ask("rest");
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+        });
+        let _ends = LoadEnds(&done);
+        tool().run(["diagnose", "-p", &pid]).assert_code(0)
+    });
+    assert_eq!(first(&outcome)["hypothesis"], "mostly idle", "{outcome:#?}");
+    assert!(text(first(&outcome), "evidence").contains("idle threads wait in read"), "{outcome:#?}");
+    target::assert_clean(target.pid(), &before);
+}
+
 #[test]
 fn calls_that_fail_and_are_made_again() {
     let (_ailing, outcome) = assert_found(&causes::RETRIES);

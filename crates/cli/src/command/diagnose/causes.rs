@@ -20,6 +20,8 @@ pub(super) enum Cause {
     Idle,
     /// The thread waits until another one wakes it. A worker without work waits in the same way.
     Worker,
+    /// The thread waits for input from a pipe: for a command or for work, or for the answer of another program.
+    Input,
     /// A hypothesis.
     Of(Hypothesis),
     /// None of the hypotheses.
@@ -187,6 +189,7 @@ fn reading(site: &SampledSite, object: Option<&WaitedThing>) -> Cause {
     match object.map(|object| (object.kind, object.accepted)) {
         Some((WaitedKind::Socket, true)) | Some((WaitedKind::Device, _)) => Cause::Idle,
         Some((WaitedKind::Anonymous, _)) => Cause::Worker,
+        Some((WaitedKind::Pipe, _)) if site.mode == SampledMode::Waiting => Cause::Input,
         _ => transfer(site, object),
     }
 }
@@ -306,7 +309,9 @@ mod tests {
     fn reads_are_told_by_their_objects_and_by_whether_signals_end_them() {
         let read = |kind| on(kind, wait(1, "read", &["shop:f"], 1));
         assert_eq!(cause(&read(WaitedKind::Socket)), Cause::Of(InputOutput));
-        assert_eq!(cause(&read(WaitedKind::Pipe)), Cause::Of(InputOutput));
+        assert_eq!(cause(&read(WaitedKind::Pipe)), Cause::Input);
+        let write = SampledSite { call: "write".to_owned(), ..read(WaitedKind::Pipe) };
+        assert_eq!(cause(&write), Cause::Of(InputOutput), "a reader that is slow");
         assert_eq!(cause(&read(WaitedKind::File)), Cause::Of(InputOutput), "a named pipe");
         assert_eq!(
             (cause(&read(WaitedKind::Device)), cause(&read(WaitedKind::Anonymous))),

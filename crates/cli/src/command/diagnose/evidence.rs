@@ -9,7 +9,7 @@ use ingraft_model::{Pid, Tid};
 use super::causes::{self, Cause};
 use super::hypothesis::Hypothesis;
 
-/// Share of a thread's looks from which on waits for other threads are those of a worker without work.
+/// Share of a thread's looks from which on waits for other threads, and for input from pipes, are those of a thread that has nothing to do.
 const WORKER: f64 = 0.9;
 /// Longest time that a page fault takes, on average. If there were fewer faults than that explains, the time in the kernel outside of system
 /// calls is that of interrupts.
@@ -227,15 +227,17 @@ pub(super) fn nothing(tid: Tid) -> ThreadUsage {
 fn waiting_parts(usage: &ThreadUsage, sites: &[(&SampledSite, u64)], waiting: f64, parts: &mut Vec<Part>) {
     let seen: u64 = sites.iter().map(|(_, samples)| samples).sum();
     let per_sample = if seen == 0 { 0.0 } else { waiting / seen as f64 };
-    let as_worker: u64 = sites.iter().filter(|(s, _)| causes::cause(s) == Cause::Worker).map(|(_, n)| n).sum();
+    let may_lack_work = |site: &SampledSite| matches!(causes::cause(site), Cause::Worker | Cause::Input);
+    let as_worker: u64 = sites.iter().filter(|(site, _)| may_lack_work(site)).map(|(_, samples)| samples).sum();
     let is_worker = as_worker as f64 * per_sample >= WORKER * usage.looks as f64;
     // The thread did not go on in the whole time.
     let is_still = usage.waits == 0 && usage.running == 0;
     for (site, samples) in sites {
         let speaks_for = match causes::cause(site) {
             Cause::Idle => Some(Hypothesis::Idle),
-            Cause::Worker if is_worker || is_still => Some(Hypothesis::Idle),
+            Cause::Worker | Cause::Input if is_worker || is_still => Some(Hypothesis::Idle),
             Cause::Worker => Some(Hypothesis::Threads),
+            Cause::Input => Some(Hypothesis::InputOutput),
             Cause::Of(_) if is_still && site.mode == SampledMode::Waiting => Some(Hypothesis::Idle),
             Cause::Of(hypothesis) => Some(hypothesis),
             Cause::Other => None,
@@ -276,7 +278,7 @@ fn running_parts(
         let speaks_for = match causes::cause(site) {
             _ if site.mode == SampledMode::Fault && !faults_fit => Hypothesis::Processor,
             Cause::Of(hypothesis) => hypothesis,
-            Cause::Idle | Cause::Worker | Cause::Other => Hypothesis::Processor,
+            Cause::Idle | Cause::Worker | Cause::Input | Cause::Other => Hypothesis::Processor,
         };
         let function = match speaks_for {
             Hypothesis::Processor => causes::running(site),
@@ -367,8 +369,17 @@ mod tests {
     }
 
     #[test]
+    fn threads_that_only_wait_for_input_from_a_pipe_are_idle() {
+        let reads = |samples| vec![on(WaitedKind::Pipe, wait(1, "read", &["m:f"], samples))];
+        let idle = [(Some(Hypothesis::Idle), 95), (Some(Hypothesis::Processor), 5)].into();
+        assert_eq!(sums(&observed(vec![usage(1, 100, 5, 9)], reads(95), vec![])), idle);
+        let fed = [(Some(Hypothesis::InputOutput), 60), (Some(Hypothesis::Processor), 40)].into();
+        assert_eq!(sums(&observed(vec![usage(1, 100, 40, 9)], reads(60), vec![])), fed);
+    }
+
+    #[test]
     fn threads_that_do_nothing_in_the_whole_time_are_idle() {
-        let waits = || vec![on(WaitedKind::Pipe, wait(1, "read", &["m:f"], 100))];
+        let waits = || vec![on(WaitedKind::Socket, wait(1, "read", &["m:f"], 100))];
         assert_eq!(sums(&observed(vec![usage(1, 100, 0, 0)], waits(), vec![])), [(Some(Hypothesis::Idle), 100)].into());
         let reads = [(Some(Hypothesis::InputOutput), 100)].into();
         assert_eq!(sums(&observed(vec![usage(1, 100, 0, 3)], waits(), vec![])), reads);

@@ -53,7 +53,7 @@ impl Hypothesis {
             Hypothesis::Whole => "a longer search (--for) in which no hypothesis holds",
             Hypothesis::Idle => {
                 "a search while the program is slow that finds another cause; waits for other servers by epoll, poll or \
-                 select look like waits for clients"
+                 select look like waits for clients, and waits for another program's answer from a pipe like waits for commands"
             }
             Hypothesis::Processor => {
                 "the same throughput with less processor time, or a function without these samples"
