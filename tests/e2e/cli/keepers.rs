@@ -55,6 +55,7 @@ fn holders_are_those_that_the_program_knows() {
     let truth = target.ask("hold 4 60");
     let outcome = session.interrupt().assert_code(0).assert_removed();
     target::assert_clean(target.pid(), &before);
+    assert!(outcome.one("contexts")["holders_unknown"].is_null(), "locks of pthreads tell their holders");
     let waits = told(&outcome);
     let of = |lock: &str, waiter: &str, holder: &str| {
         waits.get(&(lock.to_owned(), waiter.to_owned(), holder.to_owned())).copied().unwrap_or(0)
@@ -109,5 +110,8 @@ fn locks_of_rust_are_told() {
             assert!((ns * 9 / 10..=ns).contains(&of(function)), "{view} {function} {ns}: {records:?}");
         }
         assert!(outcome.all("holder").iter().all(|record| record["held"] == "unknown"));
+        let untold = outcome.one("contexts")["holders_unknown"].as_array().cloned().unwrap_or_default();
+        let is_inner = |name: &Value| name.as_str().is_some_and(|name| name.ends_with(inner));
+        assert_eq!(untold.iter().any(is_inner), view == "locks", "{untold:?}");
     }
 }

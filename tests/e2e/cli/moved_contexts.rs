@@ -209,6 +209,8 @@ fn waits_of_goroutines_are_told_by_context() {
         session.wait_for("attached");
         let truth = target.ask("wait 100 4");
         let outcome = session.interrupt().assert_code(0).assert_removed();
+        let untold = outcome.one("contexts")["holders_unknown"].to_string();
+        assert_eq!(untold.contains("SemacquireMutex"), view == "locks", "{untold}");
         for function in waits {
             let (told, known) = (below(&outcome, function, metric), truth.number(&format!("waited {function}")));
             let known = if found.contains(&function) { known } else { 0 };

@@ -108,6 +108,9 @@ pub(crate) struct ContextsObject {
     /// Numbers of what live memory lacks; left out without such a metric.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) live: Option<LiveObject>,
+    /// Functions that waited for locks which do not tell who holds them, those with the most time first; left out if there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) holders_unknown: Option<Vec<String>>,
 }
 
 /// Numbers that tell whether live memory is told in full.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_report::{CallingContext, ContextKind, LockHolder, LockWait};
+use ingraft_report::{CallingContext, ContextKind, ContextProfile, LockHolder, LockWait};
 
 use super::amounts::{amount, share};
 use super::names::ContextNames;
@@ -20,6 +20,28 @@ const TIME: &str = "wall_ns";
 
 /// Words by which rows are told apart: the lock, who waits, and who holds it.
 type WaitRow = (String, String, String);
+
+/// Name of the metric of waits for locks.
+const LOCK_WAIT: &str = "lock_wait_ns";
+/// Parts of names of functions whose locks tell who holds them.
+const TELLING: [&str; 2] = ["pthread_mutex_", "pthread_rwlock_"];
+
+/// The functions that waited for locks which do not tell who holds them, those with the most time first.
+pub(super) fn untold(contexts: &ContextProfile) -> Vec<usize> {
+    let Some(metric) = contexts.metrics.iter().position(|name| name == LOCK_WAIT) else { return Vec::new() };
+    let is_untold = |function: usize| {
+        contexts.functions.get(function).is_some_and(|of| !TELLING.iter().any(|part| of.name.contains(part)))
+    };
+    let mut sums: BTreeMap<usize, i64> = BTreeMap::new();
+    for context in contexts.contexts.iter().filter(|context| is_untold(context.function)) {
+        let ns = context.metrics.get(metric).copied().unwrap_or(0);
+        let sum = sums.entry(context.function).or_default();
+        *sum = sum.saturating_add(ns);
+    }
+    let mut found: Vec<(usize, i64)> = sums.into_iter().filter(|(_, ns)| *ns > 0).collect();
+    found.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));
+    found.into_iter().map(|(function, _)| function).collect()
+}
 
 /// The waits with the most time as a table; empty if there are none.
 pub(super) fn table(shown: &ShownContexts<'_>, names: &ContextNames<'_>, width: Option<usize>) -> String {

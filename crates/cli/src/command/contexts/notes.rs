@@ -3,6 +3,7 @@
 use ingraft_report::{ContextFunction, ContextStatistics, LiveFacts, LookedTime};
 
 use super::amounts::{is_clocked, is_executed};
+use super::holders;
 use super::names::ContextNames;
 use super::shown::ShownContexts;
 use crate::command::report::tables::shown as shown_name;
@@ -124,6 +125,14 @@ fn facts(shown: &ShownContexts<'_>, names: &ContextNames<'_>) -> Vec<String> {
         lines.push(
             "WAIT is the whole time in functions that may wait, also what they take of a processor; `ingraft hot` tells these apart".to_owned(),
         );
+    }
+    let untold = holders::untold(&shown.contexts);
+    if !untold.is_empty() {
+        let named = untold.iter().take(NAMED).map(|function| names.function(*function));
+        let functions = list(named.collect(), untold.len());
+        lines.push(format!(
+            "only mutexes and read-write locks of pthreads tell who holds them, and not the locks that these functions wait for: {functions}"
+        ));
     }
     if let Some((sum, functions)) = sum(shown, names, |function| function.left) {
         let what = plural(sum, "call has", "calls have");

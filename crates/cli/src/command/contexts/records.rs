@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use ingraft_report::{CallingContext, ContextFunction, ContextKind, ContextProfile, LockHolder, LockWait, ReturnSite};
 
 use super::amounts::how;
+use super::holders;
 use super::shown::ShownContexts;
 use crate::command::report::tables::shown as shown_name;
 use crate::exit::Stop;
@@ -78,6 +79,7 @@ impl ShownContexts<'_> {
         let ContextProfile { functions, metrics, outside, full, live, .. } = &*self.contexts;
         let statistics = self.contexts.statistics();
         let sum = |of: fn(&ContextFunction) -> u64| functions.iter().map(of).fold(0, u64::saturating_add);
+        let untold = holders::untold(&self.contexts).into_iter().filter_map(|function| functions.get(function));
         let outside: BTreeMap<String, i64> = metrics.iter().cloned().zip(outside.iter().copied()).collect();
         ContextsObject {
             host: host.clone(),
@@ -96,6 +98,8 @@ impl ShownContexts<'_> {
             looks: self.looked.map(|looked| looked.count),
             effective_looks: self.looked.map(|looked| looked.effective.round() as u64),
             live: live.map(LiveObject::from),
+            holders_unknown: Some(untold.map(|of| shown_name(&of.name, of.start)).collect())
+                .filter(|functions: &Vec<String>| !functions.is_empty()),
         }
     }
 }
