@@ -222,6 +222,26 @@ fn waits_of_goroutines_are_told_by_context() {
     end_clean(target, &before);
 }
 
+/// Go code allocates by its own runtime, not by the C library.
+#[test]
+fn memory_of_go_is_not_told_and_a_warning_says_so() {
+    if let Err(why) = program("handlers") {
+        skip!("handlers: {why}");
+    }
+    let target = Mutatee::start("handlers", &[]);
+    let (before, pid) = (Text::of(target.pid()), target.pid_text());
+    let outcome = tool().run(["heap", "-p", &pid, "main.*", "--for", "200ms"]).assert_code(0).assert_removed();
+    assert!(outcome.stderr.contains("the figures are those of the C library alone"), "{outcome:#?}");
+    end_clean(target, &before);
+
+    // A program without the C library has no such figures.
+    let target = Mutatee::start("gopher", &[]);
+    let (before, pid) = (Text::of(target.pid()), target.pid_text());
+    let outcome = tool().run(["heap", "-p", &pid, "--for", "200ms"]).assert_code(3);
+    assert!(outcome.stderr.contains("has no allocation function of the C library"), "{outcome:#?}");
+    end_clean(target, &before);
+}
+
 /// Calls of C functions stay with their threads.
 #[test]
 fn contexts_of_c_functions_are_refused_beside_goroutines() {

@@ -33,6 +33,11 @@ pub(crate) trait Running: Any + Send {
         request.function_metrics.len() > 1
     }
 
+    /// Warnings about what the values will lack in a target with these modules.
+    fn warnings(&self, _modules: &Modules) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Number of counters to reserve for functions of libraries that the request waits for.
     fn reserved(&self) -> u64 {
         0

@@ -14,6 +14,7 @@ use crate::weaving::cost::Prices;
 use super::control::Control;
 use super::driver::Session;
 use super::enable::NewMeasurement;
+use super::kind::Running;
 use super::measurement::warnings_of;
 use super::view::View;
 
@@ -30,8 +31,12 @@ const CALLS_COST: &str = "what the called functions themselves take is in no cos
 const CUT_SHORT: &str =
     "if the signal has interrupted the code of a point, the thread skips its destructors and cleanup handlers";
 
-/// Warnings that follow from a request and the modules of its target.
-pub(super) fn of_request(modules: &Modules, new: &NewMeasurement<'_>, awaited: &[request::Awaited]) -> Vec<String> {
+/// Warnings that follow from a request, from the kind of its measurement, and from the modules of its target.
+pub(super) fn of_request(
+    modules: &Modules,
+    (new, kind): (&NewMeasurement<'_>, &dyn Running),
+    awaited: &[request::Awaited],
+) -> Vec<String> {
     let request = new.request;
     let flavors = new.library.unknown_flavors(&request.flavors).into_iter().map(with_help);
     let from_memory = modules.loaded().filter(|(_, _, m)| m.from_memory);
@@ -42,6 +47,7 @@ pub(super) fn of_request(modules: &Modules, new: &NewMeasurement<'_>, awaited: &
         warnings.extend(warnings_of(awaited, modules));
     }
     warnings.extend(labels::warning(modules, &request.functions));
+    warnings.extend(kind.warnings(modules));
     warnings
 }
 

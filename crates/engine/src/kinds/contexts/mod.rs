@@ -26,6 +26,7 @@ use crate::api::{ContextMetric, ContextsOptions, EnableRequest, MeasurementId, M
 use crate::error::{Error, Reason};
 use crate::measure::request::{self, Missing, Owner, PairPurpose, WantedPair};
 use crate::pairs::PairKey;
+use crate::program::modules::Modules;
 use crate::readings::looks::ContextLooks;
 use crate::session::{InsertedPairs, KindRequest, Locked, Running, now_ns};
 use crate::weaving::positions::Observer;
@@ -44,6 +45,9 @@ use super::whole;
 const FUNCTIONS_MAX: usize = ingraft_model::contexts::FUNCTIONS_MAX as usize;
 /// Largest number of functions that lose the code that has counted calls in one change.
 const LOOKS_AT_ONCE: usize = 500;
+/// Beginning of the texts about metrics of memory in a program with goroutines, and rest of the warning.
+const GO_ALLOCATES: &str = "the Go runtime allocates memory by itself, which is not measured";
+const OF_C_ALONE: &str = "the figures are those of the C library alone";
 /// Time between two searches for functions that have become busy.
 const SEARCH: Duration = Duration::from_secs(1);
 /// Time until the next search if the functions could not be copied.
@@ -196,6 +200,28 @@ impl ContextsKind {
         Ok(all.iter().map(|function| (*function, role(function))).collect())
     }
 
+    /// Whether memory is asked for in a program with goroutines, whose memory no metric tells.
+    fn lacks_memory(&self, modules: &Modules) -> bool {
+        let is_of_memory = |metric: &ContextMetric| *metric == ContextMetric::AllocatedBytes || metric.is_live();
+        self.options.metrics.iter().any(is_of_memory) && modules.goroutine_pointer().is_some()
+    }
+
+    /// Refuses metrics of memory in a running Go program that has no allocation function of the C library.
+    fn refuse_memory_of_go(
+        &self,
+        asked: &KindRequest<'_>,
+        functions: &[(FunctionId, LibraryRole)],
+    ) -> Result<(), Error> {
+        let allocates = |(_, role): &(FunctionId, LibraryRole)| role.allocates.is_some() || role.memory.is_some();
+        let may_come = asked.missing == Missing::MayCome || functions.iter().any(allocates);
+        if may_come || !self.lacks_memory(asked.modules) {
+            return Ok(());
+        }
+        let what = format!("{GO_ALLOCATES}, and the program has no allocation function of the C library");
+        let hint = "use the heap profile of Go (runtime/pprof)";
+        Err(Error::new(Reason::AllRefused, what, hint).about(asked.target.pid()))
+    }
+
     /// The variables of the code of functions, as far as their counters are taken.
     fn variables(&self) -> Arc<[Variable]> {
         let held = [self.tree, self.records, self.last_count, self.lock];
@@ -306,6 +332,7 @@ impl Running for ContextsKind {
     /// A pair for each function, and one that only counts its calls, unless the program has hardly begun.
     fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<WantedPair>, Error> {
         let functions = self.functions(asked)?;
+        self.refuse_memory_of_go(asked, &functions)?;
         let timed = request::resolve_patterns(asked.modules, &self.options.timed, Missing::MayCome)?;
         let timed: FxHashSet<FunctionId> = timed.into_iter().collect();
         let most = if self.has_times() { VALUES as usize - 1 } else { FUNCTIONS_MAX };
@@ -368,6 +395,10 @@ impl Running for ContextsKind {
 
     fn looks_first(&self, _: &EnableRequest) -> bool {
         true
+    }
+
+    fn warnings(&self, modules: &Modules) -> Vec<String> {
+        self.lacks_memory(modules).then(|| format!("{GO_ALLOCATES}: {OF_C_ALONE}")).into_iter().collect()
     }
 
     /// Takes the counters of the tree, and tells the code of all functions.
