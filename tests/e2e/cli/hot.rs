@@ -201,6 +201,20 @@ fn calls_are_counted_exactly() {
 }
 
 #[test]
+fn a_command_that_counts_no_calls_says_why() {
+    let target = Mutatee::start("planted", &[]);
+    let pid = target.pid_text();
+    for (flags, why) in [
+        (&["--for", "300ms"][..], "no reading came before the last one"),
+        (&["--for", "600ms", "--interval", "200ms"], "50 recent samples of running threads, and there were at most 0;"),
+    ] {
+        let outcome = tool().run([&["hot", "-p", &pid, "--calls"], flags].concat()).assert_code(0);
+        assert!(outcome.all("hot").iter().all(|row| row["calls"].is_null()), "{outcome:#?}");
+        assert!(outcome.stderr.contains("calls are not counted: ") && outcome.stderr.contains(why), "{outcome:#?}");
+    }
+}
+
+#[test]
 fn a_program_is_started_and_sampled_to_its_end() {
     let script = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; exit 5";
     let outcome = tool().run(["hot", "--", "sh", "-c", script]).assert_code(5);

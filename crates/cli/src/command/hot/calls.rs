@@ -52,6 +52,8 @@ pub(super) struct HotCalls {
     never_counted: HashSet<NamedFunction>,
     never_timed: HashSet<NamedFunction>,
     last: Option<Instant>,
+    /// Largest number of recent samples at a decision; `None` before the first one.
+    most: Option<f64>,
 }
 
 /// Calls of a function.
@@ -135,6 +137,9 @@ impl HotCalls {
         }
         self.last = Some(Instant::now());
         let (names, functions) = self.functions(rows);
+        // A sum of nothing is -0.
+        let recent = functions.iter().fold(0.0, |sum: f64, function| sum + function.samples);
+        self.most = Some(self.most.map_or(recent, |most| most.max(recent)));
         let changes = classes::decide(&functions, budget / 100.0);
         for counted in &mut self.counted {
             counted.before = counted.reading.clone();
@@ -244,6 +249,12 @@ impl HotCalls {
             counted.reading = Some(counted.client.read(id, pairs).await?);
         }
         Ok(())
+    }
+
+    /// Reason why no function was ever counted; `None` if some were, or if a warning has told why they could not be.
+    pub(super) fn why_none(&self) -> Option<String> {
+        let is_tried = !self.counted.is_empty() || !self.past.is_empty() || !self.never_counted.is_empty();
+        (!is_tried).then(|| classes::why_none(self.most))
     }
 
     /// Removes all counters and clocks, and reads them a last time.

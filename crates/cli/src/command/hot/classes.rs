@@ -105,6 +105,25 @@ pub(super) fn decide(functions: &[ClassedFunction], budget: f64) -> ClassChanges
     changes
 }
 
+/// Tells why no function was ever counted, and what helps. `most` is the largest number of recent samples at a decision; `None` if there was no
+/// decision.
+pub(super) fn why_none(most: Option<f64>) -> String {
+    match most {
+        None => {
+            "no reading came before the last one; measure for longer (--for), or with a shorter --interval".to_owned()
+        }
+        Some(most) if most < SAMPLES_MIN => format!(
+            "that begins with {SAMPLES_MIN:.0} recent samples of running threads, and there were at most {most:.0}; \
+             measure for longer (--for), or under more load"
+        ),
+        Some(_) => {
+            format!(
+                "no function had {OWN_MIN:.0} recent samples of its own; measure for longer (--for), or under more load"
+            )
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -119,6 +138,17 @@ mod tests {
 
     fn timed(samples: f64, rate: f64) -> ClassedFunction {
         ClassedFunction { is_timed: true, ..counted(samples, rate) }
+    }
+
+    #[test]
+    fn a_command_without_counters_tells_why() {
+        assert!(why_none(None).starts_with("no reading came before the last one"));
+        let few = why_none(Some(12.3));
+        assert!(
+            few.starts_with("that begins with 50 recent samples of running threads, and there were at most 12;"),
+            "{few}"
+        );
+        assert!(why_none(Some(80.0)).starts_with("no function had 3 recent samples of its own"));
     }
 
     #[test]

@@ -110,6 +110,9 @@ pub(crate) async fn run(args: HotArgs, context: CommandContext<'_>, out: &mut Ou
     for program in programs {
         run.leave(program).await?;
     }
+    if followed.is_ok() {
+        run.warn_without_calls();
+    }
     // The samples so far are printed also if the readings have failed.
     if !matches!(followed, Err(Stop::ReaderGone)) {
         run.print(&run.sites, out)?;
@@ -145,6 +148,16 @@ impl HotRun<'_> {
             self.context.status.set(status);
         }
         Ok(())
+    }
+
+    /// Warns of targets whose calls were to be counted and were not.
+    fn warn_without_calls(&self) {
+        for site in self.sites.iter().filter(|_| self.args.calls) {
+            let Some(why) = site.calls.why_none() else { continue };
+            let of =
+                if self.sites.len() > 1 { format!(" of process {}", site.running.sum().pid) } else { String::new() };
+            output::warn(&format!("calls{of} are not counted: {why}"), self.context.common.format);
+        }
     }
 
     /// Takes readings until the command must end.
