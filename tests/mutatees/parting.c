@@ -1,11 +1,15 @@
 /* A program that ends while threads are in the middle of functions, and after others have just ended.
  *
- * WAY N     makes its calls and ends: by exit (leave), in another thread (other), by _exit (quick), or by exit after children of vfork (vfork). The same may
- *           be given as arguments.
+ * WAY N     makes its calls and ends: by exit (leave), in another thread (other), by _exit (quick), or by exit after children of vfork (vfork), or by
+ *           exit after it has forbidden itself the system calls by which threads wait, by prctl (prctl) or seccomp (seccomp). The same may be given as
+ *           arguments.
  *
  * Four threads call `work` N times each, and end. Another one calls `stay` N times, and then once more: that call does not end. A further one calls
  * `turn` all the time. */
 #include "mutatee.h"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
 #include <sys/wait.h>
 
 static _Atomic long stayed;
@@ -54,6 +58,22 @@ static void *ends(void *unused) {
     exit(0);
 }
 
+/* From now on, the kernel ends the process at a call of futex or clock_gettime of this thread. */
+static void forbid_waits(int by_prctl) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_futex, 1, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clock_gettime, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {sizeof code / sizeof code[0], code};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) abort();
+    long failed = by_prctl ? prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter)
+                           : syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter);
+    if (failed) abort();
+}
+
 /* Makes the calls, and ends in a way. Its answer comes before the end. */
 static void part(const char *way) {
     pthread_t threads[4], other;
@@ -76,6 +96,7 @@ static void part(const char *way) {
         pthread_create(&other, NULL, ends, NULL);
         for (;;) pause();
     }
+    if (!strcmp(way, "prctl") || !strcmp(way, "seccomp")) forbid_waits(!strcmp(way, "prctl"));
     if (!strcmp(way, "quick")) _exit(0);
     exit(0);
 }

@@ -80,3 +80,15 @@ fn all_profiles_of_a_process_are_exact_to_its_end() {
     assert_whole("blocks", &second);
     assert!(!first.stderr.contains("exact"), "{}", first.stderr);
 }
+
+/// A program that forbids itself to wait does not wait at its end, however soon that comes.
+#[test]
+fn a_program_with_a_filter_of_system_calls_ends_as_without_a_profile() {
+    let parting = program("parting").expect("the program").display().to_string();
+    for way in ["prctl", "seccomp"].iter().cycle().take(20) {
+        let command = ["profile", "blocks", "--max-overhead", "10000", "work", "--", &parting, way, "100"];
+        let outcome = tool().run(command).assert_code(0);
+        let ended = outcome.one("ended");
+        assert_eq!((&ended["status"], &ended["signal"]), (&0.into(), &serde_json::Value::Null), "{way}: {outcome:#?}");
+    }
+}

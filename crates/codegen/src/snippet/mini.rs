@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{Avma, Clock, CpuClock, Gpr, Snippet, Stmt, ThreadIdentity, WallClock};
+use ingraft_model::{Avma, Clock, CpuClock, Gpr, Snippet, ThreadIdentity, WallClock};
 
 use crate::code::arena::Arena;
 use crate::code::block::{Back, CodeBuffer, EmitError, LINK_NOP};
@@ -152,7 +152,7 @@ pub(crate) fn check_snippet(env: &Environment, snippet: &Snippet) -> Result<(), 
     if env.cpu == CpuClock::None && snippet.reads(Clock::Cpu) {
         return Err(CodegenError::NoCpuClock);
     }
-    if env.loader.is_none() && snippet.stmts.contains(&Stmt::Await) {
+    if env.loader.is_none() && snippet.awaits_engine() {
         return Err(CodegenError::NoLoader);
     }
     if snippet.interferes() {

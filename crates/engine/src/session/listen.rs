@@ -102,7 +102,8 @@ impl Session {
         match (self.loader.hook(), area) {
             (Some(Hook::Waits(waits)), Some(area)) => {
                 let now = Instant::now();
-                let (every, filters) = (waits.filters_every(now), waits.filters(now, || self.is_filtered()));
+                let (every, (checked, known)) = (waits.filters_every(now), waits.filters(now, || self.is_filtered()));
+                let filters = (checked, known || self.exit_point.is_filtered());
                 let seen = self.answer_loader(&area, &waits, filters.1, at_most.min(every));
                 // The startup is over: either nobody waits, or the thread that waited has its answer.
                 self.loader.end_renewal();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_rehosted;
 use ingraft_codegen::{Probe, Rehosted, rehost};
-use ingraft_model::{FunctionBody, FunctionId, FunctionPoint, Parts, PatchPlan, Placing, PointKind, Refusal, Stmt};
+use ingraft_model::{FunctionBody, FunctionId, FunctionPoint, Parts, PatchPlan, Placing, PointKind, Refusal};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::error::Error;
@@ -49,9 +49,8 @@ impl<'a> Moving<'a> {
         let mut points = Vec::new();
         for (key, old) in woven.known(function) {
             let kind = key.point.kind();
-            let waits = |stmt: &Stmt| matches!(stmt, Stmt::Await);
             let stays = |snippet: &ingraft_model::Snippet| {
-                !snippet.calls().is_empty() || snippet.stmts.iter().any(waits) || snippet.waits_for_room()
+                !snippet.calls().is_empty() || snippet.awaits_engine() || snippet.waits_for_room()
             };
             let hosted = match old.minis.is_empty() {
                 true => None,

@@ -473,8 +473,8 @@ pub enum Stmt {
     /// Close the records of calls that have ended without passing an exit. It comes once at an entry or before a call, before any record is
     /// opened there. Records that are opened at the same stack pointer later belong to this call.
     Prune,
-    /// Only at the loader's hook: tell the engine that a file was mapped or unmapped. Then wait until the engine has scanned the mappings,
-    /// but no longer than [`crate::layout::LOADER_WAIT_NS`] after its last renewal.
+    /// At the loader's hook: tell the engine that a file was mapped or unmapped. Then wait until the engine has scanned the mappings, but no longer than
+    /// [`crate::layout::LOADER_WAIT_NS`] after its last renewal. Elsewhere, the thread tells the engine that it is there, and waits in the same way.
     Await,
     /// Only at the entry of the C library's fork: claim a shard for the child and copy this thread's state to it, see
     /// [`crate::layout::birth`].

@@ -52,6 +52,13 @@ impl Snippet {
         found
     }
 
+    /// Whether a thread may wait in the snippet until the engine answers. It waits by system calls.
+    pub fn awaits_engine(&self) -> bool {
+        let mut found = false;
+        self.each_stmt(&mut |stmt| found |= matches!(stmt, Stmt::Await));
+        found
+    }
+
     /// Whether the snippet reads or sets thread-local data of the program.
     pub fn has_own_data(&self) -> bool {
         let mut found = false;

@@ -152,6 +152,7 @@ impl CallersView {
             let host = host.map_or_else(String::new, |host| format!(" at {host}"));
             let process = if sites.len() > 1 { format!(" of process {pid}") } else { String::new() };
             let calls = plural(u64::try_from(first.whole()).unwrap_or(0), "call", "calls");
+            let function = output::abbreviated(&function);
             text += &format!("{HEADING}{function}{HEADING:#}{process}{host}: {calls}\n{}", table(rows, width));
         }
         let uncalled = functions.saturating_sub(called);
