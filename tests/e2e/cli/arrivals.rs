@@ -19,7 +19,7 @@ struct Listed {
     length: usize,
     /// Address to which it branches, if that is fixed.
     target: Option<u64>,
-    /// What comes behind it.
+    /// Where control goes on.
     behind: Behind,
 }
 
@@ -61,7 +61,7 @@ fn listing(path: &str) -> BTreeMap<u64, Listed> {
     text.lines().filter_map(parse).collect()
 }
 
-/// What is known of a file before its text is changed.
+/// Facts about a file before its text is changed.
 struct Known {
     listing: BTreeMap<u64, Listed>,
     pointers: BTreeSet<u64>,

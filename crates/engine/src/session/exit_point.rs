@@ -1,82 +1,57 @@
-//! The last reading of exact profiles in a program that ends by itself.
-//!
-//! The end of a process stops all of its threads wherever they are, and nobody can look at them afterwards: a run that a thread was in has been counted
-//! in part, and a thread that has ended just before looks like one that was stopped. So the thread that ends the process waits for the engine at the
-//! function that does it, for a bounded time, as threads wait at the loader's hook. Meanwhile the engine holds all threads and reads. If it does not
-//! come to that, the values are read after the end, and those that may be wrong are marked.
-//!
-//! A child of vfork shares the memory of its parent, and ends by the same function. It is told by the thread whose counter has changed: that thread does
-//! not wait for the engine, but for its child.
-//!
-//! A filter of system calls (seccomp) may forbid the calls by which threads wait. The engine looks for filters only now and then, and a short program may
-//! end before it looks again. So a thread also waits for the engine before it installs a filter, and from then on no thread waits any more.
+//! The code at which a thread waits before it ends the process, or installs a filter of system calls; see `last_reading.rs`.
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Mutex, PoisonError};
 
-use ingraft_model::layout::header;
-use ingraft_model::{Avma, BinaryOp, Expr, FunctionId, PointKind, Shape, Snippet, Stmt, Tid, VariableId};
-use ingraft_process::SharedArea;
+use ingraft_model::{BinaryOp, Expr, Stmt, VariableId};
 
-use crate::program::modules::ModuleFile;
-use crate::readings::values::{Ruler, Slots};
-use crate::weaving::wanted::{NewMini, WantedPoints};
-
-use super::control::Control;
-use super::driver::Session;
-use super::insertion_stop::InsertionStop;
-use super::loader::Hook;
-
-/// Libraries with functions that end the process.
-const LIBRARIES: [&str; 2] = ["libc", "ld-musl-x86_64"];
-/// Names of the function through which a process ends. In glibc, both are one function; in musl, the second one calls the first one.
-const ENDS: [&str; 2] = ["_Exit", "_exit"];
 /// The functions of the C library that pass a system call on, and the first arguments with which they install a filter. There is no other way for a
 /// program, but code of its own that makes the system call.
-const FILTERS: [(&str, &[&[i64]]); 2] =
+pub(super) const FILTERS: [(&str, &[&[i64]]); 2] =
     [("prctl", &[&[PR_SET_SECCOMP]]), ("syscall", &[&[SYS_SECCOMP], &[SYS_PRCTL, PR_SET_SECCOMP]])];
 const PR_SET_SECCOMP: i64 = 22;
 const SYS_PRCTL: i64 = 157;
 const SYS_SECCOMP: i64 = 317;
 /// The part of an argument that is an `int`.
 const INT: i64 = 0xffff_ffff;
-/// Longest time until a thread that has announced the end waits. It may lose its processor in between.
-const PATIENCE: Duration = Duration::from_millis(20);
-/// Time between two looks at such a thread.
-const EVERY: Duration = Duration::from_micros(200);
 
 /// The code at the function through which a target ends.
 #[derive(Debug, Default)]
-pub(super) struct ExitPoint(Mutex<State>);
+pub(super) struct ExitPoint(Mutex<ExitState>);
 
+/// State of the code.
 #[derive(Clone, Copy, Debug, Default)]
-struct State {
+pub(super) struct ExitState {
     /// Counters of the arrivals, and of filters that come; `None` if there is no code.
-    counters: Option<Counters>,
+    pub(super) counters: Option<ExitCounters>,
     /// Numbers of arrivals and of filters that were looked at.
-    seen: (i64, i64),
+    pub(super) seen: (i64, i64),
     /// Whether the last values were read at such an arrival.
-    was_read: bool,
+    pub(super) was_read: bool,
 }
 
+/// Counters of the announcements.
 #[derive(Clone, Copy, Debug)]
-struct Counters {
-    arrivals: u32,
-    filters: u32,
+pub(super) struct ExitCounters {
+    /// Of the end.
+    pub(super) arrivals: u32,
+    /// Of filters.
+    pub(super) filters: u32,
 }
 
 impl ExitPoint {
-    fn state(&self) -> State {
+    /// The present state.
+    pub(super) fn state(&self) -> ExitState {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set(&self, state: State) {
+    /// Changes the state.
+    pub(super) fn set(&self, state: ExitState) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = state;
     }
 
     /// Notes that there is no code any more.
     pub(super) fn forget(&self) {
-        self.set(State::default());
+        self.set(ExitState::default());
     }
 
     /// Whether there is code.
@@ -95,142 +70,18 @@ impl ExitPoint {
     }
 }
 
-impl Session {
-    /// Weaves code at the function through which the target ends, if threads can wait there. Without this code, the last values are read after the end.
-    pub(super) fn await_end(&self, control: &mut Control, mut stop: InsertionStop) {
-        if self.exit_point.is_woven() || !matches!(self.loader.hook(), Some(Hook::Waits(_))) {
-            return;
-        }
-        let Some(places) = self.places(control) else { return };
-        let Some(attached) = control.attached.as_ref().filter(|attached| attached.env.loader.is_some()) else { return };
-        let is_free = |function: FunctionId| {
-            attached.woven.points_of(function).next().is_none() && !attached.woven.is_copied(function)
-        };
-        if !is_free(places.end) || !places.filters.iter().all(|(function, _)| is_free(*function)) {
-            // It would not be known what a thread that waits has executed of the other code.
-            return;
-        }
-        let Some(first) = control.counters.take(2, attached.area.layout().counters()) else { return };
-        self.shared_mut().use_counters(control.counters.used());
-        let counters = Counters { arrivals: first, filters: first + 1 };
-        // No thread waits at the end if one may install a filter unnoticed.
-        let filters = places.filters.iter().map(|(function, ways)| (*function, when(condition(ways))));
-        let woven = self.weave_waits(control, (filters.collect(), counters.filters), &mut stop);
-        if woven && self.weave_waits(control, (vec![(places.end, announcement())], counters.arrivals), &mut stop) {
-            self.exit_point.set(State { counters: Some(counters), ..State::default() });
-        }
-    }
-
-    /// Weaves snippets at the entries of functions, at which threads wait for the engine. Returns whether all of them have room.
-    fn weave_waits(
-        &self,
-        control: &mut Control,
-        (snippets, counter): (Vec<(FunctionId, Vec<Stmt>)>, u32),
-        stop: &mut InsertionStop,
-    ) -> bool {
-        let new = |(function, stmts)| (function, Arc::new(Snippet { stmts }), control.minis.take());
-        let snippets: Vec<(FunctionId, Arc<Snippet>, u64)> = snippets.into_iter().map(new).collect();
-        let mut wanted = Vec::with_capacity(snippets.len());
-        for (function, snippet, id) in &snippets {
-            let mini = NewMini { counters: [counter].into(), ..NewMini::plain(*id, 0, snippet) };
-            wanted.push(WantedPoints { function: *function, kind: PointKind::Entry, minis: vec![mini] });
-        }
-        let changed = self.change(control, &wanted, &|_| &[], stop);
-        if let Some(attached) = control.attached.as_mut().filter(|_| changed.is_ok()) {
-            attached.woven.hooks.extend(snippets.iter().map(|(.., id)| *id));
-        }
-        match changed {
-            Ok((refused, _)) => refused.is_empty(),
-            Err(error) => {
-                tracing::debug!(%error, "the end of the process is not waited for");
-                false
-            }
-        }
-    }
-
-    /// The places where threads wait; `None` if no library is mapped that has them.
-    fn places(&self, control: &Control) -> Option<Places> {
-        let modules = &control.modules;
-        let is_libc = |file: &ModuleFile| file.names.iter().any(|name| LIBRARIES.contains(&name.as_str()));
-        for error in modules.load_files(&self.target, &self.context.images, &is_libc) {
-            tracing::debug!(%error, "a library that cannot be analysed");
-        }
-        let of_libc = |function: &FunctionId| modules.file(function.module).is_some_and(is_libc);
-        let named = |name: &str| modules.functions_named_exactly(name).into_iter().find(of_libc);
-        let end = ENDS.iter().find_map(|name| named(name))?;
-        let filters = FILTERS.iter().map(|(name, ways)| Some((named(name)?, *ways))).collect::<Option<Vec<_>>>()?;
-        Some(Places { end, filters })
-    }
-
-    /// Reads the last values if a thread has announced that it ends the process, and waits for the engine. If one is about to install a filter of system
-    /// calls, no thread waits from now on. Returns the number of announcements since the last call that were made there, and so not by the loader.
-    pub(super) fn read_at_end(&self, area: &SharedArea) -> u64 {
-        let state = self.exit_point.state();
-        let Some(counters) = state.counters else { return 0 };
-        let sum = |arrived: &[(Tid, i64)]| arrived.iter().map(|(_, arrivals)| arrivals).sum::<i64>();
-        let arrived = self.arrived(counters.arrivals);
-        let seen = (sum(&arrived), sum(&self.arrived(counters.filters)));
-        let new = (seen.0 - state.seen.0, seen.1 - state.seen.1);
-        let announced = u64::try_from(new.0 + new.1).unwrap_or_default();
-        self.exit_point.set(State { seen, ..state });
-        if new.1 > 0 {
-            self.stop_listening(area);
-        }
-        let word = Avma(area.layout().displacement(header::ANSWERED).into());
-        if new.0 == 0 || !arrived.iter().any(|(tid, _)| self.will_wait(*tid, word)) {
-            return announced;
-        }
-        self.retire_ended_threads();
-        let mut control = self.control();
-        let measurements: Vec<_> = control.measurements.iter().map(|(id, its)| (*id, its.rights)).collect();
-        for (id, rights) in measurements {
-            if self.kinds().get(&id).is_some_and(|kind| kind.reads_before_end()) {
-                self.read_last(&mut control, id, rights);
-            }
-        }
-        self.exit_point.set(State { seen, was_read: true, ..state });
-        announced
-    }
-
-    /// The threads that have arrived at the function, each with the number of its arrivals.
-    fn arrived(&self, counter: u32) -> Vec<(Tid, i64)> {
-        let slots = Slots { first: counter, shape: Shape::Counter };
-        let of_threads = self.shared().columns().map(|columns| columns.threads(slots, &[], Ruler::PLAIN));
-        of_threads.unwrap_or_default().into_iter().filter_map(|(tid, raw)| Some((tid?, raw.value))).collect()
-    }
-
-    /// Whether a thread that may have announced the end comes to wait for an answer at this address.
-    fn will_wait(&self, tid: Tid, word: Avma) -> bool {
-        let begin = Instant::now();
-        loop {
-            match self.target.waits_for_futex(tid, word) {
-                Some(waits) => return waits,
-                None if begin.elapsed() > PATIENCE => return false,
-                None => std::thread::sleep(EVERY),
-            }
-        }
-    }
-}
-
-/// The functions at which threads wait.
-struct Places {
-    end: FunctionId,
-    /// Functions that install filters, each with the first arguments with which it does so.
-    filters: Vec<(FunctionId, &'static [&'static [i64]])>,
-}
-
 /// Counts an announcement, makes it, and waits.
-fn announcement() -> Vec<Stmt> {
+pub(super) fn announcement() -> Vec<Stmt> {
     vec![Stmt::Add(VariableId(0), Expr::Const(1)), Stmt::Await]
 }
 
 /// Makes an announcement if a condition holds.
-fn when(condition: Expr) -> Vec<Stmt> {
+pub(super) fn when(condition: Expr) -> Vec<Stmt> {
     vec![Stmt::If(condition, announcement())]
 }
 
 /// Whether a function is called with one of these beginnings of its arguments.
-fn condition(ways: &[&[i64]]) -> Expr {
+pub(super) fn condition(ways: &[&[i64]]) -> Expr {
     let both = |op| move |a: Expr, b: Expr| Expr::Binary(op, Box::new(a), Box::new(b));
     let int = |n: usize| both(BinaryOp::And)(Expr::Arg(n as u8), Expr::Const(INT));
     let is = |(n, value): (usize, &i64)| both(BinaryOp::Equal)(int(n), Expr::Const(*value));
@@ -240,14 +91,16 @@ fn condition(ways: &[&[i64]]) -> Expr {
 
 #[cfg(test)]
 mod tests {
+    use ingraft_model::Snippet;
+
     use super::*;
 
     #[test]
     fn code_at_the_end_is_forgotten_with_the_rest() {
         let point = ExitPoint::default();
         assert!(!point.is_woven() && !point.was_read());
-        let counters = Some(Counters { arrivals: 7, filters: 8 });
-        point.set(State { counters, seen: (1, 0), was_read: true });
+        let counters = Some(ExitCounters { arrivals: 7, filters: 8 });
+        point.set(ExitState { counters, seen: (1, 0), was_read: true });
         assert!(point.is_woven() && point.was_read() && !point.is_filtered());
         point.forget();
         assert!(!point.is_woven() && !point.was_read());

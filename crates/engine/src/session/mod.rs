@@ -39,6 +39,7 @@ mod insertion_stop;
 mod internals;
 mod intruders;
 mod kind;
+mod last_reading;
 pub(crate) mod launch;
 mod left;
 mod listen;

@@ -727,8 +727,8 @@ impl Woven {
     /// thread has executed of that code.
     pub(super) fn waiting_routines(&self) -> Vec<AvmaRange> {
         let alone = |(place, point): (&FunctionPoint, &Arc<Point>)| {
-            let others = points_of(&self.points, place.function).count() > 1 || self.is_copied(place.function);
-            !self.is_hook(point) || !others && point.woven.minis.len() == 1
+            let others = || points_of(&self.points, place.function).count() > 1 || self.is_copied(place.function);
+            !self.is_hook(point) || point.woven.minis.len() == 1 && !others()
         };
         if !self.points.iter().all(alone) {
             return Vec::new();
