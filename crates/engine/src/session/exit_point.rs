@@ -59,11 +59,6 @@ impl ExitPoint {
         self.state().counters.is_some()
     }
 
-    /// Whether a thread has come to install a filter of system calls.
-    pub(super) fn is_filtered(&self) -> bool {
-        self.state().seen.1 > 0
-    }
-
     /// Whether the last values were read while a thread waited to end the process.
     pub(super) fn was_read(&self) -> bool {
         self.state().was_read
@@ -101,7 +96,7 @@ mod tests {
         assert!(!point.is_woven() && !point.was_read());
         let counters = Some(ExitCounters { arrivals: 7, filters: 8 });
         point.set(ExitState { counters, seen: (1, 0), was_read: true });
-        assert!(point.is_woven() && point.was_read() && !point.is_filtered());
+        assert!(point.is_woven() && point.was_read());
         point.forget();
         assert!(!point.is_woven() && !point.was_read());
     }

@@ -109,12 +109,11 @@ impl Session {
     pub(super) fn read_at_end(&self, area: &SharedArea) -> u64 {
         let state = self.exit_point.state();
         let Some(counters) = state.counters else { return 0 };
-        let sum = |counter: u32| self.shared().columns().map_or(0, |columns| columns.sum(counter));
-        let seen = (sum(counters.arrivals), sum(counters.filters));
+        let seen = (self.announced(counters.arrivals), self.announced(counters.filters));
         let new = (seen.0 - state.seen.0, seen.1 - state.seen.1);
         let announced = u64::try_from(new.0 + new.1).unwrap_or_default();
         self.exit_point.set(ExitState { seen, ..state });
-        if new.1 > 0 {
+        if seen.1 > 0 {
             self.stop_listening(area);
         }
         let word = Avma(area.layout().displacement(header::ANSWERED).into());
@@ -131,6 +130,16 @@ impl Session {
         }
         self.exit_point.set(ExitState { seen, was_read: true, ..state });
         announced
+    }
+
+    /// Whether a thread has come to install a filter of system calls, so that no thread may wait any more.
+    pub(super) fn filters_come(&self) -> bool {
+        self.exit_point.state().counters.is_some_and(|counters| self.announced(counters.filters) > 0)
+    }
+
+    /// Number of announcements by a counter.
+    fn announced(&self, counter: u32) -> i64 {
+        self.shared().columns().map_or(0, |columns| columns.sum(counter))
     }
 
     /// The threads that have arrived at the function.

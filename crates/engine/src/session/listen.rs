@@ -103,7 +103,7 @@ impl Session {
             (Some(Hook::Waits(waits)), Some(area)) => {
                 let now = Instant::now();
                 let (every, (checked, known)) = (waits.filters_every(now), waits.filters(now, || self.is_filtered()));
-                let filters = (checked, known || self.exit_point.is_filtered());
+                let filters = (checked, known || self.filters_come());
                 let seen = self.answer_loader(&area, &waits, filters.1, at_most.min(every));
                 // The startup is over: either nobody waits, or the thread that waited has its answer.
                 self.loader.end_renewal();
@@ -171,7 +171,7 @@ impl Session {
             return Ok(false);
         }
         let control = self.control();
-        let wanted = wanted && !control.closed && control.attached.is_some();
+        let wanted = wanted && !control.closed && control.attached.is_some() && !self.filters_come();
         match (wanted, area.is_listening()) {
             (true, false) => area.listen(true).map(|()| true),
             (false, true) => area.stop_listening().map(|()| false),
