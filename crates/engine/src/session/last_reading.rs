@@ -26,7 +26,7 @@ use super::control::Control;
 use super::driver::Session;
 use super::exit_point::{ExitCounters, ExitState, FILTERS, announcement, condition, when};
 use super::insertion_stop::InsertionStop;
-use super::loader::Hook;
+use super::loader::{Hook, Renewal};
 
 /// Libraries with functions that end the process.
 const LIBRARIES: [&str; 2] = ["libc", "ld-musl-x86_64"];
@@ -34,6 +34,8 @@ const LIBRARIES: [&str; 2] = ["libc", "ld-musl-x86_64"];
 const ENDS: [&str; 2] = ["_Exit", "_exit"];
 /// Longest time until a thread that has announced the end waits. It may lose its processor in between.
 const PATIENCE: Duration = Duration::from_millis(20);
+/// Longest time for which a thread that ends the process waits for an engine that reads a large profile.
+const READING_MAX: Duration = Duration::from_secs(2);
 /// Time between two looks at such a thread.
 const EVERY: Duration = Duration::from_micros(200);
 
@@ -106,7 +108,7 @@ impl Session {
 
     /// Reads the last values if a thread has announced that it ends the process, and waits for the engine. If one is about to install a filter of system
     /// calls, no thread waits from now on. Returns the number of announcements since the last call that were made there, and so not by the loader.
-    pub(super) fn read_at_end(&self, area: &SharedArea) -> u64 {
+    pub(super) fn read_at_end(&self, area: &Arc<SharedArea>) -> u64 {
         let state = self.exit_point.state();
         let Some(counters) = state.counters else { return 0 };
         let seen = (self.announced(counters.arrivals), self.announced(counters.filters));
@@ -120,6 +122,8 @@ impl Session {
         if new.0 == 0 || !self.arrived(counters.arrivals).iter().any(|tid| self.will_wait(*tid, word)) {
             return announced;
         }
+        // Dropped when everything is read.
+        let _renewal = Renewal::start(&self.target, area, READING_MAX);
         self.retire_ended_threads();
         let mut control = self.control();
         let measurements: Vec<_> = control.measurements.iter().map(|(id, its)| (*id, its.rights)).collect();
