@@ -66,7 +66,10 @@ fn a_copy_is_given_up_when_the_program_writes_the_text() {
     let is_inexact = |r: &&Value| r["function"] == "constant" && r.get("inexact").is_some();
     assert!(outcome.objects.iter().any(|r| is_inexact(&r)), "{outcome:#?}");
     assert!(!outcome.objects.iter().any(|r| r["function"] == "plain" && r.get("inexact").is_some()), "{outcome:#?}");
-    assert!(there.differences(&Text::of(target.pid())).len() < 3, "only `plain` was woven");
+    let differences = there.differences(&Text::of(target.pid()));
+    // Threads wait for the engine in the loader and in the C library.
+    let own: Vec<_> = differences.iter().filter(|text| text.contains("/selfpatch:")).collect();
+    assert!(own.len() < 2 && differences.len() < 4, "only `plain` was woven: {differences:#?}");
     assert!(asks_right(&mut target, "go 1000"));
     assert_eq!(ingraft_testing::target::arenas(target.pid()), 0);
     // The next measurement sees the changed text.
