@@ -33,7 +33,7 @@ const LIBRARIES: [&str; 2] = ["libc", "ld-musl-x86_64"];
 /// Names of the function through which a process ends. In glibc, both are one function; in musl, the second one calls the first one.
 const ENDS: [&str; 2] = ["_Exit", "_exit"];
 /// Longest time until a thread that has announced the end waits. It may lose its processor in between.
-const PATIENCE: Duration = Duration::from_millis(20);
+const PATIENCE: Duration = Duration::from_millis(200);
 /// Longest time for which a thread that ends the process waits for an engine that reads a large profile.
 const READING_MAX: Duration = Duration::from_secs(2);
 /// Time between two looks at such a thread.
