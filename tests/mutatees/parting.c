@@ -1,6 +1,6 @@
 /* A program that ends while threads are in the middle of functions, and after others have just ended.
  *
- * WAY N     makes its calls and ends: by exit (leave), in another thread (other), by _exit (quick), or by exit after children of vfork (vfork), or by
+ * WAY N     makes its calls and ends: by exit (leave), in another thread (other), by _exit (quick), or by exit after children of vfork (vfork), by a signal (kill), or by
  *           exit after it has forbidden itself the system calls by which threads wait, by prctl (prctl) or seccomp (seccomp). The same may be given as
  *           arguments.
  *
@@ -97,6 +97,7 @@ static void part(const char *way) {
         for (;;) pause();
     }
     if (!strcmp(way, "prctl") || !strcmp(way, "seccomp")) forbid_waits(!strcmp(way, "prctl"));
+    if (!strcmp(way, "kill")) raise(SIGKILL);
     if (!strcmp(way, "quick")) _exit(0);
     exit(0);
 }

@@ -23,6 +23,7 @@ struct Listed {
     behind: Behind,
 }
 
+/// Ways in which control goes on behind an instruction.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Behind {
     /// Control goes on there.
@@ -182,6 +183,9 @@ fn assert_arrivals(pid: i32, files_with_data: &[&str]) {
 
 #[test]
 fn control_arrives_at_whole_instructions_in_a_program_with_threads() {
+    if !have("objdump") {
+        skip!("no objdump");
+    }
     assert_arrivals(Mutatee::start("prefixes", &[]).pid(), &[]);
 }
 
@@ -200,6 +204,6 @@ fn control_arrives_at_whole_instructions_in_interpreters() {
         seen += 1;
     }
     if seen == 0 {
-        skip!("neither perl nor sqlite3");
+        skip!("neither perl nor sqlite3, or no objdump");
     }
 }

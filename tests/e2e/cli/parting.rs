@@ -7,7 +7,7 @@ use crate::tool;
 /// Calls that each thread makes.
 const CALLS: u64 = 3000;
 /// Kinds of profiles that depend on where threads are at the end.
-const KINDS: [&str; 4] = ["blocks", "edges", "coverage", "paths"];
+const KINDS: [&str; 3] = ["blocks", "edges", "events"];
 const FUNCTIONS: [&str; 3] = ["work", "stay", "turn"];
 
 /// The executions of the first block of a function, which begins with each call.
@@ -18,27 +18,17 @@ fn calls(outcome: &Outcome, function: &str) -> u64 {
     first.unwrap_or_else(|| panic!("no count of {function} in {outcome:#?}"))
 }
 
-/// The runs of the paths of a function from its entry, with the one in which a thread still was.
-fn begun(outcome: &Outcome, function: &str) -> u64 {
-    let its = |record: &&&serde_json::Value| record["function"] == function;
-    let paths = outcome.all("path");
-    let from_entry = paths.iter().filter(its).filter(|path| path["begins"] == "entry");
-    from_entry.map(|path| path["count"].as_u64().unwrap_or(0)).sum()
-}
-
 /// Fails if a number is not exact, or if it is not the program's own.
 fn assert_whole(kind: &str, outcome: &Outcome) {
-    for record in ["block", "edge", "coverage", "path", "paths"].iter().flat_map(|kind| outcome.all(kind)) {
+    let records: Vec<_> = ["block", "edge", "events"].iter().flat_map(|kind| outcome.all(kind)).collect();
+    assert!(!records.is_empty(), "{kind}: {outcome:#?}");
+    for record in records {
         assert!(record["inexact"].is_null(), "{kind}: {record}");
     }
     assert!(!outcome.stderr.contains("exact"), "{kind}: {}", outcome.stderr);
-    match kind {
-        "blocks" => {
-            assert_eq!(calls(outcome, "work"), 4 * CALLS);
-            assert_eq!(calls(outcome, "stay"), CALLS + 1);
-        }
-        "paths" => assert_eq!(begun(outcome, "work"), 4 * CALLS),
-        _ => {}
+    if kind == "blocks" {
+        assert_eq!(calls(outcome, "work"), 4 * CALLS);
+        assert_eq!(calls(outcome, "stay"), CALLS + 1);
     }
 }
 
@@ -91,4 +81,17 @@ fn a_program_with_a_filter_of_system_calls_ends_as_without_a_profile() {
         let ended = outcome.one("ended");
         assert_eq!((&ended["status"], &ended["signal"]), (&0.into(), &serde_json::Value::Null), "{way}: {outcome:#?}");
     }
+}
+
+/// Where threads were at the end decides which branches are known to have been taken, and nobody knows that of a program that was killed.
+#[test]
+fn a_coverage_tells_more_of_a_program_that_ends_by_itself() {
+    let parting = program("parting").expect("the program").display().to_string();
+    let unknown = |way: &str| -> u64 {
+        let command = ["profile", "coverage", "--own-status", "parting:*", "--", &parting, way, "300"];
+        let outcome = tool().run(command).assert_code(0);
+        outcome.all("coverage").iter().map(|record| record["branches_unknown"].as_u64().expect("a number")).sum()
+    };
+    let (of_end, of_kill) = (unknown("leave"), unknown("kill"));
+    assert!(of_end < of_kill, "{of_end} branches are not known, and {of_kill} of a program that was killed");
 }

@@ -1,5 +1,6 @@
 //! Program of a target: its modules and their images, its names, and the text in its memory.
 
+mod c_library;
 pub(crate) mod callees;
 pub(crate) mod cancellation;
 pub(crate) mod code_places;

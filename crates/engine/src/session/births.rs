@@ -24,8 +24,6 @@ use super::insertion_stop::InsertionStop;
 /// Names of the function that makes the fork system call and sets the id of the child's thread. The first list is for glibc since 2.34 and
 /// for musl, the second for earlier versions of glibc.
 const FORKS: [&[&str]; 2] = [&["_Fork"], &["__libc_fork", "fork"]];
-/// Libraries that have this function, unless the program is static.
-const LIBRARIES: [&str; 3] = ["libc", "ld-musl-x86_64", "libc.musl-x86_64"];
 
 impl Session {
     /// Prepares for forks of threads that have a state. `bound` lists the pairs whose code is woven next, with their counters.
@@ -111,7 +109,7 @@ impl Session {
 
     /// Returns the functions of [`FORKS`] in the C library or, if none is mapped, in any module.
     fn forks(&self, modules: &Modules) -> Vec<FunctionId> {
-        let is_libc = |file: &ModuleFile| file.names.iter().any(|name| LIBRARIES.contains(&name.as_str()));
+        let is_libc = ModuleFile::is_c_library;
         for error in modules.load_files(&self.target, &self.context.images, &is_libc) {
             tracing::debug!(%error, "the C library cannot be looked into");
         }

@@ -4,11 +4,14 @@ use std::sync::{Mutex, PoisonError};
 
 use ingraft_model::{BinaryOp, Expr, Stmt, VariableId};
 
-/// The functions of the C library that pass a system call on, and the first arguments with which they install a filter. There is no other way for a
-/// program, but code of its own that makes the system call.
-pub(super) const FILTERS: [(&str, &[&[i64]]); 2] =
-    [("prctl", &[&[PR_SET_SECCOMP]]), ("syscall", &[&[SYS_SECCOMP], &[SYS_PRCTL, PR_SET_SECCOMP]])];
+/// The functions of the C library that pass a system call on, and the first arguments with which they install a filter, or have signals sent for all
+/// system calls (Syscall User Dispatch). There is no other way for a program, but code of its own that makes the system call.
+pub(super) const FILTERS: [(&str, &[&[i64]]); 2] = [
+    ("prctl", &[&[PR_SET_SECCOMP], &[PR_SET_SYSCALL_USER_DISPATCH]]),
+    ("syscall", &[&[SYS_SECCOMP], &[SYS_PRCTL, PR_SET_SECCOMP], &[SYS_PRCTL, PR_SET_SYSCALL_USER_DISPATCH]]),
+];
 const PR_SET_SECCOMP: i64 = 22;
+const PR_SET_SYSCALL_USER_DISPATCH: i64 = 59;
 const SYS_PRCTL: i64 = 157;
 const SYS_SECCOMP: i64 = 317;
 /// The part of an argument that is an `int`.
@@ -105,9 +108,13 @@ mod tests {
     fn filters_are_told_by_the_first_arguments() {
         let shown = |ways| Snippet { stmts: when(condition(ways)) }.to_string();
         let arg = |n: usize, value: i64| format!("(($arg[{n}] & 4294967295) == {value})");
-        let prctl = format!("if ({}) {{ v0++; await; }}", arg(0, 22));
-        let call = format!("({} || ({} && {}))", arg(0, 317), arg(0, 157), arg(1, 22));
-        assert_eq!(shown(FILTERS[0].1), prctl);
-        assert_eq!(shown(FILTERS[1].1), format!("if ({call}) {{ v0++; await; }}"));
+        let either = |a: &str, b: &str| format!("({a} || {b})");
+        let both = |a: &str, b: &str| format!("({a} && {b})");
+        let through = |option| both(&arg(0, 157), &arg(1, option));
+        let prctl = either(&arg(0, 22), &arg(0, 59));
+        let call = either(&either(&arg(0, 317), &through(22)), &through(59));
+        for ((_, ways), expected) in FILTERS.iter().zip([prctl, call]) {
+            assert_eq!(shown(ways), format!("if ({expected}) {{ v0++; await; }}"));
+        }
     }
 }

@@ -15,12 +15,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ingraft_model::layout::header;
-use ingraft_model::{Avma, FunctionId, PointKind, Shape, Snippet, Stmt, Tid};
+use ingraft_model::{Avma, FunctionId, Shape, Tid};
 use ingraft_process::SharedArea;
 
 use crate::program::modules::ModuleFile;
 use crate::readings::values::{Ruler, Slots};
-use crate::weaving::wanted::{NewMini, WantedPoints};
 
 use super::control::Control;
 use super::driver::Session;
@@ -28,8 +27,6 @@ use super::exit_point::{ExitCounters, ExitState, FILTERS, announcement, conditio
 use super::insertion_stop::InsertionStop;
 use super::loader::{Hook, Renewal};
 
-/// Libraries with functions that end the process.
-const LIBRARIES: [&str; 2] = ["libc", "ld-musl-x86_64"];
 /// Names of the function through which a process ends. In glibc, both are one function; in musl, the second one calls the first one.
 const ENDS: [&str; 2] = ["_Exit", "_exit"];
 /// Longest time until a thread that has announced the end waits. It may lose its processor in between.
@@ -59,47 +56,19 @@ impl Session {
         let counters = ExitCounters { arrivals: first, filters: first + 1 };
         // No thread waits at the end if one may install a filter unnoticed.
         let filters = places.filters.iter().map(|(function, ways)| (*function, when(condition(ways))));
-        let woven = self.weave_waits(control, (filters.collect(), counters.filters), &mut stop);
-        if woven && self.weave_waits(control, (vec![(places.end, announcement())], counters.arrivals), &mut stop) {
+        let woven = self.weave_hooks(control, (filters.collect(), &[counters.filters]), &mut stop);
+        if woven && self.weave_hooks(control, (vec![(places.end, announcement())], &[counters.arrivals]), &mut stop) {
             self.exit_point.set(ExitState { counters: Some(counters), ..ExitState::default() });
-        }
-    }
-
-    /// Weaves snippets at the entries of functions, at which threads wait for the engine. Returns whether all of them have room.
-    fn weave_waits(
-        &self,
-        control: &mut Control,
-        (snippets, counter): (Vec<(FunctionId, Vec<Stmt>)>, u32),
-        stop: &mut InsertionStop,
-    ) -> bool {
-        let new = |(function, stmts)| (function, Arc::new(Snippet { stmts }), control.minis.take());
-        let snippets: Vec<(FunctionId, Arc<Snippet>, u64)> = snippets.into_iter().map(new).collect();
-        let mut wanted = Vec::with_capacity(snippets.len());
-        for (function, snippet, id) in &snippets {
-            let mini = NewMini { counters: [counter].into(), ..NewMini::plain(*id, 0, snippet) };
-            wanted.push(WantedPoints { function: *function, kind: PointKind::Entry, minis: vec![mini] });
-        }
-        let changed = self.change(control, &wanted, &|_| &[], stop);
-        if let Some(attached) = control.attached.as_mut().filter(|_| changed.is_ok()) {
-            attached.woven.hooks.extend(snippets.iter().map(|(.., id)| *id));
-        }
-        match changed {
-            Ok((refused, _)) => refused.is_empty(),
-            Err(error) => {
-                tracing::debug!(%error, "the end of the process is not waited for");
-                false
-            }
         }
     }
 
     /// The places where threads wait; `None` if no library is mapped that has them.
     fn places(&self, control: &Control) -> Option<WaitingPlaces> {
         let modules = &control.modules;
-        let is_libc = |file: &ModuleFile| file.names.iter().any(|name| LIBRARIES.contains(&name.as_str()));
-        for error in modules.load_files(&self.target, &self.context.images, &is_libc) {
-            tracing::debug!(%error, "a library that cannot be analysed");
+        for error in modules.load_files(&self.target, &self.context.images, &ModuleFile::is_c_library) {
+            tracing::debug!(%error, "the C library cannot be looked into");
         }
-        let of_libc = |function: &FunctionId| modules.file(function.module).is_some_and(is_libc);
+        let of_libc = |function: &FunctionId| modules.file(function.module).is_some_and(ModuleFile::is_c_library);
         let named = |name: &str| modules.functions_named_exactly(name).into_iter().find(of_libc);
         let end = ENDS.iter().find_map(|name| named(name))?;
         let filters = FILTERS.iter().map(|(name, ways)| Some((named(name)?, *ways))).collect::<Option<Vec<_>>>()?;

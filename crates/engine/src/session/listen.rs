@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ingraft_model::{PointKind, Snippet, Stmt, VariableId};
+use ingraft_model::{FunctionId, PointKind, Snippet, Stmt, VariableId};
 use ingraft_process::SharedArea;
 
 use crate::weaving::wanted::{NewMini, WantedPoints};
@@ -26,31 +26,47 @@ impl Session {
         let Some(function) = control.modules.loader_function(&self.target, &self.context.images, HOOK) else { return };
         attached.env.loader = control.modules.loader_state(&self.target).filter(|_| attached.area.is_mapped());
         let (waits, limit) = (attached.env.loader.is_some(), attached.area.layout().counters());
-        let (snippet, counters) = if waits {
-            (Snippet { stmts: vec![Stmt::Await] }, Vec::new())
+        let (stmts, counters) = if waits {
+            (vec![Stmt::Await], Vec::new())
         } else {
             let Some(counter) = control.counters.take(1, limit) else { return };
             self.shared_mut().use_counters(control.counters.used());
-            (Snippet::increment(VariableId(0)), vec![counter])
+            (Snippet::increment(VariableId(0)).stmts, vec![counter])
         };
-        let snippet = Arc::new(snippet);
-        let id = control.minis.take();
-        let mini = NewMini { counters: counters.as_slice().into(), ..NewMini::plain(id, 0, &snippet) };
-        let wanted = [WantedPoints { function, kind: PointKind::Entry, minis: vec![mini] }];
-        match self.change(control, &wanted, &|_| &[], &mut stop) {
+        if self.weave_hooks(control, (vec![(function, stmts)], &counters), &mut stop) {
+            self.loader.set(Some(match counters.first() {
+                None => Hook::Waits(WaitingHook::default()),
+                Some(&counter) => Hook::Counts(CountingHook::new(counter, Instant::now())),
+            }));
+        }
+    }
+
+    /// Weaves snippets with these counters at the entries of functions, for the engine itself. Returns whether all of them have room.
+    pub(super) fn weave_hooks(
+        &self,
+        control: &mut Control,
+        (hooks, counters): (Vec<(FunctionId, Vec<Stmt>)>, &[u32]),
+        stop: &mut InsertionStop,
+    ) -> bool {
+        let hook = |(function, stmts)| (function, Arc::new(Snippet { stmts }), control.minis.take());
+        let hooks: Vec<(FunctionId, Arc<Snippet>, u64)> = hooks.into_iter().map(hook).collect();
+        let mut wanted = Vec::with_capacity(hooks.len());
+        for (function, snippet, id) in &hooks {
+            let mini = NewMini { counters: counters.into(), ..NewMini::plain(*id, 0, snippet) };
+            wanted.push(WantedPoints { function: *function, kind: PointKind::Entry, minis: vec![mini] });
+        }
+        match self.change(control, &wanted, &|_| &[], stop) {
             Ok((refused, _)) => {
-                if refused.is_empty() {
-                    let hook = match counters.first() {
-                        None => Hook::Waits(WaitingHook::default()),
-                        Some(&counter) => Hook::Counts(CountingHook::new(counter, Instant::now())),
-                    };
-                    self.loader.set(Some(hook));
-                    if let Some(attached) = control.attached.as_mut().filter(|_| waits) {
-                        attached.woven.hooks.push(id);
-                    }
+                let waiting = hooks.iter().filter(|(_, snippet, _)| snippet.awaits_engine()).map(|(.., id)| *id);
+                if let Some(attached) = control.attached.as_mut() {
+                    attached.woven.hooks.extend(waiting);
                 }
+                refused.is_empty()
             }
-            Err(error) => tracing::debug!(%error, "the loader's hook is not woven"),
+            Err(error) => {
+                tracing::debug!(%error, "a hook is not woven");
+                false
+            }
         }
     }
 
@@ -173,7 +189,11 @@ impl Session {
         let control = self.control();
         let wanted = wanted && !control.closed && control.attached.is_some() && !self.filters_come();
         match (wanted, area.is_listening()) {
-            (true, false) => area.listen(true).map(|()| true),
+            (true, false) => {
+                area.listen(true)?;
+                // A thread that came to install a filter before the flag was set does not wait.
+                if self.filters_come() { area.stop_listening().map(|()| false) } else { Ok(true) }
+            }
             (false, true) => area.stop_listening().map(|()| false),
             (true, true) | (false, false) => Ok(false),
         }

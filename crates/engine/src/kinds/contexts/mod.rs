@@ -45,9 +45,8 @@ use super::whole;
 const FUNCTIONS_MAX: usize = ingraft_model::contexts::FUNCTIONS_MAX as usize;
 /// Largest number of functions that lose the code that has counted calls in one change.
 const LOOKS_AT_ONCE: usize = 500;
-/// Beginning of the texts about metrics of memory in a program with goroutines, and rest of the warning.
+/// Beginning of the texts about metrics of memory in a program with goroutines.
 const GO_ALLOCATES: &str = "the Go runtime allocates memory by itself, which is not measured";
-const OF_C_ALONE: &str = "the figures are those of the C library alone";
 /// Time between two searches for functions that have become busy.
 const SEARCH: Duration = Duration::from_secs(1);
 /// Time until the next search if the functions could not be copied.
@@ -398,7 +397,10 @@ impl Running for ContextsKind {
     }
 
     fn warnings(&self, modules: &Modules) -> Vec<String> {
-        self.lacks_memory(modules).then(|| format!("{GO_ALLOCATES}: {OF_C_ALONE}")).into_iter().collect()
+        self.lacks_memory(modules)
+            .then(|| format!("{GO_ALLOCATES}: the figures are those of the C library alone"))
+            .into_iter()
+            .collect()
     }
 
     /// Takes the counters of the tree, and tells the code of all functions.

@@ -323,10 +323,6 @@ impl Running for PathsKind {
         }
     }
 
-    fn reads_before_end(&self) -> bool {
-        self.contexts.is_none()
-    }
-
     fn ended(&mut self, at: &mut Locked<'_>, removed: &mut Removed) {
         let states = self.states.take();
         let last = self.last.take().or_else(|| Some(self.read_last(at, states?)));

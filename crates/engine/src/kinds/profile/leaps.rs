@@ -36,9 +36,6 @@ const HANDLERS: VariableId = VariableId(1);
 /// The function that continues in a saved context.
 const CONTEXT: &str = "setcontext";
 
-/// The libraries that have functions which leave signal handlers.
-const LIBRARIES: [&str; 2] = ["libc", "ld-musl-x86_64"];
-
 /// Signals for which glibc sets handlers of its own.
 const OF_LIBC: u64 = 0b11 << 31;
 
@@ -88,8 +85,7 @@ impl LeapCounter {
         if !at.modules().leaves_handlers(at.target()) {
             return None;
         }
-        let has_some =
-            |file: &ModuleFile| file.is_program || file.names.iter().any(|n| LIBRARIES.contains(&n.as_str()));
+        let has_some = |file: &ModuleFile| file.is_program || file.is_c_library();
         for error in at.load(&has_some) {
             tracing::debug!(%error, "leaps of a file that cannot be analysed are not counted");
         }
