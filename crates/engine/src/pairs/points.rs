@@ -135,17 +135,16 @@ impl<'w> PointDraft<'w> {
             minis.push(Minis { points: own, ..Minis::default() });
         }
         placed.sort_unstable_by_key(|placed| placed.rank);
-        let mut wanted: Vec<WantedPoints<'w>> = Vec::with_capacity(placed.len());
-        for RankedSnippet { rank: (_, kind, ..), function, mini } in placed {
-            match wanted.last_mut() {
-                Some(last) if (last.function, last.kind) == (function, kind) => last.minis.push(mini),
-                _ => {
-                    // mostly alone, with room for what may come first
-                    let mut minis = Vec::with_capacity(2);
-                    minis.push(mini);
-                    wanted.push(WantedPoints { function, kind, minis });
-                }
-            }
+        let group = |placed: &RankedSnippet<'w>| (placed.function, placed.rank.1);
+        let sizes: Vec<usize> = placed.chunk_by(|a, b| group(a) == group(b)).map(<[_]>::len).collect();
+        let mut wanted: Vec<WantedPoints<'w>> = Vec::with_capacity(sizes.len());
+        let mut placed = placed.into_iter().peekable();
+        for size in sizes {
+            let Some((function, kind)) = placed.peek().map(group) else { break };
+            // with room for what may come first
+            let mut minis = Vec::with_capacity(size + 1);
+            minis.extend(placed.by_ref().take(size).map(|placed| placed.mini));
+            wanted.push(WantedPoints { function, kind, minis });
         }
         for w in wanted.iter_mut().filter(|w| w.kind.opens()) {
             if let Some(pair) = w.minis.iter().map(|m| m.pair).find(|pair| follows(&bound[*pair].1)) {

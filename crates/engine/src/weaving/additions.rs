@@ -10,7 +10,8 @@ use ingraft_model::{PatchPlan, PointKind, Refusal};
 
 use crate::background::Quick;
 use crate::error::Error;
-use crate::weaving::plan::{PlannedChange, Point, Woven, append, codegen_error};
+use crate::weaving::plan::{PlannedChange, Woven, append, codegen_error};
+use crate::weaving::points::Point;
 use crate::weaving::unproven::defect;
 use crate::weaving::wanted::{NewMini, NewPoint, place_among};
 

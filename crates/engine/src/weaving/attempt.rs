@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ingraft_codegen::{Arena, RemovalRecord};
-use ingraft_model::{Avma, AvmaRange, FunctionId, PatchPlan, Refusal, Site};
+use ingraft_model::{Avma, AvmaRange, FunctionId, ModuleId, PatchPlan, Refusal, Site};
 use ingraft_process::contains;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::error::Error;
 use crate::weaving::arenas::NewArenas;
 use crate::weaving::bodies::{BodyPoints, Copies, MadeBodies, NewPoints};
-use crate::weaving::plan::{Planned, PlannedChange, Point, Subject, Woven, joined};
+use crate::weaving::plan::{Planned, PlannedChange, Subject, Woven, joined};
+use crate::weaving::points::Point;
 use crate::weaving::sites::FoundPoint;
 use crate::weaving::wanted::{NewPoint, WantedPoints};
 
@@ -46,14 +47,22 @@ impl Attempt {
         mapped: &mut NewArenas<'_>,
     ) -> Result<(), Error> {
         let Attempt { woven, change, made } = self;
-        let mut new: NewPoints<'a> = BTreeMap::new();
-        let found: Vec<NewPoint<'a>> = found.into_iter().flatten().collect();
-        let functions: FxHashSet<FunctionId> = found.iter().map(|found| found.point.function).collect();
-        let (known, unknown): (Vec<_>, Vec<_>) =
-            found.into_iter().partition(|found| woven.woven_at(&found.point).is_some());
-        for found in unknown {
-            new.entry(found.point.function.module).or_default().push(found);
+        // The points of a list are those of one function.
+        let of = |points: &Vec<NewPoint<'a>>| points.first().map(|first| first.point.function);
+        let mut sizes: BTreeMap<ModuleId, usize> = BTreeMap::new();
+        for points in &found {
+            of(points).into_iter().for_each(|function| *sizes.entry(function.module).or_default() += points.len());
         }
+        let functions: FxHashSet<FunctionId> = found.iter().filter_map(of).collect();
+        let room = sizes.into_iter().map(|(module, size)| (module, Vec::with_capacity(size)));
+        let (mut new, mut known): (NewPoints<'a>, Vec<NewPoint<'a>>) = (room.collect(), Vec::new());
+        for point in found.into_iter().flatten() {
+            match woven.woven_at(&point.point) {
+                Some(_) => known.push(point),
+                None => new.entry(point.point.function.module).or_default().push(point),
+            }
+        }
+        new.retain(|_, points| !points.is_empty());
         new.values_mut().for_each(|points| woven.add_hosts(hosts, points));
         woven.weave_bodies(subject, copies, &mut new, (&BodyPoints::default(), made), change, mapped)?;
         let mut functions: Vec<FunctionId> = functions.into_iter().filter(|function| !made.has(function)).collect();
@@ -79,7 +88,7 @@ impl Attempt {
         let (mut gone, mut stay, mut unused) = (Vec::new(), Vec::new(), Vec::new());
         let mut copies = Vec::new();
         for function in functions {
-            let known: Vec<&Arc<Point>> = before.known(*function).map(|(_, point)| point).collect();
+            let known: Vec<&Arc<Point>> = before.known(*function).iter().map(|(_, point)| point).collect();
             let known_code: FxHashSet<&AvmaRange> = known.iter().flat_map(|point| point.woven.code()).collect();
             for point in self.woven.forget_points(*function) {
                 let was_there = known.iter().any(|known| known.woven.removal.key() == point.woven.removal.key());

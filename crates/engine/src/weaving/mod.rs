@@ -14,6 +14,7 @@ pub(crate) mod original;
 pub(crate) mod outlook;
 pub(crate) mod parts;
 pub(crate) mod plan;
+pub(crate) mod points;
 pub(crate) mod positions;
 pub(crate) mod renewal;
 pub(crate) mod sites;

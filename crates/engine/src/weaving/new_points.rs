@@ -1,7 +1,6 @@
 //! Points that are woven anew: their code is made and proven for all points of a module together.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_weave_on;
@@ -13,7 +12,8 @@ use crate::error::Error;
 use crate::program::modules::Modules;
 use crate::weaving::arenas::{ARENA_MAX, NewArenas, arena_for};
 use crate::weaving::bodies::Bodies;
-use crate::weaving::plan::{PlannedChange, Point, Subject, Unit, Woven, WovenAnew, append, codegen_error, points_of};
+use crate::weaving::plan::{PlannedChange, Subject, Unit, Woven, WovenAnew, append, codegen_error};
+use crate::weaving::points::{Point, Points};
 use crate::weaving::unproven::{BlamedFunctions, unproven};
 use crate::weaving::wanted::NewPoint;
 
@@ -154,11 +154,7 @@ struct NewPointInputs<'a> {
 }
 
 impl<'a> NewPointInputs<'a> {
-    fn new(
-        modules: &'a Modules,
-        (known, bodies): (&'a BTreeMap<FunctionPoint, Arc<Point>>, &Bodies),
-        point: &NewPoint<'a>,
-    ) -> Self {
+    fn new(modules: &'a Modules, (known, bodies): (&'a Points, &Bodies), point: &NewPoint<'a>) -> Self {
         let FunctionPoint { function, point: id } = point.point;
         let body = bodies.get(&function).filter(|_| point.in_copy);
         let probe = body.and_then(|body| body.woven.probe(id).ok()).copied();
@@ -166,7 +162,7 @@ impl<'a> NewPointInputs<'a> {
             site: probe.map_or(Cow::Borrowed(point.site), |probe| probe.site(point.site)),
             minis: point.minis.iter().map(|m| m.request()).collect(),
             name: modules.resolve(function).map_or(Cow::Borrowed(""), |(_, _, f)| f.display_name()),
-            beside: points_of(known, function).map(|(_, point)| &point.woven).collect(),
+            beside: known.of(function).iter().map(|(_, point)| &point.woven).collect(),
             probe,
         }
     }

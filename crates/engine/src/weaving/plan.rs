@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use ingraft_codegen::verify::{verify_removed, verify_removed_within};
 use ingraft_codegen::{
-    Arena, Chain, Cost, DisplacedCopy, Environment, InlinePoint, MiniRequest, RemovalRecord, TextSpace, WovenBody,
-    WovenPoint, remove_mini, remove_within,
+    Arena, Cost, DisplacedCopy, Environment, MiniRequest, RemovalRecord, TextSpace, WovenBody, WovenPoint, remove_mini,
+    remove_within,
 };
 use ingraft_model::{
-    Avma, AvmaRange, FunctionId, FunctionPoint, ModuleId, PatchPlan, PointId, PointKind, Refusal, Role, Site, Snippet,
-    Stmt, TextWrite,
+    Avma, AvmaRange, FunctionId, FunctionPoint, ModuleId, PatchPlan, PointId, PointKind, Refusal, Site, Stmt, TextWrite,
 };
 use ingraft_process::Target;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -24,9 +23,9 @@ use crate::undertaking::{begin_step, interruptible};
 use crate::weaving::arenas::{NewArenas, SIGNATURE_ROOM};
 use crate::weaving::attempt::{Attempt, RefusedPairs, dependents, partial};
 use crate::weaving::bodies::{Bodies, Body, Copies};
-use crate::weaving::cost::Meter;
 use crate::weaving::exits::hosts;
 use crate::weaving::moving;
+use crate::weaving::points::{Mini, Point, Points};
 use crate::weaving::sites::{FoundPoint, Text, are_known, in_copy, sites, whole};
 use crate::weaving::unproven::defect;
 use crate::weaving::wanted::{NewMini, NewPoint, WantedPoints, with_edges};
@@ -34,10 +33,6 @@ use crate::weaving::wanted::{NewMini, NewPoint, WantedPoints, with_edges};
 fn holds(arena: &Arena, code: &AvmaRange) -> bool {
     let all = arena.range();
     all.start <= code.start && code.end <= all.end
-}
-
-fn first_of(module: ModuleId) -> FunctionPoint {
-    entry(FunctionId { module, function: 0 })
 }
 
 /// Key of the entry of a function, which is before the keys of all other points of the function.
@@ -62,8 +57,8 @@ pub struct Woven {
     pub(super) arenas: Vec<Arena>,
     /// Text that is in use and padding for islands, for each module.
     pub(super) texts: FxHashMap<u32, TextSpace>,
-    /// Woven points, in the order of their keys, so that the points of a function are adjacent.
-    pub(super) points: BTreeMap<FunctionPoint, Arc<Point>>,
+    /// Woven points.
+    pub(super) points: Points,
     /// Copies of whole functions, into which points are woven that have no room in the text.
     pub(super) bodies: Bodies,
     /// Code that nothing leads to any more, kept until it is known that no thread is in it.
@@ -80,30 +75,6 @@ pub struct Woven {
     adopted_chains: BTreeMap<Avma, PointChain>,
     /// Arenas of a dead engine. It is not known which parts of them are free.
     adopted_arenas: Vec<AvmaRange>,
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct Point {
-    pub woven: WovenPoint,
-    /// Index of the arena that holds the point's code.
-    pub arena: usize,
-    /// Data of the snippets, in the order of `woven.minis`.
-    pub minis: Vec<Mini>,
-    /// The point, for its code in a counting copy.
-    pub inline: InlinePoint,
-}
-
-/// Data of a snippet at a point besides its code.
-#[derive(Clone, Debug)]
-pub(super) struct Mini {
-    pub role: Option<Role>,
-    /// The code, and the first counter of each of its variables: what another point needs to take over the snippet.
-    pub snippet: Arc<Snippet>,
-    pub counters: Arc<[u32]>,
-    /// Counter of the snippet's runs; `None` if they are not counted.
-    pub meter: Option<Meter>,
-    /// Owner of the snippet in the journal.
-    owner: u32,
 }
 
 /// Code of a dead engine that no measurement needs.
@@ -294,7 +265,7 @@ impl Woven {
     }
 
     pub(super) fn places_of(&self, function: FunctionId) -> impl Iterator<Item = FunctionPoint> + '_ {
-        points_of(&self.points, function).map(|(place, _)| *place)
+        self.points.of(function).iter().map(|(place, _)| *place)
     }
 
     /// Costs of the hits that each counter counts, as if no other snippets stood at the points. The cost at a point is the worst case of
@@ -304,8 +275,7 @@ impl Woven {
     pub fn costs(&self) -> FxHashMap<u32, (Cost, u32)> {
         let mut costs: FxHashMap<u32, (Cost, u32)> = FxHashMap::default();
         costs.reserve(self.points.len());
-        let all: Vec<(&FunctionPoint, &Arc<Point>)> = self.points.iter().collect();
-        for points in all.chunk_by(|(a, _), (b, _)| a.function == b.function) {
+        for points in self.points.by_function() {
             let told = costs_told_by_entries(points);
             for (place, point) in points {
                 let pruning = point.woven.minis.iter().find(|m| m.id == PRUNE).map(|m| m.cost);
@@ -349,7 +319,7 @@ impl Woven {
 
     /// The points of a function that this engine has woven.
     pub fn points_of(&self, function: FunctionId) -> impl Iterator<Item = (FunctionPoint, &WovenPoint)> {
-        self.places_of(function).filter_map(|place| Some((place, &self.points.get(&place)?.woven)))
+        self.points.of(function).iter().map(|(place, point)| (*place, &point.woven))
     }
 
     /// Removal records of the points of a dead engine.
@@ -358,8 +328,8 @@ impl Woven {
     }
 
     /// The points of a function, with their snippets.
-    pub(super) fn known(&self, function: FunctionId) -> impl Iterator<Item = (&FunctionPoint, &Arc<Point>)> {
-        points_of(&self.points, function)
+    pub(super) fn known(&self, function: FunctionId) -> &[(FunctionPoint, Arc<Point>)] {
+        self.points.of(function)
     }
 
     /// A point by its key.
@@ -380,7 +350,7 @@ impl Woven {
     /// Takes back points of a function that were forgotten or changed: `before` is the generated code with them. Returns whether their text is
     /// still free.
     pub(super) fn restore_points(&mut self, function: FunctionId, before: &Woven) -> bool {
-        points_of(&before.points, function).all(|(place, point)| {
+        before.points.of(function).iter().all(|(place, point)| {
             self.points.insert(*place, Arc::clone(point));
             match (self.texts.get_mut(&function.module.0), before.texts.get(&function.module.0)) {
                 (Some(text), Some(before)) => text.take_again(&point.woven, before),
@@ -415,7 +385,7 @@ impl Woven {
         let Some((_, module, f)) = modules.resolve(function) else { return false };
         let first = f.start().to_avma(module.bias);
         let covers = |w: &TextWrite| (w.at..w.at.offset(w.len.into())).contains(&first);
-        let mut points = self.known(function).flat_map(|(_, point)| &point.woven.removal.text);
+        let mut points = self.known(function).iter().flat_map(|(_, point)| &point.woven.removal.text);
         self.bodies.contains_key(&function) || points.any(covers)
     }
 
@@ -444,16 +414,16 @@ impl Woven {
     pub fn modules(&self) -> Vec<ModuleId> {
         let mut found = Vec::new();
         let mut next = ModuleId(0);
-        while let Some((place, _)) = self.points.range(first_of(next)..).next() {
-            found.push(place.function.module);
-            next = ModuleId(place.function.module.0 + 1);
+        while let Some(module) = self.points.next_module(next) {
+            found.push(module);
+            next = ModuleId(module.0 + 1);
         }
         found
     }
 
     /// The writes to the text of a module.
     pub fn text_of(&self, module: ModuleId) -> impl Iterator<Item = &TextWrite> {
-        let points = self.points.range(first_of(module)..first_of(ModuleId(module.0 + 1)));
+        let points = self.points.of_module(module);
         points
             .flat_map(|(_, p)| &p.woven.removal.text)
             .chain(self.bodies_of(module).flat_map(|body| &body.removal.text))
@@ -461,8 +431,7 @@ impl Woven {
 
     /// Forgets the points of a module whose text is gone, so that the engine writes nothing there any more. Returns their records.
     pub fn retire(&mut self, modules: &Modules, module: ModuleId) -> Vec<PointRecord> {
-        let places = self.points.range(first_of(module)..first_of(ModuleId(module.0 + 1)));
-        let places: Vec<FunctionPoint> = places.map(|(place, _)| *place).collect();
+        let places: Vec<FunctionPoint> = self.points.of_module(module).map(|(place, _)| *place).collect();
         self.texts.remove(&module.0);
         let mut gone = Vec::with_capacity(places.len());
         for place in places {
@@ -609,7 +578,7 @@ impl Woven {
             points.iter().filter(|p| p.point.point == PointId::Entry).map(|p| p.point.function).collect();
         let mut missing: Vec<FunctionId> =
             points.iter().filter(|p| !p.in_copy && p.site.is_within_entry()).map(|p| p.point.function).collect();
-        missing.retain(|function| !entries.contains(function) && !self.points.contains_key(&entry(*function)));
+        missing.retain(|function| !entries.contains(function) && self.points.get(&entry(*function)).is_none());
         missing.dedup();
         points.extend(missing.into_iter().filter_map(|function| {
             let site = hosts.get(&function)?;
@@ -726,8 +695,8 @@ impl Woven {
     /// The routines in which threads wait for the engine. None if a function in which they wait has other code: then it is not known what a waiting
     /// thread has executed of that code.
     pub(super) fn waiting_routines(&self) -> Vec<AvmaRange> {
-        let alone = |(place, point): (&FunctionPoint, &Arc<Point>)| {
-            let others = || points_of(&self.points, place.function).count() > 1 || self.is_copied(place.function);
+        let alone = |(place, point): &(FunctionPoint, Arc<Point>)| {
+            let others = || self.points.of(place.function).len() > 1 || self.is_copied(place.function);
             !self.is_hook(point) || point.woven.minis.len() == 1 && !others()
         };
         if !self.points.iter().all(alone) {
@@ -796,23 +765,11 @@ pub(super) fn joined(mut ranges: Vec<AvmaRange>) -> Vec<AvmaRange> {
     ranges
 }
 
-/// The points of a function.
-pub(super) fn points_of(
-    points: &BTreeMap<FunctionPoint, Arc<Point>>,
-    function: FunctionId,
-) -> impl Iterator<Item = (&FunctionPoint, &Arc<Point>)> {
-    points.range(entry(function)..).take_while(move |(point, _)| point.function == function)
-}
-
 /// The points of a function that stay when the idle ones are removed. A point that displaces instructions of other points stays as long as
 /// they do.
-fn staying(
-    points: &BTreeMap<FunctionPoint, Arc<Point>>,
-    places: &[FunctionPoint],
-    idle: impl Fn(&Point) -> bool,
-) -> FxHashSet<FunctionPoint> {
+fn staying(points: &Points, places: &[FunctionPoint], idle: impl Fn(&Point) -> bool) -> FxHashSet<FunctionPoint> {
     let (mut left, mut stay): (Vec<_>, Vec<_>) =
-        places.iter().filter_map(|place| points.get_key_value(place)).partition(|(_, point)| idle(point));
+        places.iter().filter_map(|place| Some((place, points.get(place)?))).partition(|(_, point)| idle(point));
     let mut from = 0;
     while let Some(new) = stay.get(from..).filter(|new| !new.is_empty()) {
         let needed: FxHashSet<&DisplacedCopy> = new.iter().flat_map(|(_, point)| point.woven.needs()).collect();
@@ -826,7 +783,7 @@ fn staying(
 }
 
 /// Costs of snippets without a counter at the points of one function, by their owners: those at its dearest exit, and one of the others.
-fn costs_told_by_entries(points: &[(&FunctionPoint, &Arc<Point>)]) -> FxHashMap<u32, Cost> {
+fn costs_told_by_entries(points: &[(FunctionPoint, Arc<Point>)]) -> FxHashMap<u32, Cost> {
     let (mut exits, mut others): (FxHashMap<u32, Cost>, FxHashMap<u32, Cost>) = Default::default();
     for (place, point) in points {
         let mut here: FxHashMap<u32, Cost> = FxHashMap::default();
@@ -859,17 +816,6 @@ impl NewMini<'_> {
 
     pub(super) fn request(&self) -> MiniRequest<'_> {
         MiniRequest { id: self.id, snippet: self.snippet, counters: &self.counters }
-    }
-}
-
-impl Point {
-    /// Snippets of the point, for the journal.
-    pub(super) fn chain(&self) -> PointChain {
-        let mut chain = Chain::of(&self.woven);
-        for ((name, _), mini) in chain.snippets.iter_mut().zip(&self.minis) {
-            *name = mini.owner.into();
-        }
-        PointChain { key: self.woven.removal.key(), chain }
     }
 }
 

@@ -10,7 +10,8 @@ use ingraft_model::{FunctionBody, FunctionId, PatchPlan, PointId};
 use ingraft_process::Target;
 
 use crate::error::Error;
-use crate::weaving::plan::{Point, Subject, Unit, Woven, WovenAnew, append, codegen_error};
+use crate::weaving::plan::{Subject, Unit, Woven, WovenAnew, append, codegen_error};
+use crate::weaving::points::Point;
 use crate::weaving::unproven::defect;
 
 impl Point {
@@ -56,7 +57,8 @@ impl Woven {
         let (Some(known), Some((file, module))) = (self.bodies.get(&function), modules.module(function.module)) else {
             return Ok(());
         };
-        let points: Vec<BodyPoint> = self.known(function).map(|(key, point)| point.in_copy(env, key.point)).collect();
+        let points: Vec<BodyPoint> =
+            self.known(function).iter().map(|(key, point)| point.in_copy(env, key.point)).collect();
         let name = modules.resolve(function).map_or(Cow::Borrowed(""), |(_, _, f)| f.display_name());
         let request = BodyRequest { body: whole, bias: module.bias, name: &name, points: &points };
         let Some(arena) = self.arenas.get_mut(known.arena) else { return Ok(()) };

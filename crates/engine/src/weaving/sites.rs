@@ -7,7 +7,7 @@ use ingraft_analysis::{AsyncUnwinder, Function, FunctionKind, may_fault};
 use ingraft_model::machine::{ENDBR, PAGE, SPRINGBOARD};
 use ingraft_model::{
     Arrival, Avma, BlockId, BlockPoint, Edge, EdgeTarget, FreeRegisters, FunctionBody, FunctionId, IslandRoom, Offset,
-    Parts, PointId, PointKind, Refusal, Site, SiteKind, Svma,
+    Parts, PointId, PointKind, Refusal, Site, SiteKind, Svma, TextWrite,
 };
 use ingraft_process::{Mapping, Target};
 
@@ -31,6 +31,9 @@ const DISPLACED_MAX: usize = 4 + 15;
 /// `nop dword [rax+rax+0]`. At the entry of a function, a program writes a call or a jump over it (tracers of functions, live patches).
 /// Elsewhere, the compiler aligns code by it, also behind calls that do not return.
 const PATCHED_NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
+
+/// Largest length in bytes of a write to the text.
+const WRITE_MAX: u64 = 8;
 
 /// Number of bytes of a block that a site in a copy states.
 const SITE_MAX: usize = 64;
@@ -75,8 +78,8 @@ impl FoundPoint {
 /// The text of a target without the engine's changes; each page is read once.
 pub struct Text<'a> {
     target: &'a Target,
-    /// The original bytes at the changed addresses.
-    originals: BTreeMap<u64, u8>,
+    /// The engine's changes, as writes that undo them, sorted by address.
+    undone: Vec<TextWrite>,
     /// The present content of the pages.
     pages: TextPages,
     /// Whether a thread of the target has hit a uprobe.
@@ -90,11 +93,11 @@ pub struct Text<'a> {
 impl<'a> Text<'a> {
     /// Creates the view of a target's text. `records` are the removal records of all changes of the engine.
     pub fn new<'r>(target: &'a Target, records: impl Iterator<Item = &'r RemovalRecord>) -> Self {
-        let writes = records.flat_map(|r| &r.text);
-        let originals = writes.flat_map(|w| (w.at.0..).zip(w.new_bytes().iter().copied())).collect();
+        let mut undone: Vec<TextWrite> = records.flat_map(|r| &r.text).copied().collect();
+        undone.sort_by_key(|write| write.at);
         Text {
             target,
-            originals,
+            undone,
             pages: TextPages::default(),
             hit: OnceLock::new(),
             probed: Mutex::default(),
@@ -159,9 +162,15 @@ impl<'a> Text<'a> {
     /// Reads the text as it was before the engine's changes. Returns false if it cannot be read.
     fn original(&self, at: Avma, bytes: &mut [u8]) -> bool {
         let there = self.now(at, bytes);
-        for (place, byte) in self.originals.range(at.0..at.0.saturating_add(bytes.len() as u64)) {
-            if let Some(b) = usize::try_from(place - at.0).ok().and_then(|i| bytes.get_mut(i)) {
-                *b = *byte;
+        let end = at.offset(bytes.len() as i64);
+        // The one before may reach into the range: no write is longer than eight bytes.
+        let first = self.undone.partition_point(|write| write.at.0.saturating_add(WRITE_MAX) <= at.0);
+        for write in self.undone.iter().skip(first).take_while(|write| write.at < end) {
+            for (place, byte) in (write.at.0..).zip(write.new_bytes()) {
+                let index = place.checked_sub(at.0).and_then(|i| usize::try_from(i).ok());
+                if let Some(there) = index.and_then(|i| bytes.get_mut(i)) {
+                    *there = *byte;
+                }
             }
         }
         there
