@@ -142,6 +142,11 @@ impl Entries {
         self.bytes.is_empty()
     }
 
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// Adds a record.
     pub fn add(&mut self, record: &JournalRecord) {
         self.replaces = true;

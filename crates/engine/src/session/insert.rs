@@ -396,13 +396,8 @@ impl Session {
         let versions = (&attached.woven, &woven);
         let (target, modules) = (&self.target, &control.modules);
         let (mut catch_up, written) = std::thread::scope(|scope| {
-            let written = scope.spawn(|| {
-                let mut entries = Entries::default();
-                entries.add_first(&JournalRecord::Counters(used));
-                change.new_points.iter().for_each(|point| point.note(&mut entries));
-                change.chains.iter().cloned().for_each(|chain| entries.add(&JournalRecord::Chain(chain)));
-                self.write_journal(&mut attached.journal, &attached.area, entries)
-            });
+            let (journal, area) = (&mut attached.journal, &attached.area);
+            let written = scope.spawn(|| self.record(journal, area, &change, used));
             let catch_up = match stop.unrun {
                 // No call can be in progress. Besides, the thread that loaded the library waits in generated code, where its calls cannot
                 // be unwound.
@@ -455,6 +450,26 @@ impl Session {
                 Err(e)
             }
         }
+    }
+
+    /// Writes what the journal keeps of a change that is about to be made. Code may have counted into `counters` counters.
+    fn record(
+        &self,
+        journal: &mut Journal,
+        area: &SharedArea,
+        change: &PlannedChange,
+        counters: u32,
+    ) -> Result<(), Error> {
+        let mut entries = Entries::default();
+        entries.add_first(&JournalRecord::Counters(counters));
+        for point in &change.new_points {
+            point.note(&mut entries);
+            if entries.len() >= JOURNAL_PART {
+                self.write_journal(journal, area, std::mem::take(&mut entries))?;
+            }
+        }
+        change.chains.iter().cloned().for_each(|chain| entries.add(&JournalRecord::Chain(chain)));
+        self.write_journal(journal, area, entries)
     }
 
     /// Fails if a limit on the target's memory leaves no room for the code of a change, its records, and the counters of all threads.
@@ -539,6 +554,8 @@ impl Session {
     }
 }
 
+/// Length in bytes of records from which on they are written to the journal, so that those of many points use the same memory.
+const JOURNAL_PART: usize = 1 << 20;
 /// Estimated size of a point in the journal's copy, in bytes, before the point is written.
 fn journal_need(point: &WovenAnew) -> u64 {
     point.records().fold(JOURNAL_POINT, |need, record| need + JOURNAL_MOVE * record.moves.len() as u64)
