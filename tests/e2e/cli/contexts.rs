@@ -158,7 +158,8 @@ fn trees_have_room_beside_each_other() {
     target::assert_clean(target.pid(), &before);
 }
 
-/// The times of all contexts are own times, which add up to the time of the calls from outside.
+/// The times of all contexts are own times, which add up to the time of the calls from outside. No call of the program waits, and the readings of
+/// the processor's clock lie between those of the other one.
 #[test]
 fn metrics_are_told_for_each_context() {
     let (outcome, truth) = profiled(&["--metric", "time,cpu"], "run 9 2000 2");
@@ -166,7 +167,7 @@ fn metrics_are_told_for_each_context() {
     let records = outcome.all("context");
     let sum = |metric: &str| -> u64 { records.iter().map(|record| number(&record["metrics"], metric)).sum() };
     let (wall, cpu) = (sum("wall_ns"), sum("cpu_ns"));
-    assert!(wall > 0 && cpu > 0 && cpu <= wall + wall / 2, "{wall} ns, {cpu} ns on the processor");
+    assert!(wall > 0 && cpu > 0 && cpu <= wall + wall / 50, "{wall} ns, {cpu} ns on the processor");
 }
 
 /// A tree that is full leaves calls out, and says how many.

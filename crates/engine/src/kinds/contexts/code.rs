@@ -230,8 +230,13 @@ impl ContextCode<'_> {
         // Code that reads a clock or a counter cannot stand right at a point.
         let is_plain = kept.is_empty() && memory.is_none() && self.event.is_none() && sums.is_empty();
         let placing = if is_plain { Placing::InCopyIfBusy } else { Placing::Anywhere };
-        // Times are the first words of a record.
-        kept.sort_by_key(|kept| !matches!(kept, KeptValue::Time(_)));
+        // Times are the first words of a record. That of the processor comes first, so that its readings lie between those of the other
+        // clock: no call has more processor time than time.
+        kept.sort_by_key(|kept| match kept {
+            KeptValue::Time(Clock::Cpu) => 0,
+            KeptValue::Time(Clock::Wall) => 1,
+            _ => 2,
+        });
         exit.push(Stmt::Set(CURRENT_OF, Expr::Restored));
         let record = CallRecord { activations: ACTIVATIONS, kept, restore: Some(Restore::Value(CURRENT_OF)) };
         let insertions = both_ends(function, record, entry, exit);
@@ -584,7 +589,7 @@ mod tests {
             "two values without code: {looks:?}"
         );
         assert!(
-            texts(&[WallTime, CpuTime], LibraryRole::default())[0].contains("time cpu_time spent cpu_spent inside"),
+            texts(&[WallTime, CpuTime], LibraryRole::default())[0].contains("r1 cpu_time time spent cpu_spent inside"),
             "times first"
         );
     }
