@@ -113,6 +113,33 @@ fn one_that_is_gone_does_not_end_the_command() {
     let _ = tool().run(["count", "-p", &dead, "parent_work"]).assert_error(3, &[&dead]);
 }
 
+/// Number of processes of which most are not measured yet when the first one is.
+const MANY: usize = 12;
+
+#[test]
+fn a_signal_during_the_insertion_keeps_the_values_of_those_that_are_in() {
+    let mut targets: Vec<Mutatee> = (0..MANY).map(|_| Mutatee::start("family", &[])).collect();
+    let before: Vec<Text> = targets.iter().map(|target| Text::of(target.pid())).collect();
+    let pids: Vec<String> = targets.iter().map(Mutatee::pid_text).collect();
+    let mut arguments = vec!["count"];
+    pids.iter().for_each(|pid| arguments.extend(["-p", pid]));
+    // Everything takes long enough for the signal.
+    arguments.push("*");
+    let mut session = tool().start(&arguments);
+    session.wait_for("attached");
+    targets[0].ask("fork 4 1").assert_right();
+    let outcome = session.interrupt().assert_code(0);
+    assert_eq!(calls_in(&outcome, &targets[0], "parent_work"), 4);
+    let measured = outcome.all("attached").len();
+    assert_eq!(outcome.all("removed").len(), measured, "{outcome:?}");
+    let told = outcome.stderr.contains("was interrupted before the measurement of all had begun");
+    assert_eq!(told, measured < MANY, "{measured} are measured: {}", outcome.stderr);
+    for (target, before) in targets.iter_mut().zip(&before) {
+        target::assert_clean(target.pid(), before);
+        target.ask("fork 2 1").assert_right();
+    }
+}
+
 #[test]
 fn a_list_of_processes_has_parents_and_titles() {
     let own = Own::new("titles");

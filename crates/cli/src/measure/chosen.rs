@@ -49,13 +49,14 @@ impl MeasurementRun<'_> {
     }
 
     /// Inserts all requests. On an error, `sites` has the measurements that were inserted before it. A process of a name or control group
-    /// that is gone or cannot be measured is reported and left out.
+    /// that is gone or cannot be measured is reported and left out. Returns whether the measurement goes on: a signal ends it, with those
+    /// that were inserted before.
     pub(super) async fn insert(
         &mut self,
         events: &mpsc::Sender<StreamArrival>,
         signals: &mut Signals,
         out: &mut Output,
-    ) -> Result<(), Stop> {
+    ) -> Result<bool, Stop> {
         let clients = self.context.engines.clients();
         let mut missing = Vec::new();
         let mut left_out: Vec<Failure> = Vec::new();
@@ -73,6 +74,7 @@ impl MeasurementRun<'_> {
                 }
             }
             let several = requests.len() > 1;
+            let (wanted, before) = (requests.len(), self.sites.len());
             let mut inserting = Inserting::new(client, requests, self.format());
             loop {
                 let (request, enabled) = tokio::select! {
@@ -85,7 +87,12 @@ impl MeasurementRun<'_> {
                     // If a call is cancelled, the engine removes what the call inserts.
                     () = signals.asked() => {
                         self.add_all(inserting.finished(), events, out)?;
-                        return Err(given_up().into());
+                        if self.sites.is_empty() {
+                            return Err(given_up().into());
+                        }
+                        let tried = self.sites.len() - before + left_out.len() + missing.len();
+                        output::warn(&words::cut_short(wanted.saturating_sub(tried)), self.format());
+                        return Ok(false);
                     }
                 };
                 match enabled {
@@ -115,7 +122,7 @@ impl MeasurementRun<'_> {
             output::warn(&format!("{}: {failure}", failure.host.as_deref().unwrap_or_default()), self.format());
         }
         words::left_out(&left_out, self.format()).iter().for_each(|text| output::warn(text, self.format()));
-        Ok(())
+        Ok(true)
     }
 
     /// Adds the measurements that were inserted meanwhile, so that the end of the command removes them.

@@ -269,10 +269,14 @@ pub(crate) async fn run(
         chosen: ChosenProcesses::default(),
     };
     let (events, mut arriving) = mpsc::channel(64);
-    let mut result = session.insert(&events, &mut signals, out).await;
-    if result.is_ok() {
-        result = session.follow(events, &mut arriving, &mut signals, view, out).await;
-    }
+    let result = match session.insert(&events, &mut signals, out).await {
+        Ok(true) => session.follow(events, &mut arriving, &mut signals, view, out).await,
+        Ok(false) => {
+            view.begun(&session.sites);
+            Ok(())
+        }
+        Err(stop) => Err(stop),
+    };
     session.finish(result, view, out).await
 }
 

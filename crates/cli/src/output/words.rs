@@ -116,6 +116,12 @@ pub(crate) fn left_out(failures: &[Failure], format: Format) -> Vec<String> {
     lines
 }
 
+/// Warning of a signal that came before all processes were measured. `missing` is the number of the others.
+pub(crate) fn cut_short(missing: usize) -> String {
+    let what = plural(missing as u64, "process is", "processes are");
+    format!("{what} not measured: the command was interrupted before the measurement of all had begun")
+}
+
 /// Warning of a followed process that cannot be measured at this moment.
 pub(crate) fn deferred_kin(pid: i32, why: &Failure) -> String {
     format!("process {pid}, which was followed, is not measured yet; it is tried again: {why}")
