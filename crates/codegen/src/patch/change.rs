@@ -1,5 +1,7 @@
 //! Adding snippets to a woven point, removing them, and removing points. A removal is the concatenation of records.
 
+use std::borrow::Borrow;
+
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{Avma, PatchPlan, PcMove, TextWrite};
 
@@ -231,8 +233,8 @@ pub fn remove_within(
 }
 
 /// Plans the removal of points, together with the points that are woven into them.
-pub fn remove_points<'a>(points: impl IntoIterator<Item = &'a WovenPoint>) -> PatchPlan {
-    RemovalRecord::combine(points.into_iter().flat_map(WovenPoint::records))
+pub fn remove_points<'a, P: Borrow<WovenPoint> + 'a>(points: impl IntoIterator<Item = &'a P>) -> PatchPlan {
+    RemovalRecord::combine(points.into_iter().flat_map(|point| point.borrow().records()))
 }
 
 impl RemovalRecord {

@@ -120,7 +120,7 @@ fn alone(
     let request = PointRequest { site, bias, name: "the function", minis, beside: &[], probe: None };
     let weave = weave_points(env, &mut arena, &mut TextSpace::new(), &[request])?;
     let point = weave.woven.into_iter().next().unwrap_or(Err(Refusal::NoSuchPoint));
-    Ok(point.map(|point| (point, weave.plan)))
+    Ok(point.map(|point| (*point, weave.plan)))
 }
 
 fn label(point: &WovenPoint, at: Avma) -> Option<String> {

@@ -359,7 +359,7 @@ pub(crate) fn choose(
     }
     let first = LocatedSite::staying(width, request)?;
     let behind = request.behind(first);
-    let request = &request.at(behind.as_ref());
+    let request = &request.at(behind.as_deref());
     let place = LocatedSite::new(request);
     let near = choose_near(env, text, &place, first, keep, request.name);
     match near {

@@ -39,8 +39,8 @@ pub struct PointRequest<'a> {
 
 impl<'a> PointRequest<'a> {
     /// The site behind a first instruction that stays in place and runs once.
-    pub(crate) fn behind(&self, first: Option<&FirstInstruction>) -> Option<Site> {
-        first.filter(|first| first.runs_once()).and_then(|_| self.site.behind_first())
+    pub(crate) fn behind(&self, first: Option<&FirstInstruction>) -> Option<Box<Site>> {
+        first.filter(|first| first.runs_once()).and_then(|_| self.site.behind_first()).map(Box::new)
     }
 
     /// The request at another site of the same point, if there is one.
@@ -58,7 +58,7 @@ pub struct Weave {
     /// Plan for all points that can be woven.
     pub plan: PatchPlan,
     /// For each request, in order, the woven point or the reason for its refusal.
-    pub woven: Vec<Result<WovenPoint, Refusal>>,
+    pub woven: Vec<Result<Box<WovenPoint>, Refusal>>,
 }
 
 /// Weaves points: chooses springboards, takes text and room in the arena, writes the code. A point that cannot be woven is refused alone;
@@ -97,7 +97,7 @@ pub fn weave_points_on<'a>(
     let choices = choose::choose(env, text, requests);
     spread.check();
     let behind: Vec<_> = choices.iter().zip(requests).map(|(choice, r)| r.behind(choice.first())).collect();
-    let requests: Vec<_> = requests.iter().zip(&behind).map(|(r, site)| r.at(site.as_ref())).collect();
+    let requests: Vec<_> = requests.iter().zip(&behind).map(|(r, site)| r.at(site.as_deref())).collect();
     let requests = requests.as_slice();
     let mut weaver = Weaver { text, builder: Builder::new(env, arena, requests.len() <= ALIGN_MAX) };
     spread.check();
@@ -134,7 +134,7 @@ pub fn weave_points_on<'a>(
 type ChosenSpringboards = Result<Option<(ChosenSpringboard, Vec<Redirect>)>, Refusal>;
 
 /// Index of the point that displaces the instruction, by the instruction's address.
-fn hosts(woven: &[Result<WovenPoint, Refusal>]) -> FxHashMap<Avma, usize> {
+fn hosts(woven: &[Result<Box<WovenPoint>, Refusal>]) -> FxHashMap<Avma, usize> {
     let points = woven.iter().enumerate().filter_map(|(i, w)| Some((i, w.as_ref().ok()?)));
     points.flat_map(|(i, point)| point.inner.iter().map(move |inner| (inner.original, i))).collect()
 }
@@ -195,9 +195,9 @@ impl<'a> Weaver<'a> {
         built: BuiltPoint,
         head: &ChosenSpringboard,
         redirects: &[Redirect],
-    ) -> Result<Result<WovenPoint, Refusal>, CodegenError> {
+    ) -> Result<Result<Box<WovenPoint>, Refusal>, CodegenError> {
         match built {
-            Ok(point) => Ok(Ok(*point)),
+            Ok(point) => Ok(Ok(point)),
             Err(e @ (EmitError::OutOfReach | EmitError::ArenaFull | EmitError::Unshared)) => {
                 self.builder.arena.lacked_room |= e == EmitError::ArenaFull;
                 self.release(head, redirects);
@@ -212,14 +212,14 @@ impl<'a> Weaver<'a> {
         &mut self,
         requests: &[PointRequest<'a>],
         designs: &[ChosenSpringboards],
-        woven: &mut [Result<WovenPoint, Refusal>],
+        woven: &mut [Result<Box<WovenPoint>, Refusal>],
     ) -> Result<(), CodegenError> {
         let hosts = hosts(woven);
         for (i, request) in requests.iter().enumerate().filter(|(i, _)| matches!(designs.get(*i), Some(Ok(None)))) {
             let original = request.site.at.to_avma(request.bias).offset(i64::from(request.site.point));
             let has = |p: &&&WovenPoint| p.inner.iter().any(|inner| inner.original == original);
             let beside = request.beside.iter().find(has).copied();
-            let host = hosts.get(&original).and_then(|host| woven.get(*host)?.as_ref().ok()).or(beside);
+            let host = hosts.get(&original).and_then(|host| woven.get(*host)?.as_deref().ok()).or(beside);
             let point = match springboard::within(self.builder.env, request, host) {
                 Ok(head) => {
                     let built = self.builder.build(&head, &[], request).map(Box::new);
@@ -239,7 +239,7 @@ impl<'a> Weaver<'a> {
         &mut self,
         requests: &[PointRequest<'_>],
         designs: &[ChosenSpringboards],
-        woven: &mut [Result<WovenPoint, Refusal>],
+        woven: &mut [Result<Box<WovenPoint>, Refusal>],
     ) -> Result<(), CodegenError> {
         let hosts = hosts(woven);
         for (i, (request, design)) in requests.iter().zip(designs).enumerate() {

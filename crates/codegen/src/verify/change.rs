@@ -1,5 +1,7 @@
 //! Proofs of smaller plans: adding one snippet to a woven point, removing one, and removing points.
 
+use std::borrow::Borrow;
+
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{Avma, AvmaRange, PatchPlan, PcMove};
 use rustc_hash::FxHashSet;
@@ -18,16 +20,17 @@ use crate::snippet::slot::{OPCODE, Slot};
 use crate::snippet::slow::{COUNT, LOCKED_COUNT};
 
 /// Proves a removal: the plan has every record of the points and nothing else, so every original byte is written back.
-pub fn verify_removal(plan: &PatchPlan, points: &[WovenPoint]) -> Result<(), VerifyError> {
+pub fn verify_removal<P: Borrow<WovenPoint>>(plan: &PatchPlan, points: &[P]) -> Result<(), VerifyError> {
+    let points = || points.iter().map(Borrow::borrow);
     check_writes(&plan.text)?;
     if let Some(code) = plan.code.first() {
         return fail(code.at.0, Flaw::Forbidden);
     }
-    let offered: FxHashSet<&DisplacedCopy> = points.iter().flat_map(|p| &p.inner).collect();
-    if let Some(stays) = points.iter().flat_map(WovenPoint::needs).find(|inner| !offered.contains(inner)) {
+    let offered: FxHashSet<&DisplacedCopy> = points().flat_map(|p| &p.inner).collect();
+    if let Some(stays) = points().flat_map(WovenPoint::needs).find(|inner| !offered.contains(inner)) {
         return fail(stays.copy.0, Flaw::Unmatched);
     }
-    let records = || points.iter().flat_map(WovenPoint::records);
+    let records = || points().flat_map(WovenPoint::records);
     let mut text: Vec<_> = records().flat_map(|r| r.text.iter().copied()).collect();
     text.sort_unstable_by_key(|w| w.at);
     if text != plan.text {

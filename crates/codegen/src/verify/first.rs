@@ -14,7 +14,7 @@ use crate::code::woven::WovenPoint;
 use crate::patch::weave::PointRequest;
 
 /// Checks the first instruction that a point leaves in place, if it runs once there. Returns the site behind it.
-pub(super) fn behind(request: &PointRequest<'_>, point: Option<&WovenPoint>) -> Result<Option<Site>, VerifyError> {
+pub(super) fn behind(request: &PointRequest<'_>, point: Option<&WovenPoint>) -> Result<Option<Box<Site>>, VerifyError> {
     let Some(first) = point.and_then(|p| p.first.as_ref()).filter(|first| first.runs_once()) else { return Ok(None) };
     let site = request.site;
     let at = site.at.to_avma(request.bias).0;
@@ -30,7 +30,7 @@ pub(super) fn behind(request: &PointRequest<'_>, point: Option<&WovenPoint>) -> 
         return fail(at, Flaw::Unmatched);
     }
     keeps_arguments(request, first, &i)?;
-    site.behind_first().map_or_else(|| fail(at, Flaw::Unmatched), |site| Ok(Some(site)))
+    site.behind_first().map_or_else(|| fail(at, Flaw::Unmatched), |site| Ok(Some(Box::new(site))))
 }
 
 /// Checks the first instruction that a point leaves in place and repeats, if it leaves one. Returns the instruction's length in bytes.

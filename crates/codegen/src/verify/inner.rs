@@ -21,7 +21,8 @@ pub(super) struct Hosts<'a>(FxHashMap<DisplacedCopy, &'a WovenPoint>);
 
 impl<'a> Hosts<'a> {
     pub fn new(requests: &[PointRequest<'a>], weave: &'a Weave) -> Self {
-        let woven = weave.woven.iter().flatten().chain(requests.iter().flat_map(|r| r.beside).copied());
+        let woven =
+            weave.woven.iter().flatten().map(Box::as_ref).chain(requests.iter().flat_map(|r| r.beside).copied());
         Hosts(woven.flat_map(|point| point.inner.iter().map(move |inner| (*inner, point))).collect())
     }
 }

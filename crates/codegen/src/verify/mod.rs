@@ -167,9 +167,11 @@ pub fn verify_weave_on(
         }
     }
     prove_routines(&mut interpreter, arena, &memory, &mut proven)?;
-    let behind = requests.iter().zip(&weave.woven).map(|(request, point)| first::behind(request, point.as_ref().ok()));
-    let behind = behind.collect::<Result<Vec<_>, _>>()?;
-    let requests: Vec<_> = requests.iter().zip(&behind).map(|(request, site)| request.at(site.as_ref())).collect();
+    let mut behind = Vec::with_capacity(requests.len());
+    for (request, point) in requests.iter().zip(&weave.woven) {
+        behind.push(first::behind(request, point.as_deref().ok())?);
+    }
+    let requests: Vec<_> = requests.iter().zip(&behind).map(|(request, site)| request.at(site.as_deref())).collect();
     spread.check();
     let hosts = Hosts::new(&requests, weave);
     let proofs: Vec<PointProof<'_>> = requests

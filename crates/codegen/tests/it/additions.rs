@@ -41,7 +41,7 @@ fn points(env: &Environment, n: usize) -> (Arena, Vec<WovenPoint>) {
     let request = |(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[], probe: None };
     let requests: Vec<_> = sites.iter().zip(minis.iter().map(|m| &m[..])).map(request).collect();
     let weave = weave_points(env, &mut arena, &mut text, &requests).expect("makes sense");
-    (arena, weave.woven.into_iter().map(|point| point.expect("there is room")).collect())
+    (arena, weave.woven.into_iter().map(|point| *point.expect("there is room")).collect())
 }
 
 /// The snippets that were added, with the points after each, and their code.

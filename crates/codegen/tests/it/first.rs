@@ -213,7 +213,7 @@ fn flaw(site: &Site, snippets: &[Snippet], change: impl Fn(&mut WovenPoint)) -> 
     let minis: Vec<_> = snippets.iter().map(|snippet| MiniRequest { id: 1, snippet, counters: &[0, 1] }).collect();
     let requests = [PointRequest { site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
     let mut weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
-    weave.woven.iter_mut().flatten().for_each(change);
+    weave.woven.iter_mut().flatten().map(Box::as_mut).for_each(change);
     verify_weave(&env, &arena, &text, &requests, &weave).err().map(|e| e.flaw)
 }
 

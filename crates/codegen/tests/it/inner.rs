@@ -217,7 +217,7 @@ fn every_shape_is_counted_and_changes_nothing() {
             assert_eq!(plain.calls, out.calls, "{identity:?} {n}\n{}", list(&field.weave.plan, &field.weave.woven));
             assert_eq!(plain.scratch, out.scratch);
             assert_eq!(out.shards[own(identity)][..f.sites.len()], f.expected(), "{identity:?} {n}");
-            let points: Vec<WovenPoint> = field.weave.woven.iter().flatten().cloned().collect();
+            let points: Vec<_> = field.weave.woven.iter().flatten().cloned().collect();
             let gone = remove_points(&points);
             verify_removal(&gone, &points).expect("right");
             let out = f.run(identity, vec![&field.weave.plan, &gone]);
@@ -249,7 +249,7 @@ fn exits_come_to_a_woven_entry_and_go_before_it() {
             let alone = weave_points(&env, &mut arena.clone(), &mut text.clone(), &request(&[])).expect("makes sense");
             assert!(alone.woven[0].is_err() && alone.plan.text.is_empty());
 
-            let beside = [&entry];
+            let beside = [&*entry];
             let requests = request(&beside);
             let second = weave_points(&env, &mut arena, &mut text, &requests).expect("makes sense");
             verify_weave(&env, &arena, &text, &requests, &second).expect("right");
@@ -301,7 +301,7 @@ fn a_jump_that_is_too_far_away_is_a_matter_of_its_point() {
         let first = [PointRequest { site: &f.sites[0], bias, name: "f", minis: &minis, beside: &[], probe: None }];
         let host = weave_points(&env, &mut above, &mut text, &first).expect("makes sense");
         verify_weave(&env, &above, &text, &first, &host).expect("right");
-        let beside = [host.woven[0].as_ref().expect("woven")];
+        let beside = [host.woven[0].as_deref().expect("woven")];
         let elsewhere = Svma(TEXT + 0x100);
         let other = Site { at: elsewhere, function: elsewhere, ..entry(&[LEA, &[0x90]].concat(), &[]) };
         let both = [
@@ -394,7 +394,7 @@ fn a_verifier_that_is_lied_to_finds_it() {
             );
         }
         for p in 0..field.weave.woven.len() {
-            let change = |how: &dyn Fn(&mut WovenPoint)| lie(&|w| w.woven[p].as_mut().map_or((), how));
+            let change = |how: &dyn Fn(&mut WovenPoint)| lie(&|w| w.woven[p].as_deref_mut().map_or((), how));
             assert!(!change(&|p| p.inner.iter_mut().for_each(|e| e.original.0 ^= 1)), "{shown}");
             assert!(!change(&|p| p.inner.iter_mut().for_each(|e| e.copy.0 ^= 1)), "{shown}");
             assert!(!change(&|p| p.inner.iter_mut().for_each(|e| e.bytes[1] ^= 1)), "{shown}");

@@ -4,8 +4,8 @@ use crate::support::body::body_of;
 use crate::support::*;
 use ingraft_codegen::verify::{verify_bodies_on, verify_removal, verify_weave_on};
 use ingraft_codegen::{
-    Arena, BodyRequest, MiniRequest, OneThread, PointRequest, Spread, TextSpace, WovenPoint, remove_points,
-    weave_bodies_on, weave_points_on,
+    Arena, BodyRequest, MiniRequest, OneThread, PointRequest, Spread, TextSpace, remove_points, weave_bodies_on,
+    weave_points_on,
 };
 use ingraft_model::{Avma, Bias, Gpr, Refusal, Site, Snippet, Stmt, Svma};
 
@@ -53,7 +53,7 @@ fn woven(sites: &[Site], spread: &dyn Spread, bytes: u64) -> (usize, bool) {
             Err(refusal) => assert_eq!(*refusal, Refusal::NoRoomNearby),
         }
     }
-    let points: Vec<WovenPoint> = weave.woven.iter().flatten().cloned().collect();
+    let points: Vec<_> = weave.woven.iter().flatten().cloned().collect();
     let plan = remove_points(&points);
     verify_removal(&plan, &points).expect("right");
     plan.retired.iter().for_each(|code| arena.release(code));

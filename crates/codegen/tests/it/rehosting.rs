@@ -97,7 +97,8 @@ fn check(functions: &[Function], snippet: &Snippet) -> usize {
     for body in &bodies {
         let own =
             all.iter().zip(&first.woven).zip(minis.chunks(1)).filter(|((site, _), _)| site.function == body.function);
-        let own: Vec<_> = own.filter_map(|((site, woven), minis)| Some((site, woven.as_ref().ok()?, minis))).collect();
+        let own: Vec<_> =
+            own.filter_map(|((site, woven), minis)| Some((site, woven.as_deref().ok()?, minis))).collect();
         let (before, old_arena) = (text.clone(), arena.clone());
         own.iter().for_each(|(_, old, _)| text.release_point(old));
         let copy = BodyRequest { body, bias: Bias(0), name: "f", points: &[] };

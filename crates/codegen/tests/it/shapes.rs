@@ -259,7 +259,7 @@ fn chains() {
         let request = MiniRequest { id, snippet: if id == 7 { &snippet } else { &count() }, counters: &[5] };
         let plan = add_mini(&w.env, &mut w.arena, &mut point, &request, 0).expect("there is room");
         verify_added(&w.env, &w.arena, &plan, &point, &request).expect("right");
-        listing += &format!("add {id}\n{}\n", list(&plan, &[Ok(point.clone())]));
+        listing += &format!("add {id}\n{}\n", list(&plan, &[Ok(Box::new(point.clone()))]));
     }
     for id in [7, 0, 8] {
         let before = point.clone();
@@ -505,7 +505,7 @@ fn what_was_removed_can_be_woven_again_in_the_same_place() {
     }
     w.text.release_point(&point);
     let again = weave_points(&w.env, &mut w.arena, &mut w.text, &requests).expect("the request makes sense");
-    assert_eq!(again.woven[0].as_ref(), Ok(&point));
+    assert_eq!(again.woven[0].as_deref(), Ok(&point));
     assert_eq!(w.arena.used(), used);
     assert_eq!(again.plan.code.len(), 1, "the slow routine is there already");
 }

@@ -59,7 +59,7 @@ fn run(sites: &[Site], snippet: &Snippet) -> Run {
     let t = Instant::now();
     verify_weave(&env, &arena, &text, &requests, &weave).expect("right");
     let verified = t.elapsed();
-    let points: Vec<_> = weave.woven.iter().flatten().cloned().collect();
+    let points: Vec<WovenPoint> = weave.woven.iter().flatten().map(|point| (**point).clone()).collect();
     let t = Instant::now();
     let plan = remove_points(&points);
     let removed = t.elapsed();

@@ -52,7 +52,7 @@ fn mean_the_same(field: &Field, right: &Instruction, other: &Instruction) -> boo
 
 fn point(weave: &mut Weave, n: usize) -> Option<&mut WovenPoint> {
     let count = weave.woven.iter().flatten().count();
-    weave.woven.iter_mut().flatten().nth(n % count.max(1))
+    weave.woven.iter_mut().flatten().nth(n % count.max(1)).map(Box::as_mut)
 }
 
 /// Makes a plan or its claims wrong in one place. Returns whether anything was changed.

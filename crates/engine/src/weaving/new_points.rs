@@ -162,7 +162,7 @@ impl<'a> NewPointInputs<'a> {
             site: probe.map_or(Cow::Borrowed(point.site), |probe| probe.site(point.site)),
             minis: point.minis.iter().map(|m| m.request()).collect(),
             name: modules.resolve(function).map_or(Cow::Borrowed(""), |(_, _, f)| f.display_name()),
-            beside: known.of(function).iter().map(|(_, point)| &point.woven).collect(),
+            beside: known.of(function).iter().map(|(_, point)| &*point.woven).collect(),
             probe,
         }
     }

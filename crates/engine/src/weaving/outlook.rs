@@ -52,7 +52,7 @@ pub fn outlook(
             .collect();
         // A request as a whole fails only for reasons that do not occur here.
         let Ok(weave) = weave_points_on(&Quick::of(0), &env, &mut arena, &mut text, &entries) else { continue };
-        let exposed = |point: WovenPoint| point.at == point.function;
+        let exposed = |point: Box<WovenPoint>| point.at == point.function;
         out.extend(members.iter().zip(weave.woven).map(|((f, _), woven)| (*f, woven.map(exposed))));
     }
     out

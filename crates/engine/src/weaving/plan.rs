@@ -314,12 +314,12 @@ impl Woven {
 
     /// The points of this engine.
     pub fn points(&self) -> impl Iterator<Item = (&FunctionPoint, &WovenPoint)> {
-        self.points.iter().map(|(place, point)| (place, &point.woven))
+        self.points.iter().map(|(place, point)| (place, &*point.woven))
     }
 
     /// The points of a function that this engine has woven.
     pub fn points_of(&self, function: FunctionId) -> impl Iterator<Item = (FunctionPoint, &WovenPoint)> {
-        self.points.of(function).iter().map(|(place, point)| (*place, &point.woven))
+        self.points.of(function).iter().map(|(place, point)| (*place, &*point.woven))
     }
 
     /// Removal records of the points of a dead engine.
@@ -334,7 +334,7 @@ impl Woven {
 
     /// A point by its key.
     pub(super) fn woven_at(&self, place: &FunctionPoint) -> Option<&WovenPoint> {
-        self.points.get(place).map(|point| &point.woven)
+        self.points.get(place).map(|point| &*point.woven)
     }
 
     /// Forgets the points of a function. Returns them.

@@ -13,7 +13,7 @@ use crate::weaving::cost::Meter;
 /// A woven point, with what the engine keeps of it.
 #[derive(Clone, Debug)]
 pub(super) struct Point {
-    pub woven: WovenPoint,
+    pub woven: Box<WovenPoint>,
     /// Index of the arena that holds the point's code.
     pub arena: usize,
     /// Data of the snippets, in the order of `woven.minis`.

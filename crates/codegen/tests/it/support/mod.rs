@@ -189,7 +189,7 @@ pub fn refusal(site: Site, paddings: &[Padding]) -> String {
 }
 
 /// Formats a plan: refused points, writes with their instructions, code with the names of its parts, and moves of program counters.
-pub fn list(plan: &PatchPlan, woven: &[Result<WovenPoint, Refusal>]) -> String {
+pub fn list(plan: &PatchPlan, woven: &[Result<Box<WovenPoint>, Refusal>]) -> String {
     let mut out = String::new();
     for refusal in woven.iter().filter_map(|w| w.as_ref().err()) {
         let _ = writeln!(out, "refused: {refusal}");
@@ -236,7 +236,7 @@ pub fn list(plan: &PatchPlan, woven: &[Result<WovenPoint, Refusal>]) -> String {
 }
 
 /// Formats the part of a plan's code that lies in a range.
-pub fn list_range(plan: &PatchPlan, woven: &[Result<WovenPoint, Refusal>], range: &AvmaRange) -> String {
+pub fn list_range(plan: &PatchPlan, woven: &[Result<Box<WovenPoint>, Refusal>], range: &AvmaRange) -> String {
     let inside = |line: &&str| {
         let address = line.split("0x").nth(1).and_then(|l| u64::from_str_radix(l.get(..6)?, 16).ok());
         line.starts_with("  ") && address.is_some_and(|a| range.contains(&Avma(a)))
