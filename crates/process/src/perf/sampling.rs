@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use ingraft_model::machine::PAGE;
 use ingraft_model::{Avma, Tid};
@@ -57,8 +57,14 @@ const RING_MAX: usize = 512 << 10;
 const SAMPLES_MIN: usize = 16;
 /// Largest number of threads that are sampled; with the smallest rings, they take twice the memory for rings.
 const THREADS_MAX: usize = 1024;
-/// Divisor of the number of files that this process may open: at most this part is events of one sampler. Several samplers run at a time.
+/// Divisor of the number of files that this process may open: at most this part is events of one sampler.
 const FILES_SHARE: u64 = 32;
+/// Divisor of the number of files that this process may open: at most this part is events of all samplers.
+const ALL_FILES_SHARE: u64 = 2;
+/// Largest number of threads that all samplers together sample.
+const ALL_THREADS_MAX: usize = 16 * THREADS_MAX;
+/// Memory for the rings of all samplers in bytes. If it is used up, further rings have the smallest length.
+const ALL_RINGS: usize = 16 * RINGS;
 /// Largest length in bytes of the stack in a sample.
 const STACK_MAX: usize = 16 << 10;
 
@@ -94,6 +100,42 @@ pub struct SampledRegisters {
 struct ThreadRing {
     _event: File,
     ring: SampleRing,
+    _share: RingShare,
+}
+
+/// Number of rings of all samplers, and their length in bytes.
+static OPEN_RINGS: AtomicUsize = AtomicUsize::new(0);
+static OPEN_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// A ring in the sums of all samplers.
+#[derive(Debug)]
+struct RingShare {
+    bytes: usize,
+}
+
+impl RingShare {
+    /// Takes a ring of this length, or of the smallest one if all others have used up the memory.
+    fn take(bytes: usize) -> Self {
+        OPEN_RINGS.fetch_add(1, Ordering::Relaxed);
+        if OPEN_BYTES.fetch_add(bytes, Ordering::Relaxed) + bytes <= ALL_RINGS || bytes <= RING_MIN {
+            return RingShare { bytes };
+        }
+        OPEN_BYTES.fetch_sub(bytes - RING_MIN, Ordering::Relaxed);
+        RingShare { bytes: RING_MIN }
+    }
+
+    /// Whether the samplers together may have a further ring.
+    fn is_free() -> bool {
+        let most = usize::try_from(files_max() / ALL_FILES_SHARE).unwrap_or(usize::MAX).clamp(1, ALL_THREADS_MAX);
+        OPEN_RINGS.load(Ordering::Relaxed) < most
+    }
+}
+
+impl Drop for RingShare {
+    fn drop(&mut self) {
+        OPEN_RINGS.fetch_sub(1, Ordering::Relaxed);
+        OPEN_BYTES.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 /// Sampling of the threads of a process. It ends when the value is dropped.
@@ -169,7 +211,7 @@ impl ThreadSampler {
             if self.threads.contains_key(&tid) || self.unsampled.contains(&tid) {
                 continue;
             }
-            if self.threads.len() >= most {
+            if self.threads.len() >= most || !RingShare::is_free() {
                 self.unsampled.insert(tid);
                 continue;
             }
@@ -237,8 +279,12 @@ impl ThreadSampler {
 
 /// Largest number of threads that this process can sample: each takes an open file.
 fn threads_max() -> usize {
-    let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
-    usize::try_from(files / FILES_SHARE).unwrap_or(usize::MAX).clamp(1, THREADS_MAX)
+    usize::try_from(files_max() / FILES_SHARE).unwrap_or(usize::MAX).clamp(1, THREADS_MAX)
+}
+
+/// Number of files that this process may open.
+fn files_max() -> u64 {
+    getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft)
 }
 
 /// Length in bytes of the data of each ring if there are this many threads: a power of two, so that all rings together stay in a bound.
@@ -256,6 +302,8 @@ impl ThreadRing {
     /// Opens the event of a thread; `None` if there is no such thread.
     fn open(tid: Tid, period_ns: u64, kernel: bool, bytes: usize) -> Result<Option<Self>, EventError> {
         let event = PerfEvent::parse(EVENT)?;
+        let share = RingShare::take(bytes);
+        let bytes = share.bytes;
         let refused = |e: &io::Error| EventError::Refused {
             event: event.name().to_owned(),
             refusal: KernelRefusal::of(&event, e),
@@ -275,9 +323,12 @@ impl ThreadRing {
             Err(e) => return Err(refused(&e)),
         };
         match SampleRing::map(&file, bytes) {
-            Ok(ring) => Ok(Some(ThreadRing { _event: file, ring })),
+            Ok(ring) => Ok(Some(ThreadRing { _event: file, ring, _share: share })),
             // The memory of rings is limited for each user (kernel.perf_event_mlock_kb, RLIMIT_MEMLOCK).
-            Err(_) if bytes > RING_MIN => ThreadRing::open(tid, period_ns, kernel, RING_MIN),
+            Err(_) if bytes > RING_MIN => {
+                drop((file, share));
+                ThreadRing::open(tid, period_ns, kernel, RING_MIN)
+            }
             Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
                 Err(EventError::Refused { event: event.name().to_owned(), refusal: KernelRefusal::NoRing })
             }
@@ -435,6 +486,16 @@ mod tests {
         assert_eq!(registers.pc, Avma(108));
         let expected = [100, 103, 102, 101, 104, 105, 106, 107, 109, 110, 111, 112, 113, 114, 115, 116];
         assert_eq!(registers.general, expected.map(Some));
+    }
+
+    #[test]
+    fn rings_of_all_samplers_stay_in_a_bound() {
+        let shares: Vec<RingShare> = (0..=ALL_RINGS / RING_MAX).map(|_| RingShare::take(RING_MAX)).collect();
+        assert_eq!(shares.last().map(|share| share.bytes), Some(RING_MIN));
+        assert!(OPEN_BYTES.load(Ordering::Relaxed) >= shares.iter().map(|share| share.bytes).sum());
+        assert_eq!(RingShare::take(RING_MIN).bytes, RING_MIN, "the smallest ring is granted always");
+        drop(shares);
+        assert_eq!(RingShare::take(RING_MAX).bytes, RING_MAX);
     }
 
     #[test]
