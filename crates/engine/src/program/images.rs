@@ -21,7 +21,12 @@ const CACHE_VERSION: u32 = 1;
 pub struct ImageStore {
     state: StateDir,
     loaded: Mutex<FxHashMap<String, Weak<AnalysedImage>>>,
+    /// Locks for the analysis of a file, so that requests for several processes of one program analyse it once. Each file has one of them.
+    analysing: [Mutex<()>; ANALYSES],
 }
+
+/// Number of locks for analyses.
+const ANALYSES: usize = 64;
 
 /// An image, and its source.
 pub struct LoadedImage {
@@ -34,13 +39,19 @@ pub struct LoadedImage {
 impl ImageStore {
     /// A store that caches analyses in a state directory.
     pub fn new(state: StateDir) -> Self {
-        ImageStore { state, loaded: Mutex::default() }
+        ImageStore { state, loaded: Mutex::default(), analysing: [const { Mutex::new(()) }; ANALYSES] }
     }
 
     /// The image of a mapped file.
     pub fn load(&self, target: &Target, file: &MappedFile) -> Result<LoadedImage, Error> {
         let (bytes, from_memory) = bytes_of(target, file)?;
         let key = cache_key(&bytes);
+        if let Some(image) = self.lock().get(&key).and_then(Weak::upgrade) {
+            return Ok(LoadedImage { image, from_memory });
+        }
+        let lock = self.analysing.get(crc32fast::hash(key.as_bytes()) as usize % ANALYSES);
+        let _analysing = lock.map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
+        // Another request may have analysed the file meanwhile.
         if let Some(image) = self.lock().get(&key).and_then(Weak::upgrade) {
             return Ok(LoadedImage { image, from_memory });
         }

@@ -29,8 +29,8 @@ use crate::session::now_ns;
 use crate::session::replaced::Before;
 use crate::weaving::catch_up::Walker;
 
-/// Largest number of samplings of an engine at a time.
-const SAMPLINGS_MAX: usize = 16;
+/// Largest number of samplings of an engine at a time: each has a thread. A command makes two for each process that it samples.
+const SAMPLINGS_MAX: usize = 256;
 /// Shortest time between two samples of a thread.
 const PERIOD_MIN: Duration = Duration::from_millis(1);
 /// Time between two samples of a thread if the request names none. A period that divides no second evenly does not fall into step with
@@ -51,7 +51,7 @@ pub struct Sampling {
     _turn: SamplingTurn,
 }
 
-/// One of the samplings that an engine may have. The rings of each take memory of the kernel.
+/// One of the samplings that an engine may have.
 struct SamplingTurn(Arc<AtomicUsize>);
 
 impl SamplingTurn {
@@ -119,8 +119,9 @@ impl Engine {
             progress("reading how stacks are unwound");
             let walker = Walker::with_goroutines(&target, &modules);
             let period = if request.period.is_zero() { PERIOD } else { request.period.max(PERIOD_MIN) };
-            let taking =
-                Taking::begin(Arc::clone(&target), request.state, (&request.threads, request.sites), period, walker)?;
+            let samplings = Arc::clone(&self.inner.samplings);
+            let wanted = (&*request.threads, request.sites);
+            let taking = Taking::begin(Arc::clone(&target), request.state, wanted, period, (walker, samplings))?;
             target.check(caller.rights()).map_err(|e| Error::process(pid, e))?;
             let reader = SampleReader {
                 attribution: Attribution::new(modules, request.patterns.clone()),

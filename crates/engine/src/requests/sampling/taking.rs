@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -39,8 +39,12 @@ const OBJECTS_MAX: usize = 1 << 14;
 const UNWOUND_MAX: usize = 512;
 /// Shortest time between two rounds of looks for which threads are held.
 const HELD_PERIOD: Duration = Duration::from_millis(10);
-/// Number of times that the pause after a round of looks is longer than the round: looks take at most this fraction of a processor.
+/// Number of times that the pause after a round of looks is longer than the round: looks at a process take at most this fraction of a
+/// processor, and less the more samplings there are.
 const LOOKS_SHARE: u32 = 50;
+/// Number of times that the pause is longer for each sampling of the engine. With one at waiting and one at running threads for each process,
+/// all looks at waiting threads take at most a tenth of a processor.
+const LOOKS_EACH: u32 = 5;
 
 /// A sample with its stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,13 +162,13 @@ enum SampleSource {
 
 impl Taking {
     /// Begins to take samples of the threads of a target, or only of `threads` if there are any. With `details`, samples of waiting threads
-    /// have the objects of the waits.
+    /// have the objects of the waits. `samplings` has the number of samplings of the engine.
     pub fn begin(
         target: Arc<Target>,
         wanted: SampledState,
         (threads, details): (&[Tid], bool),
         period: Duration,
-        walker: Walker,
+        (walker, samplings): (Walker, Arc<AtomicUsize>),
     ) -> Result<Self, Error> {
         let pid = target.pid();
         let period_ns = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX);
@@ -202,6 +206,7 @@ impl Taking {
             state: Arc::clone(&state),
             source,
             period,
+            samplings,
             walker,
             generated: Arc::default(),
             original: FxHashMap::default(),
@@ -269,6 +274,8 @@ struct SampleWorker {
     state: Arc<TakingState>,
     source: SampleSource,
     period: Duration,
+    /// Number of samplings of the engine.
+    samplings: Arc<AtomicUsize>,
     walker: Walker,
     generated: Arc<Vec<Generated>>,
     /// Equivalent original addresses of addresses in generated code, as far as they were met.
@@ -321,7 +328,9 @@ impl SampleWorker {
                 SampleSource::Perf(_) => begin + DRAIN,
                 SampleSource::Looks(_) => {
                     // On a busy machine, a round may wait long for a processor, which costs nobody anything.
-                    begin + self.period.max((own_processor_time().saturating_sub(worked)) * LOOKS_SHARE)
+                    let samplings = u32::try_from(self.samplings.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
+                    let pause = LOOKS_SHARE.max(LOOKS_EACH.saturating_mul(samplings));
+                    begin + self.period.max(own_processor_time().saturating_sub(worked).saturating_mul(pause))
                 }
             };
             let mut replaced = false;
