@@ -10,24 +10,35 @@ use ingraft_testing::{Mutatee, Outcome, program, skip};
 use crate::tool;
 
 /// A program with a name that no other test uses.
-struct Own {
+pub struct Own {
     directory: tempfile::TempDir,
     name: String,
 }
 
 impl Own {
     fn new(name: &str) -> Own {
+        Own::of("family", name)
+    }
+
+    /// Copies a mutatee, and names the copy after the test.
+    pub fn of(mutatee: &str, name: &str) -> Own {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let name = format!("{name}-{}", std::process::id());
-        std::fs::copy(program("family").expect("gcc"), directory.path().join(&name)).expect("copy a program");
+        std::fs::copy(program(mutatee).expect("gcc"), directory.path().join(&name)).expect("copy a program");
         Own { directory, name }
+    }
+
+    /// Name of the program.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     fn path(&self) -> PathBuf {
         self.directory.path().join(&self.name)
     }
 
-    fn start(&self) -> Mutatee {
+    /// Starts the program.
+    pub fn start(&self) -> Mutatee {
         Mutatee::spawn(&mut Command::new(self.path()))
     }
 }

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 
 use ingraft_testing::server::Redis;
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Session};
+use ingraft_testing::{Mutatee, Outcome, Session};
 use serde_json::Value;
 
+use crate::choosing::Own;
 use crate::tool;
 
 /// Number of samples from which on shares are compared.
@@ -223,6 +224,169 @@ fn a_program_is_started_and_sampled_to_its_end() {
     // The time is spread over many functions of the shell, of which the table has those with the most samples.
     let own: f64 = outcome.all("hot").iter().map(|row| number(&row["self"])).sum();
     assert!(own > 0.1, "{own} in {outcome:#?}");
+}
+
+/// Waits until the samples of several processes together are enough.
+fn wait_for_all_samples(session: &mut Session) -> Value {
+    loop {
+        let samples = wait_for_samples(session);
+        if !samples["targets"].is_null() {
+            return samples;
+        }
+    }
+}
+
+/// The last records of all processes together: the rows by function, and the sums.
+fn together(outcome: &Outcome) -> (BTreeMap<&str, &Value>, &Value) {
+    let of_all = |object: &&Value| !object["targets"].is_null() && object["pid"].is_null();
+    let hot: Vec<&Value> = outcome.all("hot").into_iter().filter(of_all).collect();
+    let samples = outcome.all("samples").into_iter().rfind(of_all);
+    (rows(&hot), samples.unwrap_or_else(|| panic!("no samples of all processes: {outcome:#?}")))
+}
+
+/// The last sums of one process.
+fn samples_of(outcome: &Outcome, pid: i32) -> &Value {
+    let its = outcome.all("samples").into_iter().rfind(|samples| samples["pid"] == pid);
+    its.unwrap_or_else(|| panic!("no samples of process {pid}: {outcome:#?}"))
+}
+
+#[test]
+fn all_processes_of_a_name_have_one_table() {
+    let own = Own::of("planted", "hot");
+    let mut targets = [own.start(), own.start(), own.start()];
+    let before = targets.each_ref().map(|target| Text::of(target.pid()));
+    // The third process does nothing.
+    let mut begun = [0; 2];
+    for (target, tid) in targets.iter_mut().zip(&mut begun) {
+        *tid = target.ask("run").number("tid busy");
+    }
+    let mut session = tool().start(["hot", "-n", own.name(), "--all", "--interval", "200ms"]);
+    wait_for_all_samples(&mut session);
+    let outcome = session.interrupt().assert_code(0);
+    let told = [targets[0].ask("rest"), targets[1].ask("rest")];
+    let (rows, samples) = together(&outcome);
+    assert_eq!((&samples["targets"], &samples["method"]), (&Value::from(3), &Value::from("perf")), "{samples}");
+    let sum = |key: &str| -> u64 {
+        targets.iter().map(|target| samples_of(&outcome, target.pid())[key].as_u64().expect("a number")).sum()
+    };
+    for key in ["base", "samples", "cpu_ns", "looks", "waits"] {
+        assert_eq!(samples[key].as_u64(), Some(sum(key)), "{key}: {outcome:#?}");
+    }
+    assert_eq!(samples_of(&outcome, targets[2].pid())["samples"], 0, "{outcome:#?}");
+    // The processes have the same thread ids nowhere, and each thread is told with its process.
+    let threads = samples["threads"].as_array().expect("threads");
+    let of = |thread: &Value| (thread["pid"].as_i64(), thread["tid"].as_u64());
+    let busy: Vec<_> = threads.iter().map(of).collect();
+    for (target, tid) in targets.iter().zip(begun) {
+        assert!(busy.contains(&(Some(target.pid().into()), Some(tid))), "{samples}");
+    }
+    let ns = |name: &str| told.iter().map(|own| own.number(&format!("ns {name}"))).sum::<u64>() as f64;
+    for function in ["seventy", "twenty", "ten"] {
+        let truth = ns(function) / ns("laps");
+        let row = rows.get(function).unwrap_or_else(|| panic!("no row of {function}: {outcome:#?}"));
+        let (share, error) = (number(&row["self"]), number(&row["self_error"]));
+        assert!((share - truth).abs() <= 4.0 * error, "{function} has {share} ± {error}, but {truth} in truth");
+        let base = number(&samples["base"]);
+        assert!((share - number(&row["self_samples"]) / base).abs() < 1e-9, "each sample counts the same: {row}");
+        assert!((error - (share * (1.0 - share) / base).sqrt()).abs() < 1e-9, "{row}");
+    }
+    for (target, before) in targets.iter().zip(&before) {
+        target::assert_clean(target.pid(), before);
+    }
+    let table = tool().start_plain(["hot", "-n", own.name(), "--all", "--for", "300ms"]).finish().assert_code(0);
+    assert!(table.other.iter().any(|line| line.starts_with("3 processes with ")), "{table:#?}");
+}
+
+#[test]
+fn processes_that_cannot_be_sampled_or_end_do_not_stop_the_others() {
+    let (mut first, mut second) = (Mutatee::start("planted", &[]), Mutatee::start("planted", &[]));
+    let mut gone = std::process::Command::new("true").spawn().expect("coreutils");
+    let dead = gone.id().to_string();
+    gone.wait().expect("its end");
+    first.ask("run");
+    second.ask("run");
+    let (one, two) = (first.pid_text(), second.pid_text());
+    let mut session = tool().start(["hot", "-p", &dead, "-p", &one, "-p", &two, "--interval", "200ms"]);
+    session.wait_for_word(&format!("process {dead} is not measured"));
+    wait_for_all_samples(&mut session);
+    second.tell("exit 3");
+    // The first goes on after the end of the second.
+    let last = loop {
+        let samples = session.wait_for("samples");
+        if samples["pid"] == first.pid() && target::state(second.pid()) == 'Z' {
+            break samples;
+        }
+    };
+    let base = number(&last["base"]);
+    loop {
+        let samples = session.wait_for("samples");
+        if samples["pid"] == first.pid() && number(&samples["base"]) > base + 10.0 {
+            break;
+        }
+    }
+    let outcome = session.interrupt().assert_code(0);
+    assert_eq!(outcome.one("ended")["pid"], second.pid(), "{outcome:#?}");
+    let (rows, samples) = together(&outcome);
+    assert_eq!(samples["targets"], 2, "{outcome:#?}");
+    assert!(number(&rows["seventy"]["self"]) > 0.5, "{outcome:#?}");
+    let _ = tool().run(["hot", "-p", &dead, "-p", "2147483647"]).assert_error(3, &[&dead]);
+    let _ = tool().run(["hot", "-n", "no-such-program", "--all"]).assert_error(3, &["no-such-program"]);
+}
+
+#[test]
+fn calls_of_several_processes_are_added_up() {
+    let mut targets = [Mutatee::start("planted", &[]), Mutatee::start("planted", &[])];
+    let before = targets.each_ref().map(|target| Text::of(target.pid()));
+    targets.iter_mut().for_each(|target| drop(target.ask("run")));
+    let pids = targets.each_ref().map(Mutatee::pid_text);
+    let arguments = ["hot", "-p", &pids[0], "-p", &pids[1], "--calls", "--interval", "200ms", "--max-overhead", "100"];
+    let mut session = tool().start(arguments);
+    let is_counted = |row: &Value, pid: i32| row["pid"] == pid && row["calls_per_s"].as_f64().is_some_and(|n| n > 0.0);
+    for target in &targets {
+        while !is_counted(&session.wait_for("hot"), target.pid()) {}
+    }
+    targets.iter_mut().for_each(|target| drop(target.ask("rest")));
+    let outcome = session.interrupt().assert_code(0);
+    assert_eq!(
+        outcome.all("removed").len(),
+        outcome.all("attached").len() + outcome.all("changed").len(),
+        "{outcome:#?}"
+    );
+    let (rows, _) = together(&outcome);
+    let calls = ["seventy", "twenty", "ten"].map(|function| rows[function]["calls"].as_u64().expect("calls"));
+    assert!(calls[0] > 0 && calls.iter().all(|n| n.abs_diff(calls[0]) <= 2), "{calls:?}: {outcome:#?}");
+    for (function, calls) in ["seventy", "twenty", "ten"].into_iter().zip(calls) {
+        let hot = outcome.all("hot");
+        let of = |pid: i32| hot.iter().rfind(|row| row["pid"] == pid && row["function"] == function);
+        let each = |key: &str| targets.iter().filter_map(|target| of(target.pid())?[key].as_f64()).sum::<f64>();
+        assert_eq!(each("calls"), calls as f64, "{function}: {outcome:#?}");
+        assert!((each("calls_per_s") / number(&rows[function]["calls_per_s"]) - 1.0).abs() < 1e-9, "{outcome:#?}");
+        assert!(number(&rows[function]["mean_ns"]) > 0.0, "{outcome:#?}");
+    }
+    for (target, before) in targets.iter().zip(&before) {
+        target::assert_clean(target.pid(), before);
+    }
+}
+
+#[test]
+fn waits_of_several_processes_are_shares_of_the_time_of_all_threads() {
+    let (mut one, mut two) = (Mutatee::start("planted", &[]), Mutatee::start("planted", &[]));
+    one.ask("sleep");
+    two.ask("lock");
+    let arguments = ["hot", "-p", &one.pid_text(), "-p", &two.pid_text(), "--off-cpu", "--interval", "200ms"];
+    let mut session = tool().start(arguments);
+    wait_for_all_samples(&mut session);
+    let outcome = session.interrupt().assert_code(0);
+    two.ask("unlock");
+    one.ask("wake");
+    let (rows, samples) = together(&outcome);
+    assert_eq!((&samples["method"], &samples["targets"]), (&Value::from("looks"), &Value::from(2)), "{samples}");
+    for (function, call) in [("sleeps", "nanosleep"), ("waits_for_lock", "futex")] {
+        let row = rows.get(function).unwrap_or_else(|| panic!("no row of {function}: {outcome:#?}"));
+        assert!(row["waits"][0]["name"].as_str().is_some_and(|name| name.ends_with(call)), "{row}");
+        // One of four threads waits there nearly all the time.
+        assert!((0.15..0.35).contains(&number(&row["total"])), "{row}");
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use ingraft_api::SampledState;
 
-use super::{RunningTarget, duration, interval, percent};
+use super::{RunningTargets, duration, interval, percent};
 
 /// A column of `ingraft hot`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -21,14 +21,16 @@ pub(crate) enum HotSort {
 /// `ingraft hot`.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "ingraft hot [OPTIONS] <-p <PID>|-n <NAME>> [FUNCTION]...\n       \
+    override_usage = "ingraft hot [OPTIONS] <-p <PID>|-n <NAME> [--all]|--cgroup <PATH>> [FUNCTION]...\n       \
                       ingraft hot [OPTIONS] [FUNCTION]... -- <COMMAND>...",
     after_help = "Examples:
   ingraft hot -n redis-server --for 10s                which functions take the time
   ingraft hot -n redis-server --sort total             with all that they call
   ingraft hot -n redis-server --calls --for 10s        also numbers and times of their calls
   ingraft hot -p 4711 'shop:*' --thread 4713           functions of a module, in one thread
-  ingraft hot -n postgres --off-cpu --for 10s          where threads wait
+  ingraft hot -n postgres --all --for 10s              all processes of the name together
+  ingraft hot --cgroup system.slice/nginx.service      all processes of a service together
+  ingraft hot -p 4711 --off-cpu --for 10s              where threads wait
   ingraft hot -- bzip2 -k file                         a program from its start to its end
   ingraft hot -p 4711 --for 10s --format json | jq 'select(.type == \"hot\") | [.function, .self]'
 
@@ -43,13 +45,15 @@ WAIT is the time that threads waited in the function or in anything that it has 
 system call in which they waited most. The engine looks at waiting threads without a stop.
 With --calls, CALLS/S is counted exactly from the moment at which the function was found. MEAN is
 the time of a call by a clock, or with ~ its processor time by samples and calls.
+Of several processes, shares are of the samples of all of them, and functions of the same file and
+name are one row. A process that cannot be sampled is left out with a warning.
 With --off-cpu, SELF and TOTAL are of looks: shares of all looks at threads that found the thread
 waiting there.
 Ctrl-C ends the command and prints the final values."
 )]
 pub(crate) struct HotArgs {
     #[command(flatten)]
-    pub(crate) target: RunningTarget,
+    pub(crate) target: RunningTargets,
 
     /// Stop after this time, e.g. 10s, 500ms, 2min, or 10 for seconds; without it until Ctrl-C or the end of the target
     #[arg(long = "for", value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
@@ -59,7 +63,7 @@ pub(crate) struct HotArgs {
     #[arg(long, value_name = "DURATION", value_parser = interval, allow_hyphen_values = true)]
     pub(crate) interval: Option<Duration>,
 
-    /// Sample so rarely that it costs each thread less than this of its time, in percent; limit of the clocks of --calls, in percent of a processor [default: 5]
+    /// Sample so rarely that it costs each thread less than this of its time, in percent; limit of the clocks of --calls in each process, in percent of a processor [default: 5]
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub(crate) max_overhead: Option<f64>,
 
@@ -92,7 +96,7 @@ pub(crate) struct HotArgs {
     pub(crate) own_status: bool,
 
     /// Start this command and sample it to its end
-    #[arg(last = true, value_name = "COMMAND", num_args = 1.., conflicts_with_all = ["pids", "name"])]
+    #[arg(last = true, value_name = "COMMAND", num_args = 1.., conflicts_with_all = ["pids", "name", "all", "cgroup"])]
     pub(crate) command: Vec<OsString>,
 }
 

@@ -314,11 +314,11 @@ pub(crate) struct RunningTarget {
     pub(crate) name: Option<String>,
 }
 
-/// A running process, or a command to start.
+/// Running processes: single ones, or all of a name or a control group.
 #[derive(Debug, Clone, Default, Args)]
-pub(crate) struct TargetArgs {
+pub(crate) struct RunningTargets {
     #[command(flatten)]
-    pub(crate) running: RunningTarget,
+    pub(crate) single: RunningTarget,
 
     /// Every process of the name that -n gives
     #[arg(long, requires = "name")]
@@ -327,6 +327,13 @@ pub(crate) struct TargetArgs {
     /// Every process of this control group and of those below it, or those of them that have the name of -n
     #[arg(long, value_name = "PATH", conflicts_with = "pids")]
     pub(crate) cgroup: Option<String>,
+}
+
+/// Running processes, or a command to start.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct TargetArgs {
+    #[command(flatten)]
+    pub(crate) running: RunningTargets,
 
     /// Start this command and measure it from its first instruction on
     #[arg(last = true, value_name = "COMMAND", num_args = 1.., conflicts_with_all = ["pids", "name", "all", "cgroup"])]
@@ -811,7 +818,7 @@ pub(crate) struct DemoArgs {
 impl TargetArgs {
     /// Whether the flags name a target besides those of `running`.
     fn has_others(&self) -> bool {
-        !self.command.is_empty() || self.cgroup.is_some()
+        !self.command.is_empty() || self.running.cgroup.is_some()
     }
 }
 
@@ -873,21 +880,21 @@ impl Cli {
     /// Refuses a command that lacks a target.
     fn check_target(&self) -> Result<(), Failure> {
         let (target, command) = match &self.command {
-            Command::Callers(args) => (&args.target.running, args.target.has_others()),
-            Command::Hist(args) => (&args.target.running, args.target.has_others()),
-            Command::Print(args) => (&args.target.running, args.target.has_others()),
-            Command::Slow(args) => (&args.target.running, args.target.has_others()),
-            Command::Count(args) => (&args.target.running, args.target.has_others()),
-            Command::Latency(args) => (&args.target.running, args.target.has_others()),
-            Command::Profile(args) => (&args.target.running, args.target.has_others()),
+            Command::Callers(args) => (&args.target.running.single, args.target.has_others()),
+            Command::Hist(args) => (&args.target.running.single, args.target.has_others()),
+            Command::Print(args) => (&args.target.running.single, args.target.has_others()),
+            Command::Slow(args) => (&args.target.running.single, args.target.has_others()),
+            Command::Count(args) => (&args.target.running.single, args.target.has_others()),
+            Command::Latency(args) => (&args.target.running.single, args.target.has_others()),
+            Command::Profile(args) => (&args.target.running.single, args.target.has_others()),
             Command::Heap(args) | Command::Locks(args) | Command::Offcpu(args) => {
-                (&args.target.running, args.target.has_others())
+                (&args.target.running.single, args.target.has_others())
             }
-            Command::Trace(args) => (&args.target.running, args.target.has_others()),
-            Command::Watch(args) => (&args.target.running, args.target.has_others()),
+            Command::Trace(args) => (&args.target.running.single, args.target.has_others()),
+            Command::Watch(args) => (&args.target.running.single, args.target.has_others()),
             Command::Functions(args) => (&args.target, false),
             Command::Inspect(args) => (&args.target, false),
-            Command::Hot(args) => (&args.target, !args.command.is_empty()),
+            Command::Hot(args) => (&args.target.single, !args.command.is_empty() || args.target.cgroup.is_some()),
             Command::Diagnose(args) => (&args.target, false),
             Command::Detach(args) => (&args.target, args.all || args.cgroup.is_some()),
             Command::Ps(_)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::{Common, Measure, TargetArgs};
+use super::{Common, Measure, RunningTargets, TargetArgs};
 use crate::exit::Failure;
 
 /// `ingraft trace`.
@@ -78,8 +78,8 @@ impl TraceArgs {
         if common.output.is_none() {
             return usage("a trace is written to a file, and none is named", "add -o FILE");
         }
-        let TargetArgs { running, all, cgroup, .. } = &self.target;
-        if *all || cgroup.is_some() || running.pids.len() > 1 {
+        let RunningTargets { single, all, cgroup } = &self.target.running;
+        if *all || cgroup.is_some() || single.pids.len() > 1 {
             return usage("a trace is of one process", "name one with -p PID or -n NAME");
         }
         if self.measure.no_remove || !self.measure.follow.is_empty() {

@@ -11,9 +11,14 @@ pub(super) fn targets(target: &args::TargetArgs) -> Vec<RequestTarget> {
     if !target.command.is_empty() {
         return vec![RequestTarget::Command(target.command.clone())];
     }
-    match choice(&target.running, target.all, target.cgroup.as_deref()) {
+    all_running(&target.running)
+}
+
+/// Returns the running targets that the flags name; a name or control group whose processes are all meant is one target.
+pub(crate) fn all_running(target: &args::RunningTargets) -> Vec<RequestTarget> {
+    match choice(&target.single, target.all, target.cgroup.as_deref()) {
         Some(choice) => vec![RequestTarget::Each(choice)],
-        None => running(&target.running),
+        None => running(&target.single),
     }
 }
 
@@ -38,7 +43,7 @@ pub(crate) fn request(target: RequestTarget, flags: &args::Measure, own: EnableR
     InsertionRequest { target, measure, terms: Terms { history: false, wait: flags.wait.unwrap_or_default() } }
 }
 
-/// Returns the running targets that the flags name.
+/// Returns the single running targets that the flags name.
 pub(crate) fn running(target: &args::RunningTarget) -> Vec<RequestTarget> {
     if let Some(name) = &target.name {
         return vec![RequestTarget::Name(name.clone())];

@@ -15,7 +15,7 @@ mod together;
 
 pub(crate) use announced::announcement;
 pub(crate) use closer::CloserLook;
-pub(crate) use flags::{choice, request, running, sources};
+pub(crate) use flags::{all_running, choice, request, running, sources};
 pub(crate) use lately::Lately;
 pub(crate) use together::{CombinedValue, Together, last as together, whole};
 

@@ -4,13 +4,29 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{Host, RecordedFunction};
+use super::Host;
+
+/// The process that a record of samples is about, or the number of processes whose samples it adds up.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct SampledTarget {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    /// The process; left out of a record about several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pid: Option<i32>,
+    /// Number of processes; left out of a record about one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) targets: Option<usize>,
+}
 
 /// Time that a function takes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct HotObject {
     #[serde(flatten)]
-    pub(crate) id: RecordedFunction,
+    pub(crate) of: SampledTarget,
+    pub(crate) module: String,
+    pub(crate) function: String,
+    pub(crate) offset: String,
     /// Share of the function itself, and of the kernel on its behalf, from 0 to 1.
     #[serde(rename = "self")]
     pub(crate) own: f64,
@@ -59,14 +75,13 @@ pub(crate) struct NamedShare {
 /// The samples from which the shares of functions come.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct SamplesObject {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) host: Host,
-    pub(crate) pid: i32,
+    #[serde(flatten)]
+    pub(crate) of: SampledTarget,
     /// Unix time of the last reading, in nanoseconds.
     pub(crate) time_ns: u64,
     /// Time that the samples are of, in nanoseconds.
     pub(crate) span_ns: u64,
-    /// Processor time of the process in this time, in nanoseconds.
+    /// Processor time of the processes in this time, in nanoseconds.
     pub(crate) cpu_ns: u64,
     /// Time between two samples of a thread, in nanoseconds.
     pub(crate) period_ns: u64,
@@ -103,6 +118,11 @@ pub(crate) struct SamplesObject {
 /// Share of a thread in the samples.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct ThreadShare {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    /// Process of the thread; left out of a record about one process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pid: Option<i32>,
     /// Thread id.
     pub(crate) tid: i32,
     /// Name of the thread; null if it is not known.

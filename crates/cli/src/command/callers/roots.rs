@@ -89,10 +89,8 @@ pub(super) async fn run(
 /// The engine and the target, if both are single and the target runs.
 fn one_target(args: &CallersArgs, context: &CommandContext<'_>) -> Result<(Client, RequestTarget), Failure> {
     let target = &args.target;
-    let running = match measure::choice(&target.running, target.all, target.cgroup.as_deref()) {
-        None if target.command.is_empty() => measure::running(&target.running),
-        _ => Vec::new(),
-    };
+    let mut running = measure::all_running(&target.running);
+    running.retain(|target| !matches!(target, RequestTarget::Each(_)));
     match (context.engines.clients(), <[RequestTarget; 1]>::try_from(running)) {
         ([client], Ok([target])) => Ok((client.clone(), target)),
         _ => {

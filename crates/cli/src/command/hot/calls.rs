@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use ingraft_api::{EnableRequest, Enabled, NamedFunction, Reading, Terms, Value};
-use ingraft_model::Pid;
+use ingraft_model::{Distribution, Pid};
 use tokio::time::Instant;
 
 use super::classes::{self, COLD, ClassChanges, ClassedFunction};
@@ -62,8 +62,19 @@ struct FunctionCalls {
     calls: u64,
     /// Time in which they were counted, in nanoseconds.
     span_ns: u64,
-    /// Mean time of a call, and its 50th, 90th and 99th percentile in nanoseconds; `None` without a clock.
-    times: Option<(f64, [Option<u64>; 3])>,
+    /// Times of calls in nanoseconds; `None` without a clock.
+    times: Option<Distribution>,
+}
+
+/// Calls of a function in all targets together.
+#[derive(Default)]
+struct SummedCalls {
+    calls: u64,
+    /// Calls in a second; `None` if no time has passed in any target.
+    rate: Option<f64>,
+    times: Distribution,
+    /// Processor time per second in the targets that have a rate.
+    busy: f64,
 }
 
 impl FunctionCalls {
@@ -113,8 +124,7 @@ impl CountedCalls {
                 of.calls += u64::try_from(value.value).unwrap_or(0);
                 of.span_ns += span_ns;
             } else if let Some(times) = value.details().distribution.as_deref().filter(|d| d.count > 0) {
-                let quantiles = [0.5, 0.9, 0.99].map(|q| times.quantile(q));
-                of.times = times.mean().map(|mean| (mean, quantiles));
+                of.times = Some(times.clone());
             }
         }
     }
@@ -288,40 +298,50 @@ impl HotCalls {
         result
     }
 
-    /// Adds the calls to the rows of their functions. The mean time of a call that has no clock follows from the processor time and the rate
-    /// of the calls.
-    pub(super) fn annotate(&self, rows: &mut [HotObject], span: Duration) {
-        let calls = self.by_function();
-        for row in rows {
-            let Some(of) = calls.get(&(row.id.module.clone(), row.id.offset.clone())) else { continue };
-            row.calls = Some(of.calls);
-            row.calls_per_s = of.rate();
-            row.how.insert("calls", "counted");
-            let busy = row.cpu_ns.map(|ns| ns as f64 / span.as_secs_f64().max(1e-9));
-            match of.times {
-                Some((mean, [p50, p90, p99])) => {
-                    (row.mean_ns, row.p50_ns, row.p90_ns, row.p99_ns) = (Some(mean), p50, p90, p99);
-                    row.how.insert("mean_ns", "clocked");
-                }
-                None => {
-                    row.mean_ns = busy.zip(of.rate().filter(|rate| *rate > 0.0)).map(|(busy, rate)| busy / rate);
-                    if row.mean_ns.is_some() {
-                        row.how.insert("mean_ns", "derived");
-                    }
+    /// The calls by function.
+    fn by_function(&self) -> impl Iterator<Item = (NamedFunction, FunctionCalls)> {
+        let mut all = self.past.clone();
+        self.counted.iter().for_each(|counted| counted.add_to(&mut all));
+        // A clock tells no number of calls in a function without a counter.
+        all.into_iter().filter(|(_, of)| of.span_ns > 0)
+    }
+}
+
+/// Adds the calls in all these targets to the rows of their functions. The mean time of a call that has no clock follows from the processor
+/// time and the rate of the calls, in the targets where the calls are counted.
+pub(super) fn annotate<'t>(targets: impl Iterator<Item = (&'t HotCalls, &'t HotRows)>, rows: &mut [HotObject]) {
+    let mut sums: HashMap<(String, String), SummedCalls> = HashMap::new();
+    for (calls, samples) in targets {
+        for (function, of) in calls.by_function() {
+            let busy = samples.busy(&function);
+            let sum = sums.entry((function.module, crate::objects::hex(function.offset.0))).or_default();
+            sum.calls += of.calls;
+            if let Some((rate, busy)) = of.rate().zip(busy) {
+                sum.busy += busy;
+                sum.rate = Some(sum.rate.unwrap_or(0.0) + rate);
+            }
+            of.times.iter().for_each(|times| sum.times.merge(times));
+        }
+    }
+    for row in rows {
+        let Some(of) = sums.get(&(row.module.clone(), row.offset.clone())) else { continue };
+        row.calls = Some(of.calls);
+        row.calls_per_s = of.rate;
+        row.how.insert("calls", "counted");
+        match of.times.mean() {
+            Some(mean) => {
+                row.mean_ns = Some(mean);
+                let quantile = |q| of.times.quantile(q);
+                (row.p50_ns, row.p90_ns, row.p99_ns) = (quantile(0.5), quantile(0.9), quantile(0.99));
+                row.how.insert("mean_ns", "clocked");
+            }
+            None => {
+                row.mean_ns = of.rate.filter(|rate| *rate > 0.0).map(|rate| 1e9 * of.busy / rate);
+                if row.mean_ns.is_some() {
+                    row.how.insert("mean_ns", "derived");
                 }
             }
         }
-    }
-
-    /// The calls by module and offset, as records print them.
-    fn by_function(&self) -> HashMap<(String, String), FunctionCalls> {
-        let mut all = self.past.clone();
-        self.counted.iter().for_each(|counted| counted.add_to(&mut all));
-        let keyed = |(function, of): (NamedFunction, FunctionCalls)| {
-            // A clock tells no number of calls in a function without a counter.
-            (of.span_ns > 0).then(|| ((function.module, crate::objects::hex(function.offset.0)), of))
-        };
-        all.into_iter().filter_map(keyed).collect()
     }
 }
 

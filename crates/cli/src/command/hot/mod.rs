@@ -3,27 +3,30 @@
 mod calls;
 mod classes;
 mod rows;
+mod sites;
 mod started;
+mod text;
 
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use ingraft_api::{SampledState, SamplingReading, SamplingRequest};
 use ingraft_model::Tid;
 use tokio::sync::mpsc;
 
-use self::calls::HotCalls;
 use self::rows::HotRows;
+use self::sites::{HotSite, ReadingRounds};
+pub(super) use self::sites::{NamedTarget, targets};
 use self::started::StartedProgram;
-use crate::args::{HotArgs, HotSort};
+use self::text::HeadingTarget;
+use crate::args::{Format, HotArgs, HotSort};
 use crate::conn::{Client, RequestTarget};
-use crate::exit::{Failure, Stop};
-use crate::measure::{self, CommandContext};
+use crate::exit::{Exit, Failure, Stop};
+use crate::measure::CommandContext;
 use crate::objects::hot::{HotObject, SamplesObject};
 use crate::objects::{EndedObject, Object};
-use crate::output::number::{grouped_u64, percent, plural, short, time};
 use crate::output::progress::Progress;
-use crate::output::table::{Cell, TextTable};
-use crate::output::{self, DIM, HEADING, Output, words};
+use crate::output::{self, Output, words};
 use crate::signals::Signals;
 
 /// Samples of a thread in a second of its processor time, or of looks at waiting threads in a second, at most. The number divides no second
@@ -35,34 +38,6 @@ const SAMPLE_COST: f64 = 20e-6;
 const BUDGET: f64 = 5.0;
 /// Time between two looks whether the reader of the output is gone.
 const LOOK: Duration = Duration::from_millis(200);
-/// Share of samples from which on a fact about them is printed.
-const WORTH_TELLING: f64 = 0.02;
-
-/// A target that is sampled.
-struct HotSite {
-    client: Client,
-    /// Samples of threads that run, and of those that wait.
-    running: HotRows,
-    waiting: HotRows,
-    calls: HotCalls,
-    /// Whether no further samples of threads that run, or wait, are expected.
-    over: [bool; 2],
-    ended: Option<EndedObject>,
-}
-
-impl HotSite {
-    fn rows(&self, state: SampledState) -> &HotRows {
-        match state {
-            SampledState::Running => &self.running,
-            SampledState::Waiting => &self.waiting,
-        }
-    }
-
-    fn is_over(&self) -> bool {
-        self.over.iter().all(|over| *over)
-    }
-}
-
 /// A message about the samples of threads in a state at the site of this number: a reading, the end of its stream, or a failure.
 type SiteEvent = (usize, SampledState, Result<Option<SamplingReading>, Failure>);
 
@@ -79,29 +54,41 @@ pub(crate) async fn run(args: HotArgs, context: CommandContext<'_>, out: &mut Ou
             out.apart_from_program()?;
         }
     }
+    let mut missing = Vec::new();
     for client in context.engines.clients() {
-        let mut targets = measure::running(&args.target);
+        let mut targets = match targets(client, &args.target, context.common.format).await {
+            Ok(targets) => targets,
+            // If there are several hosts, a target need not exist on each of them.
+            Err(failure) if context.engines.clients().len() > 1 && failure.exit == Exit::NotFound => {
+                missing.push(failure);
+                continue;
+            }
+            Err(failure) => return Err(failure.into()),
+        };
         if !args.command.is_empty() {
             let mut progress = Progress::new("starting the program", context.common.format);
             let program = StartedProgram::start(client, args.command.clone(), &mut progress).await?;
-            targets.push(RequestTarget::Pid(program.pid()));
+            targets.push(NamedTarget { target: RequestTarget::Pid(program.pid()), title: String::new() });
             programs.push(program);
         }
-        for target in targets {
+        for NamedTarget { target, title } in targets {
             for state in [SampledState::Running, SampledState::Waiting] {
                 let request = request(&args, state, &target);
-                let progress = Progress::new("reading the program", context.common.format);
+                // Of several targets, one tells what goes on.
+                let format = if sites.is_empty() { context.common.format } else { Format::Json };
+                let progress = Progress::new("reading the program", format);
                 let at = (sites.len(), state);
                 tokio::spawn(forward((client.clone(), request, interval), progress, at, send.clone()));
             }
-            let client = client.clone();
-            let (running, waiting) = (HotRows::new(SampledState::Running), HotRows::new(SampledState::Waiting));
-            sites.push(HotSite { client, running, waiting, calls: HotCalls::default(), over: [false; 2], ended: None });
+            sites.push(HotSite::new(client.clone(), &target, title));
         }
     }
+    sites::warn_of_missing(missing, &sites, context.common.format)?;
     drop(send);
-    let mut run = HotRun { args, interval, context, sites };
+    let rounds = ReadingRounds::default();
+    let mut run = HotRun { args, interval, context, sites, rounds, has_told: false, notes: HashSet::new() };
     let followed = run.follow(arriving, &mut signals, out).await;
+    let followed = followed.and(run.tell_failures(true).map_err(Stop::from));
     // The code is removed also if the readings have failed.
     let mut removed = Ok(());
     for site in &mut run.sites {
@@ -115,7 +102,11 @@ pub(crate) async fn run(args: HotArgs, context: CommandContext<'_>, out: &mut Ou
     }
     // The samples so far are printed also if the readings have failed.
     if !matches!(followed, Err(Stop::ReaderGone)) {
-        run.print(&run.sites, out)?;
+        out.text(&run.text(out))?;
+        out.together(|out| {
+            run.sites.iter().try_for_each(|site| run.records(site, out))?;
+            run.summed_records(out)
+        })?;
     }
     followed?;
     for ended in run.sites.iter_mut().filter_map(|site| site.ended.take()) {
@@ -131,6 +122,11 @@ struct HotRun<'c> {
     interval: Duration,
     context: CommandContext<'c>,
     sites: Vec<HotSite>,
+    rounds: ReadingRounds,
+    /// Whether the targets that cannot be sampled were told.
+    has_told: bool,
+    /// Notes about samples that were told.
+    notes: HashSet<String>,
 }
 
 impl HotRun<'_> {
@@ -150,14 +146,45 @@ impl HotRun<'_> {
         Ok(())
     }
 
-    /// Warns of targets whose calls were to be counted and were not.
+    /// Warns of targets whose calls were to be counted and were not, once for each reason.
     fn warn_without_calls(&self) {
-        for site in self.sites.iter().filter(|_| self.args.calls) {
-            let Some(why) = site.calls.why_none() else { continue };
-            let of =
-                if self.sites.len() > 1 { format!(" of process {}", site.running.sum().pid) } else { String::new() };
+        let mut all: BTreeMap<String, Vec<i32>> = BTreeMap::new();
+        for site in self.sites.iter().filter(|site| self.args.calls && site.failure.is_none()) {
+            if let Some(why) = site.calls.why_none() {
+                all.entry(why).or_default().push(site.running.sum().pid.0);
+            }
+        }
+        for (why, pids) in all {
+            let of = match pids.as_slice() {
+                _ if self.sites.len() == 1 => String::new(),
+                [pid] => format!(" of process {pid}"),
+                pids => format!(" of {} processes", pids.len()),
+            };
             output::warn(&format!("calls{of} are not counted: {why}"), self.context.common.format);
         }
+    }
+
+    /// Whether the rows are those of several targets together.
+    fn is_several(&self) -> bool {
+        self.sites.iter().filter(|site| site.failure.is_none() || site.has_samples(self.args.state())).count() > 1
+    }
+
+    /// Warns once of targets that cannot be sampled, as soon as each has answered, or at the end. Fails if no target can be sampled.
+    fn tell_failures(&mut self, is_end: bool) -> Result<(), Failure> {
+        let state = self.args.state();
+        let answered = |site: &HotSite| site.failure.is_some() || site.has_samples(state) || site.is_over();
+        if self.has_told || self.sites.len() < 2 || !(is_end || self.sites.iter().all(answered)) {
+            return Ok(());
+        }
+        self.has_told = true;
+        let failures: Vec<Failure> = self.sites.iter().filter_map(HotSite::named_failure).collect();
+        if failures.len() == self.sites.len()
+            && let Some(first) = failures.into_iter().next()
+        {
+            return Err(first);
+        }
+        sites::warn(&self.sites, self.context.common.format);
+        Ok(())
     }
 
     /// Takes readings until the command must end.
@@ -196,7 +223,7 @@ impl HotRun<'_> {
         event: Result<Option<SamplingReading>, Failure>,
         out: &mut Output,
     ) -> Result<(), Stop> {
-        let sorts_by = self.args.state();
+        let (sorts_by, several) = (self.args.state(), self.sites.len() > 1);
         let Some(site) = self.sites.get_mut(at) else { return Ok(()) };
         let number = usize::from(state == SampledState::Waiting);
         let reading = match event {
@@ -210,8 +237,22 @@ impl HotRun<'_> {
                 site.over[number] = true;
                 let times = if state == SampledState::Waiting { "waiting" } else { "processor" };
                 let what = format!("{times} times are not known: {}", failure.what);
-                output::warn(&what, self.context.common.format);
+                match several {
+                    true => site.unknown = Some(what),
+                    false => output::warn(&what, self.context.common.format),
+                }
                 return Ok(());
+            }
+            // The other targets are sampled on.
+            Err(failure) if several && failure.exit != Exit::Usage => {
+                site.over = [true; 2];
+                if self.has_told {
+                    let pid = site.running.sum().pid;
+                    let what = format!("process {pid} is not sampled any more: {}", failure.what);
+                    output::warn(&what, self.context.common.format);
+                }
+                site.failure = Some(failure);
+                return Ok(self.tell_failures(false)?);
             }
             Err(failure) => return Err(failure.into()),
         };
@@ -219,7 +260,7 @@ impl HotRun<'_> {
         let is_first = rows.sum().span.is_zero();
         rows.add(reading);
         let sum = rows.sum();
-        if is_first && !sum.note.is_empty() {
+        if is_first && !sum.note.is_empty() && self.notes.insert(sum.note.clone()) {
             output::warn(&sum.note, self.context.common.format);
         }
         if let Some(ended) = sum.ended {
@@ -235,56 +276,111 @@ impl HotRun<'_> {
             let budget = self.args.max_overhead.unwrap_or(BUDGET);
             site.calls.adapt(&site.client, &site.running, budget, self.context.started, out).await?;
         }
+        self.tell_failures(false)?;
+        self.show(at, out)
+    }
+
+    /// Prints the samples so far, if it is time to do so: records of the target of this number, and all targets together once each has sent
+    /// a reading.
+    fn show(&mut self, at: usize, out: &mut Output) -> Result<(), Stop> {
+        let number = usize::from(self.args.state() == SampledState::Waiting);
+        let over: Vec<bool> = self.sites.iter().map(|site| site.over[number]).collect();
+        let is_due = self.rounds.reading(at, &over);
         if out.live() {
-            let text = self.text(&self.sites, out);
-            out.frame(&text)?;
-        } else if self.args.interval.is_some() && !self.sites[at].over[number] {
-            self.print(&self.sites[at..=at], out)?;
+            return if is_due { out.frame(&self.text(out)) } else { Ok(()) };
+        }
+        // The last values come at the end of the command.
+        if self.args.interval.is_none() || over.iter().all(|over| *over) {
+            return Ok(());
+        }
+        if let Some(site) = self.sites.get(at).filter(|site| !site.over[number]) {
+            out.together(|out| self.records(site, out))?;
+        }
+        if is_due {
+            out.text(&self.text(out))?;
+            out.together(|out| self.summed_records(out))?;
         }
         Ok(())
     }
 
-    /// Prints the samples so far: records for scripts, tables for people.
-    fn print(&self, sites: &[HotSite], out: &mut Output) -> Result<(), Stop> {
-        let text = self.text(sites, out);
-        out.text(&text)?;
-        out.together(|out| {
-            for site in self.with_samples(sites) {
-                self.rows(site).into_iter().try_for_each(|row| out.object(&Object::Hot(row)))?;
-                out.object(&Object::Samples(self.samples(site)))?;
-            }
-            Ok(())
-        })
+    /// Writes the records of a site, if it has a reading.
+    fn records(&self, site: &HotSite, out: &mut Output) -> Result<(), Stop> {
+        if !site.has_samples(self.args.state()) || !out.json() {
+            return Ok(());
+        }
+        let host = site.client.host();
+        let rows = self.rows(std::slice::from_ref(&site), (&site.running, &site.waiting), host.as_deref());
+        rows.into_iter().try_for_each(|row| out.object(&Object::Hot(row)))?;
+        out.object(&Object::Samples(self.samples((&site.running, &site.waiting), host.as_deref())))
+    }
+
+    /// Writes the records of all targets together, if there are several.
+    fn summed_records(&self, out: &mut Output) -> Result<(), Stop> {
+        if !self.is_several() || !out.json() {
+            return Ok(());
+        }
+        let sites = self.with_samples();
+        let (running, waiting) = sites::together(&sites);
+        let rows = self.rows(&sites, (&running, &waiting), None);
+        rows.into_iter().try_for_each(|row| out.object(&Object::Hot(row)))?;
+        let threads = sites::threads(&sites, self.args.state());
+        let samples = SamplesObject { threads, ..self.samples((&running, &waiting), None) };
+        out.object(&Object::Samples(samples))
     }
 
     /// The sites with a reading.
-    fn with_samples<'s>(&self, sites: &'s [HotSite]) -> impl Iterator<Item = &'s HotSite> {
-        let state = self.args.state();
-        sites.iter().filter(move |site| !site.rows(state).sum().span.is_zero())
+    fn with_samples(&self) -> Vec<&HotSite> {
+        self.sites.iter().filter(|site| site.has_samples(self.args.state())).collect()
     }
 
-    fn samples(&self, site: &HotSite) -> SamplesObject {
-        let waiting = site.waiting.sum();
-        let samples = site.rows(self.args.state()).samples(site.client.host().as_deref());
-        SamplesObject { looks: waiting.looks, waits: waiting.samples, ..samples }
+    /// The record of all samples.
+    fn samples(&self, (running, waiting): (&HotRows, &HotRows), host: Option<&str>) -> SamplesObject {
+        let main = if self.args.state() == SampledState::Running { running } else { waiting };
+        let sum = waiting.sum();
+        SamplesObject { looks: sum.looks, waits: sum.samples, ..main.samples(host) }
     }
 
-    /// The rows of a site.
-    fn rows(&self, site: &HotSite) -> Vec<HotObject> {
+    /// The rows of sites with these samples.
+    fn rows(&self, sites: &[&HotSite], (running, waiting): (&HotRows, &HotRows), host: Option<&str>) -> Vec<HotObject> {
         let sort = self.args.sort.unwrap_or(if self.args.off_cpu { HotSort::Total } else { HotSort::Own });
-        let mut rows =
-            rows::functions(&site.running, &site.waiting, self.args.state(), sort, site.client.host().as_deref());
-        site.calls.annotate(&mut rows, site.running.sum().span);
+        let mut rows = rows::functions(running, waiting, self.args.state(), sort, host);
+        calls::annotate(sites.iter().map(|site| (&site.calls, &site.running)), &mut rows);
         rows
     }
 
-    /// A heading and a table for each target.
-    fn text(&self, sites: &[HotSite], out: &Output) -> String {
-        let tables = self.with_samples(sites).map(|site| {
-            let samples = self.samples(site);
-            heading(&samples) + &table(&self.rows(site), self.args.top, out.width()) + &notes(&samples)
-        });
-        tables.collect()
+    /// A heading and a table: of the target, or of several together.
+    fn text(&self, out: &Output) -> String {
+        let (sites, state) = (self.with_samples(), self.args.state());
+        if sites.is_empty() {
+            return String::new();
+        }
+        if !self.is_several() {
+            let table = |site: &&HotSite| {
+                let (host, pid) = (site.client.host(), site.rows(state).sum().pid.0);
+                let heading = HeadingTarget::One { pid, host };
+                self.table(std::slice::from_ref(site), &heading, (&site.running, &site.waiting), out)
+            };
+            return sites.iter().map(table).collect();
+        }
+        let (running, waiting) = sites::together(&sites);
+        self.table(&sites, &sites::heading(&sites), (&running, &waiting), out)
+    }
+
+    /// A heading, a table of functions, and what they do not tell, of sites with these samples.
+    fn table(
+        &self,
+        sites: &[&HotSite],
+        heading: &HeadingTarget,
+        (running, waiting): (&HotRows, &HotRows),
+        out: &Output,
+    ) -> String {
+        let (state, top, width) = (self.args.state(), self.args.top, out.width());
+        let samples = self.samples((running, waiting), None);
+        let main = if state == SampledState::Running { running } else { waiting };
+        text::heading(heading, main, &samples)
+            + &text::table(&self.rows(sites, (running, waiting), None), top, width)
+            + &text::processes(&sites::shares(sites, state), width)
+            + &text::notes(&samples)
     }
 }
 
@@ -338,233 +434,9 @@ async fn forward(
     }
 }
 
-/// One line about the samples.
-fn heading(samples: &SamplesObject) -> String {
-    let host = samples.host.as_ref().map(|host| format!(" at {host}")).unwrap_or_default();
-    let span = time(samples.span_ns as f64);
-    let facts = match samples.state {
-        "waiting" => {
-            let waiting = percent(100.0 * samples.samples as f64 / samples.base.max(1) as f64);
-            let looks = plural(samples.base, "look at a thread", "looks at threads");
-            format!("{looks} in {span}; in {waiting} of them, the thread waits")
-        }
-        _ => {
-            let busy = samples.cpu_ns as f64 / samples.span_ns.max(1) as f64;
-            let kernel = samples.kernel.map_or_else(
-                || "the kernel is not sampled".to_owned(),
-                |kernel| format!("{} in the kernel", share(kernel)),
-            );
-            let number = plural(samples.samples, "sample", "samples");
-            format!("{number} in {span}; {busy:.2} processors busy, {kernel}")
-        }
-    };
-    format!("{HEADING}process {}{HEADING:#}{host}: {facts}\n", samples.pid)
-}
-
-fn table(rows: &[HotObject], top: usize, width: Option<usize>) -> String {
-    let mut table = TextTable::new()
-        .shrinking("FUNCTION")
-        .shrinking("MODULE")
-        .right("SELF")
-        .right("±")
-        .right("TOTAL")
-        .right("KERNEL")
-        .right("TIME")
-        .right("WAIT")
-        .right("CALLS/S")
-        .right("MEAN")
-        .left("IN")
-        .kept("FUNCTION", 24)
-        .optional(&["KERNEL", "±", "TIME", "IN", "MODULE"]);
-    for row in rows.iter().take(top) {
-        let waited = row.wall_ns.zip(row.cpu_ns).map(|(wall, cpu)| wall.saturating_sub(cpu)).or(row.wall_ns);
-        let waited = waited.filter(|ns| *ns > 0);
-        let call = row.waits.first().map(|wait| wait.name.clone()).unwrap_or_default();
-        table.row(vec![
-            row.id.function.as_str().into(),
-            Cell::styled(row.id.module.as_str(), DIM),
-            share(row.own).into(),
-            Cell::styled(share(row.self_error), DIM),
-            share(row.total).into(),
-            row.kernel.map(share).unwrap_or_default().into(),
-            row.cpu_ns.map(|ns| time(ns as f64)).unwrap_or_default().into(),
-            waited.map(|ns| time(ns as f64)).unwrap_or_default().into(),
-            row.calls_per_s.map(short).unwrap_or_default().into(),
-            mean(row).into(),
-            call.into(),
-        ]);
-    }
-    let mut text = table.render(width);
-    if let Some(more) = rows.len().checked_sub(top).filter(|more| *more > 0) {
-        text += &format!("{DIM}and {}{DIM:#}\n", plural(more as u64, "more function", "more functions"));
-    }
-    text
-}
-
-/// A share from 0 to 1 in percent.
-fn share(share: f64) -> String {
-    if share > 0.0 { percent(100.0 * share) } else { "0 %".to_owned() }
-}
-
-/// The mean time of a call; `~` marks processor time that was derived.
-fn mean(row: &HotObject) -> String {
-    let Some(ns) = row.mean_ns else { return String::new() };
-    let mark = if row.how.get("mean_ns") == Some(&"derived") { "~" } else { "" };
-    format!("{mark}{}", time(ns))
-}
-
-/// Facts that limit what the shares tell.
-fn notes(samples: &SamplesObject) -> String {
-    let mut text = String::new();
-    let mut line = |what: String| {
-        // Names of memory come from other processes, so control characters, which could move the cursor, become `?`.
-        let what: String = what.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
-        text += &format!("{DIM}{what}{DIM:#}\n");
-    };
-    if samples.base == 0 && samples.cpu_ns > 0 {
-        line("threads ran, but none was sampled: they may have ended too soon".to_owned());
-    } else if samples.base == 0 {
-        line("no thread ran: nothing is known about any function".to_owned());
-    }
-    for place in samples.elsewhere.iter().filter(|place| place.share >= WORTH_TELLING) {
-        line(format!("{} of the time is in no known function: {}", percent(100.0 * place.share), place.name));
-    }
-    let cut = samples.cut as f64 / samples.samples.max(1) as f64;
-    if cut >= WORTH_TELLING {
-        line(format!(
-            "{} of the stacks are not known to the end: TOTAL of outer functions is too low",
-            percent(100.0 * cut)
-        ));
-    }
-    if samples.lost > 0 {
-        let why = if samples.method == "perf" { "samples came too fast" } else { "the thread went on meanwhile" };
-        line(format!("{} lost, because {why}", plural(samples.lost, "sample was", "samples were")));
-    }
-    if samples.throttled > 0 {
-        line(format!(
-            "the kernel has paused the samples {} times (kernel.perf_cpu_time_max_percent)",
-            grouped_u64(samples.throttled)
-        ));
-    }
-    if samples.unsampled_threads > 0 {
-        line(format!("{} cannot be sampled", plural(samples.unsampled_threads, "thread", "threads")));
-    }
-    if samples.method == "perf" && samples.kernel.is_none() {
-        line(
-            "kernel.perf_event_paranoid does not permit samples in the kernel; shares are of the time in the program"
-                .to_owned(),
-        );
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
-    use expect_test::expect;
-    use ingraft_api::{NamedFunction, NamedSamples, SampledFunction, SamplingMethod};
-    use ingraft_model::{Pid, Svma};
-
     use super::*;
-
-    fn function(name: &str, own: u64, total: u64, kernel: u64) -> SampledFunction {
-        let function = NamedFunction { module: "shop".to_owned(), function: name.to_owned(), offset: Svma(total) };
-        SampledFunction { function, own, total, kernel, waits: Vec::new() }
-    }
-
-    fn reading() -> SamplingReading {
-        SamplingReading {
-            pid: Pid(7),
-            span: Duration::from_secs(2),
-            cpu: Duration::from_millis(2200),
-            period: Duration::from_millis(2),
-            with_kernel: true,
-            samples: 1000,
-            kernel: 100,
-            cut: 50,
-            lost: 1,
-            unsampled_threads: 2,
-            functions: vec![
-                function("find_price", 600, 700, 0),
-                function("main", 0, 900, 0),
-                function("send", 300, 300, 100),
-            ],
-            elsewhere: vec![NamedSamples { name: "[he\u{1b}ap]".to_owned(), samples: 100 }],
-            ..SamplingReading::default()
-        }
-    }
-
-    fn shown(state: SampledState, reading: SamplingReading, sort: HotSort, top: usize) -> String {
-        let mut rows = HotRows::new(state);
-        rows.add(reading);
-        let samples = rows.samples(None);
-        let (running, waiting) = match state {
-            SampledState::Running => (rows, HotRows::new(SampledState::Waiting)),
-            SampledState::Waiting => (HotRows::new(SampledState::Running), rows),
-        };
-        let found = rows::functions(&running, &waiting, state, sort, None);
-        let text = heading(&samples) + &table(&found, top, None) + &notes(&samples);
-        anstream::adapter::strip_str(&text).to_string()
-    }
-
-    #[test]
-    fn a_table_tells_also_what_it_does_not_tell() {
-        expect![[r#"
-            process 7: 1,000 samples in 2 s; 1.10 processors busy, 10 % in the kernel
-            FUNCTION    MODULE  SELF      ±  TOTAL  KERNEL    TIME
-            find_price  shop    60 %  1.5 %   70 %     0 %   1.4 s
-            send        shop    30 %  1.4 %   30 %    33 %  600 ms
-            and 1 more function
-            10 % of the time is in no known function: [he?ap]
-            5.0 % of the stacks are not known to the end: TOTAL of outer functions is too low
-            1 sample was lost, because samples came too fast
-            2 threads cannot be sampled
-        "#]]
-        .assert_eq(&shown(SampledState::Running, reading(), HotSort::Own, 2));
-        let without_kernel = SamplingReading { with_kernel: false, kernel: 0, cut: 0, lost: 0, ..reading() };
-        expect![[r#"
-            process 7: 1,000 samples in 2 s; 1.10 processors busy, the kernel is not sampled
-            FUNCTION    MODULE  SELF       ±  TOTAL    TIME
-            main        shop     0 %  0.10 %   90 %   1.8 s
-            find_price  shop    60 %   1.5 %   70 %   1.4 s
-            send        shop    30 %   1.4 %   30 %  600 ms
-            10 % of the time is in no known function: [he?ap]
-            2 threads cannot be sampled
-            kernel.perf_event_paranoid does not permit samples in the kernel; shares are of the time in the program
-        "#]]
-        .assert_eq(&shown(SampledState::Running, without_kernel, HotSort::Total, 9));
-        let idle = SamplingReading {
-            samples: 0,
-            kernel: 0,
-            cut: 0,
-            functions: Vec::new(),
-            elsewhere: Vec::new(),
-            ..reading()
-        };
-        expect![[r#"
-            process 7: 0 samples in 2 s; 1.10 processors busy, 0 % in the kernel
-            threads ran, but none was sampled: they may have ended too soon
-            1 sample was lost, because samples came too fast
-            2 threads cannot be sampled
-        "#]]
-        .assert_eq(&shown(SampledState::Running, idle, HotSort::Own, 9));
-    }
-
-    #[test]
-    fn a_table_of_waits_names_the_system_call() {
-        let waits = vec![NamedSamples { name: "futex".to_owned(), samples: 300 }];
-        let functions = vec![SampledFunction { waits, ..function("wait", 0, 300, 0) }];
-        let method = SamplingMethod::Looks;
-        let waiting = SamplingReading { method, looks: 2000, samples: 1500, functions, cut: 0, ..reading() };
-        expect![[r#"
-            process 7: 2,000 looks at threads in 2 s; in 75 % of them, the thread waits
-            FUNCTION  MODULE  SELF       ±  TOTAL    WAIT  IN
-            wait      shop     0 %  0.05 %   15 %  600 ms  futex
-            5.0 % of the time is in no known function: [he?ap]
-            1 sample was lost, because the thread went on meanwhile
-            2 threads cannot be sampled
-        "#]]
-        .assert_eq(&shown(SampledState::Waiting, waiting, HotSort::Total, 9));
-    }
 
     #[test]
     fn readings_fill_the_time_of_the_command() {
