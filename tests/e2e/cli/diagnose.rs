@@ -120,6 +120,56 @@ fn calls_that_fail_and_are_made_again() {
     assert!(text(first(&outcome), "evidence").contains("calls of read failed"), "{outcome:#?}");
 }
 
+/// The group of processes in which a hypothesis holds.
+fn group<'o>(outcome: &'o Outcome, hypothesis: &str) -> &'o Value {
+    let groups = outcome.all("finding_group");
+    let found = groups.into_iter().find(|group| group["hypothesis"] == hypothesis);
+    found.unwrap_or_else(|| panic!("no group {hypothesis}: {outcome:#?}"))
+}
+
+#[test]
+fn each_problem_of_several_processes_is_found_in_its_process() {
+    let mut busy = causes::HOT_LOOP.start(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let mut locked = causes::MUTEX.start(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let idle = Mutatee::start("ailing", &[]);
+    let mut gone = std::process::Command::new("true").spawn().expect("coreutils");
+    let dead = gone.id().to_string();
+    gone.wait().expect("its end");
+    let pids = [busy.target.pid(), locked.target.pid(), idle.pid()];
+    let before = pids.map(Text::of);
+    let mut arguments = vec!["diagnose".to_owned(), "-p".to_owned(), dead.clone()];
+    arguments.extend(pids.iter().flat_map(|pid| ["-p".to_owned(), pid.to_string()]));
+    let outcome = tool().run(&arguments).assert_code(0);
+    assert!(outcome.stderr.contains(&format!("process {dead} is not measured")), "{outcome:#?}");
+    for (cause, pid) in [(&causes::HOT_LOOP, pids[0]), (&causes::MUTEX, pids[1])] {
+        let group = group(&outcome, cause.hypothesis);
+        assert_eq!(group["targets"], 3, "{outcome:#?}");
+        let first = &group["processes"][0];
+        assert_eq!((&first["pid"], &first["searched"]), (&Value::from(pid), &Value::from(true)), "{outcome:#?}");
+        let place = format!("/Code/ailing/{}", cause.function);
+        let is_there = |f: &&Value| f["pid"] == pid && f["where"] == place.as_str() && f["holds"] == true;
+        assert!(outcome.all("finding").iter().any(is_there), "{place} is not there: {outcome:#?}");
+    }
+    let findings = outcome.all("finding");
+    let of_idle = |hypothesis: &str| {
+        findings
+            .iter()
+            .find(|f| f["pid"] == pids[2] && f["hypothesis"] == hypothesis)
+            .is_some_and(|f| f["holds"] == true)
+    };
+    assert!(of_idle("mostly idle") && !of_idle("processor bound"), "{outcome:#?}");
+    // Nothing was put into the process without a problem.
+    for kind in ["attached", "changed", "removed"] {
+        assert!(outcome.all(kind).iter().all(|object| object["pid"] != pids[2]), "{outcome:#?}");
+    }
+    for (pid, before) in pids.into_iter().zip(&before) {
+        target::assert_clean(pid, before);
+    }
+    busy.target.ask("rest");
+    locked.target.ask("rest");
+    drop(tool().run(["diagnose", "-n", "no-such-program", "--all"]).assert_error(3, &["no-such-program"]));
+}
+
 #[test]
 fn an_interrupted_search_prints_what_it_has_found() {
     let mut target = Mutatee::start("ailing", &[]);

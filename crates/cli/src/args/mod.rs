@@ -895,7 +895,7 @@ impl Cli {
             Command::Functions(args) => (&args.target, false),
             Command::Inspect(args) => (&args.target, false),
             Command::Hot(args) => (&args.target.single, !args.command.is_empty() || args.target.cgroup.is_some()),
-            Command::Diagnose(args) => (&args.target, false),
+            Command::Diagnose(args) => (&args.target.single, args.target.cgroup.is_some()),
             Command::Detach(args) => (&args.target, args.all || args.cgroup.is_some()),
             Command::Ps(_)
             | Command::Where(_)

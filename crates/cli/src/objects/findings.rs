@@ -28,3 +28,27 @@ pub(crate) struct FindingObject {
     pub(crate) command: String,
     pub(crate) refuted_by: String,
 }
+
+/// Processes, out of several, in which the same hypothesis holds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct FindingGroupObject {
+    /// Number of processes that were looked at.
+    pub(crate) targets: usize,
+    pub(crate) hypothesis: &'static str,
+    /// Mean number of threads in these processes that the hypothesis is about.
+    pub(crate) active: f64,
+    /// The processes, those with the most such threads first.
+    pub(crate) processes: Vec<FoundProcess>,
+}
+
+/// A process in which a hypothesis holds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct FoundProcess {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) pid: i32,
+    /// Mean number of its threads that the hypothesis is about.
+    pub(crate) active: f64,
+    /// Whether calls in the process were timed to test what was found.
+    pub(crate) searched: bool,
+}

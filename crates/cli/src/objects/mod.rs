@@ -33,7 +33,7 @@ use code::{
     WayObject, WovenObject,
 };
 use contexts::{ContextObject, ContextsObject, HolderObject};
-use findings::FindingObject;
+use findings::{FindingGroupObject, FindingObject};
 use hot::{HotObject, SamplesObject};
 use ingraft_api::{
     EventEntry, FunctionEntry, FunctionFacts, NamedFunction, PairFacts, PairInfo, Phase, ProcessEntry, UntypedSymbol,
@@ -77,6 +77,7 @@ pub(crate) enum Object {
     Hot(HotObject),
     Samples(SamplesObject),
     Finding(FindingObject),
+    FindingGroup(FindingGroupObject),
     Count(CountObject),
     Keyed(KeyedObject),
     Caller(CallerObject),

@@ -79,10 +79,14 @@ impl Division {
         self.active / (self.totals.rounds.max(1)) as f64
     }
 
+    /// Mean number of threads that are ready to run and have no processor.
+    pub(super) fn delayed(&self) -> f64 {
+        self.totals.delayed.as_secs_f64() / self.span.as_secs_f64().max(1e-9)
+    }
+
     /// Whether the process has little to do. A thread that is ready to run and has no processor has something to do.
     fn is_idle(&self) -> bool {
-        let delayed = self.totals.delayed.as_secs_f64() / self.span.as_secs_f64().max(1e-9);
-        self.activity() + delayed < ACTIVE
+        self.activity() + self.delayed() < ACTIVE
     }
 
     fn parts_of(&self, hypothesis: Hypothesis) -> impl Iterator<Item = &Part> {

@@ -2,12 +2,14 @@
 //!
 //! Looks at waiting threads and samples of running ones come first, because they put nothing into the process. `evidence` divides them among
 //! the hypotheses, `decisions` decides which of them hold and where, and `trials` tests the places found by code that is inserted for a
-//! moment.
+//! moment. Of several processes, all are looked at, `groups` says which have what problem, and trials are made in the process in which each
+//! problem is largest.
 
 mod causes;
 mod decisions;
 mod evidence;
 mod finding;
+mod groups;
 mod hypothesis;
 mod pasted;
 #[cfg(test)]
@@ -15,22 +17,25 @@ mod tests;
 mod text;
 mod trials;
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use ingraft_api::{Enabled, NamedFunction, Reading, SampledState, SamplingReading, SamplingRequest};
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use self::decisions::Division;
 use self::evidence::Observation;
 use self::finding::Finding;
+use self::groups::ProcessProblems;
 use self::pasted::Pasted;
 use self::trials::TrialResult;
 use super::hot;
 use crate::args::{DiagnoseArgs, Format};
 use crate::conn::{Client, InsertionRequest, RequestTarget};
-use crate::exit::{Failure, Stop};
-use crate::measure::{self, CommandContext, announcement};
+use crate::exit::{Exit, Failure, Stop};
+use crate::measure::{CommandContext, announcement};
 use crate::objects::findings::FindingObject;
 use crate::objects::{EndedObject, Object, RemovedObject};
 use crate::output::progress::Progress;
@@ -67,6 +72,18 @@ struct Searched {
     warnings: Vec<String>,
     ended: Option<EndedObject>,
     failure: Option<Failure>,
+    /// Mean numbers of active threads, and of those that are ready to run and have no processor.
+    threads: (f64, f64),
+    /// Whether trials were to be made.
+    is_tested: bool,
+}
+
+/// A target that was looked at.
+struct LookedAt {
+    client: Client,
+    searched: Searched,
+    /// The observation, its division, and the commands that show findings; `None` if too little was seen.
+    seen: Option<(Observation, Division, Pasted)>,
 }
 
 /// Terms that all searches of a command have in common.
@@ -77,6 +94,7 @@ struct SearchPlan {
     looking: Duration,
     budget: f64,
     started: std::time::Instant,
+    /// Format of the messages about the progress.
     format: Format,
     /// Whether the search is to end now.
     stop: watch::Receiver<bool>,
@@ -94,49 +112,111 @@ pub(crate) async fn run(args: DiagnoseArgs, context: CommandContext<'_>, out: &m
         format: context.common.format,
         stop: stopped,
     };
-    let mut searches = Vec::new();
+    let mut targets = Vec::new();
+    let mut missing = Vec::new();
     for (at, client) in context.engines.clients().iter().enumerate() {
-        for target in measure::running(&args.target) {
-            let pasted = (context.common.clone(), at);
-            let (client, plan) = (client.clone(), plan.clone());
-            searches.push(tokio::spawn(async move { search(client, target, &plan, &pasted).await }));
+        match hot::targets(client, &args.target, context.common.format).await {
+            Ok(found) => targets.extend(found.into_iter().map(|found| (at, client.clone(), found.target))),
+            // If there are several hosts, a target need not exist on each of them.
+            Err(failure) if context.engines.clients().len() > 1 && failure.exit == Exit::NotFound => {
+                missing.push(failure);
+            }
+            Err(failure) => return Err(failure.into()),
         }
     }
-    let mut look = tokio::time::interval(LOOK);
-    let mut reader_gone = false;
-    let mut all = Vec::new();
-    for search in &mut searches {
-        let searched = loop {
-            tokio::select! {
-                biased;
-                () = signals.asked() => {
-                    stop.send_replace(true);
-                }
-                _ = look.tick() => if out.reader_gone() {
-                    reader_gone = true;
-                    stop.send_replace(true);
-                },
-                done = &mut *search => break done,
-            }
-        };
-        let failed = |e| Failure::failed(format!("the search ended: {e}"), "report this as a defect");
-        all.push(searched.map_err(failed)?);
+    missing.iter().for_each(|failure| output::warn(&failure.to_string(), context.common.format));
+    let mut running = RunningSearches { stop, look: tokio::time::interval(LOOK), reader_gone: false };
+    let looks = targets.into_iter().enumerate().map(|(number, (at, client, target))| {
+        let common = context.common.clone();
+        // Of several searches, one tells what goes on.
+        let format = if number == 0 { plan.format } else { Format::Json };
+        let plan = SearchPlan { format, ..plan.clone() };
+        tokio::spawn(async move { look(client, target, &plan, &(common, at)).await })
+    });
+    let looked = running.finish(looks.collect(), &mut signals, out).await?;
+    let several = looked.len() > 1;
+    let (looked, failed): (Vec<LookedAt>, Vec<LookedAt>) =
+        looked.into_iter().partition(|looked| !several || looked.searched.failure.is_none());
+    let failed: Vec<Failure> = failed.into_iter().filter_map(LookedAt::named_failure).collect();
+    if looked.is_empty()
+        && let Some(first) = failed.iter().chain(&missing).next()
+    {
+        return Err(first.clone().into());
     }
-    if reader_gone {
+    words::left_out(&failed, plan.format).iter().for_each(|text| output::warn(text, plan.format));
+    let chosen = groups::chosen(&looked.iter().map(LookedAt::problems).collect::<Vec<_>>());
+    let tests = looked.into_iter().enumerate().map(|(number, looked)| {
+        let plan = plan.clone();
+        let is_chosen = !several || chosen.contains(&number);
+        tokio::spawn(async move { test(looked, &plan, is_chosen).await })
+    });
+    let all = running.finish(tests.collect(), &mut signals, out).await?;
+    if running.reader_gone {
         return Err(Stop::ReaderGone);
     }
-    print(&all, context.common.format, out)?;
+    print(&all, several, context.common.format, out)?;
     match all.into_iter().find_map(|searched| searched.failure) {
         Some(failure) => Err(failure.into()),
         None => Ok(()),
     }
 }
 
-fn print(all: &[Searched], format: Format, out: &mut Output) -> Result<(), Stop> {
+/// The searches of a command while they go on.
+struct RunningSearches {
+    /// Tells all searches to end.
+    stop: watch::Sender<bool>,
+    look: tokio::time::Interval,
+    reader_gone: bool,
+}
+
+impl RunningSearches {
+    /// Waits until these parts of searches have ended. A signal ends them early.
+    async fn finish<T>(
+        &mut self,
+        parts: Vec<JoinHandle<T>>,
+        signals: &mut Signals,
+        out: &Output,
+    ) -> Result<Vec<T>, Failure> {
+        let mut all = Vec::new();
+        for mut part in parts {
+            let done = loop {
+                tokio::select! {
+                    biased;
+                    () = signals.asked() => {
+                        self.stop.send_replace(true);
+                    }
+                    _ = self.look.tick() => if out.reader_gone() {
+                        self.reader_gone = true;
+                        self.stop.send_replace(true);
+                    },
+                    done = &mut part => break done,
+                }
+            };
+            let failed = |e| Failure::failed(format!("the search ended: {e}"), "report this as a defect");
+            all.push(done.map_err(failed)?);
+        }
+        Ok(all)
+    }
+}
+
+fn print(all: &[Searched], several: bool, format: Format, out: &mut Output) -> Result<(), Stop> {
+    let mut told = HashSet::new();
     for searched in all {
-        searched.warnings.iter().for_each(|warning| output::warn(warning, format));
-        let host = searched.host.as_deref();
-        out.text(&text::tree(searched.pid, host, &searched.findings))?;
+        for warning in &searched.warnings {
+            if told.insert(warning) {
+                output::warn(warning, format);
+            }
+        }
+    }
+    if several {
+        let problems: Vec<ProcessProblems> = all.iter().map(Searched::problems).collect();
+        out.text(&groups::text(&problems))?;
+        groups::records(&problems).into_iter().try_for_each(|group| out.object(&Object::FindingGroup(group)))?;
+    }
+    for searched in all {
+        if searched.is_tested {
+            out.text(&text::tree(searched.pid, searched.host.as_deref(), &searched.findings))?;
+        }
         searched.records.iter().try_for_each(|record| out.object(record))?;
         for finding in &searched.findings {
             out.object(&Object::Finding(record(searched, finding)))?;
@@ -147,6 +227,32 @@ fn print(all: &[Searched], format: Format, out: &mut Output) -> Result<(), Stop>
         }
     }
     Ok(())
+}
+
+impl Searched {
+    /// The problems of the process.
+    fn problems(&self) -> ProcessProblems {
+        let Searched { host, pid, threads, is_tested, .. } = self;
+        ProcessProblems::of((host.clone(), *pid), &self.findings, *threads, *is_tested)
+    }
+}
+
+impl LookedAt {
+    /// The problems of the process, as far as looks tell them.
+    fn problems(&self) -> ProcessProblems {
+        let findings = match &self.seen {
+            Some((observation, division, pasted)) => decisions::findings(observation, division, pasted),
+            None => Vec::new(),
+        };
+        let Searched { host, pid, threads, is_tested, .. } = &self.searched;
+        ProcessProblems::of((host.clone(), *pid), &findings, *threads, *is_tested)
+    }
+
+    /// The failure, with the process that it is about.
+    fn named_failure(self) -> Option<Failure> {
+        let pid = Some(self.searched.pid).filter(|pid| *pid != 0);
+        self.searched.failure.map(|failure| Failure { pid: failure.pid.or(pid), ..failure })
+    }
 }
 
 fn record(searched: &Searched, finding: &Finding) -> FindingObject {
@@ -166,25 +272,44 @@ fn record(searched: &Searched, finding: &Finding) -> FindingObject {
     }
 }
 
-/// Searches one target.
-async fn search(
+/// Looks at one target, which puts nothing into it.
+async fn look(
     client: Client,
     target: RequestTarget,
     plan: &SearchPlan,
     (common, at): &(crate::args::Common, usize),
-) -> Searched {
+) -> LookedAt {
     let mut searched = Searched { host: client.host(), ..Searched::default() };
+    if let RequestTarget::Pid(pid) = target {
+        searched.pid = pid;
+    }
     let observation = match observe(&client, &target, plan, &mut searched).await {
         Ok(observation) => observation,
-        Err(failure) => return Searched { failure: Some(failure), ..searched },
+        Err(failure) => {
+            searched.failure = Some(failure);
+            return LookedAt { client, searched, seen: None };
+        }
     };
-    searched.pid = observation.pid.0;
     if !observation.has_both() || observation.totals().looks == 0 {
         searched.warnings.push("the search ended before it had seen anything".to_owned());
+        return LookedAt { client, searched, seen: None };
+    }
+    searched.pid = observation.pid.0;
+    let pasted = Pasted::new(searched.pid, common, *at);
+    let division = Division::of(&observation);
+    searched.threads = (division.activity(), division.delayed());
+    LookedAt { client, searched, seen: Some((observation, division, pasted)) }
+}
+
+/// Tests what looks at a target have found, by code that is inserted for a moment if `is_chosen`.
+async fn test(looked: LookedAt, plan: &SearchPlan, is_chosen: bool) -> Searched {
+    let LookedAt { client, mut searched, seen } = looked;
+    searched.is_tested = is_chosen;
+    let Some((observation, mut division, pasted)) = seen else { return searched };
+    if !is_chosen {
+        searched.findings = decisions::findings(&observation, &division, &pasted);
         return searched;
     }
-    let pasted = Pasted::new(searched.pid, common, *at);
-    let mut division = Division::of(&observation);
     let may_insert = |searched: &Searched| searched.ended.is_none() && searched.failure.is_none() && !plan.is_over();
     let mut retried = Vec::new();
     let suspects = division.suspects();
