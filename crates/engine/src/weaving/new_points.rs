@@ -13,7 +13,7 @@ use crate::program::modules::Modules;
 use crate::weaving::arenas::{ARENA_MAX, NewArenas, arena_for};
 use crate::weaving::bodies::Bodies;
 use crate::weaving::plan::{PlannedChange, Subject, Unit, Woven, WovenAnew, append, codegen_error};
-use crate::weaving::points::{Point, Points};
+use crate::weaving::points::{Point, PointsByFunction};
 use crate::weaving::unproven::{BlamedFunctions, unproven};
 use crate::weaving::wanted::NewPoint;
 
@@ -154,7 +154,7 @@ struct NewPointInputs<'a> {
 }
 
 impl<'a> NewPointInputs<'a> {
-    fn new(modules: &'a Modules, (known, bodies): (&'a Points, &Bodies), point: &NewPoint<'a>) -> Self {
+    fn new(modules: &'a Modules, (known, bodies): (&'a PointsByFunction, &Bodies), point: &NewPoint<'a>) -> Self {
         let FunctionPoint { function, point: id } = point.point;
         let body = bodies.get(&function).filter(|_| point.in_copy);
         let probe = body.and_then(|body| body.woven.probe(id).ok()).copied();

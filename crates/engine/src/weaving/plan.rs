@@ -25,7 +25,7 @@ use crate::weaving::attempt::{Attempt, RefusedPairs, dependents, partial};
 use crate::weaving::bodies::{Bodies, Body, Copies};
 use crate::weaving::exits::hosts;
 use crate::weaving::moving;
-use crate::weaving::points::{Mini, Point, Points};
+use crate::weaving::points::{Mini, Point, PointsByFunction};
 use crate::weaving::sites::{FoundPoint, Text, are_known, in_copy, sites, whole};
 use crate::weaving::unproven::defect;
 use crate::weaving::wanted::{NewMini, NewPoint, WantedPoints, with_edges};
@@ -58,7 +58,7 @@ pub struct Woven {
     /// Text that is in use and padding for islands, for each module.
     pub(super) texts: FxHashMap<u32, TextSpace>,
     /// Woven points.
-    pub(super) points: Points,
+    pub(super) points: PointsByFunction,
     /// Copies of whole functions, into which points are woven that have no room in the text.
     pub(super) bodies: Bodies,
     /// Code that nothing leads to any more, kept until it is known that no thread is in it.
@@ -767,7 +767,11 @@ pub(super) fn joined(mut ranges: Vec<AvmaRange>) -> Vec<AvmaRange> {
 
 /// The points of a function that stay when the idle ones are removed. A point that displaces instructions of other points stays as long as
 /// they do.
-fn staying(points: &Points, places: &[FunctionPoint], idle: impl Fn(&Point) -> bool) -> FxHashSet<FunctionPoint> {
+fn staying(
+    points: &PointsByFunction,
+    places: &[FunctionPoint],
+    idle: impl Fn(&Point) -> bool,
+) -> FxHashSet<FunctionPoint> {
     let (mut left, mut stay): (Vec<_>, Vec<_>) =
         places.iter().filter_map(|place| Some((place, points.get(place)?))).partition(|(_, point)| idle(point));
     let mut from = 0;

@@ -51,13 +51,13 @@ type FunctionPoints = Vec<(FunctionPoint, Arc<Point>)>;
 
 /// Woven points, in the order of their keys, so that the points of a function are adjacent.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Points {
+pub(super) struct PointsByFunction {
     /// The points of each function, sorted by key. No function has none.
     functions: BTreeMap<FunctionId, Arc<FunctionPoints>>,
     len: usize,
 }
 
-impl Points {
+impl PointsByFunction {
     /// Number of points.
     pub fn len(&self) -> usize {
         self.len
