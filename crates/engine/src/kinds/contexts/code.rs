@@ -555,7 +555,7 @@ mod tests {
             ],
         );
         let dear = of(&[WallTime, CpuTime, LiveBytes], MemoryRole::Stores(Size::Argument(2)));
-        assert!(dear.contains("open r1 time cpu_time spent cpu_spent $arg[0] restore"), "{dear}");
+        assert!(dear.contains("open r1 cpu_time time spent cpu_spent $arg[0] restore"), "{dear}");
         assert!(!of(&[WallTime], MemoryRole::Frees).contains("record"));
     }
 
