@@ -1,14 +1,17 @@
 //! Two pools of threads: one for analysis, at lower priority so that the target is not slowed down, and one for quick work on whose result
-//! a caller waits. On a crowded machine analysis is quick work too: a thread of lower priority would hardly ever run there.
+//! a caller waits. On a crowded machine analysis is quick work too: a thread of lower priority would hardly ever run there. On a busy one,
+//! the low priority holds for the first seconds.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use ingraft_codegen::Spread;
 use ingraft_process::ready_threads;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
+use crate::patience::PatientThreads;
 use crate::undertaking::Check;
 
 /// Largest number of items that a thread takes at once. It is small because items differ in cost, and processors in their other work.
@@ -17,8 +20,8 @@ pub const ITEMS_AT_ONCE: usize = 32;
 /// Largest number of threads for quick work: starting many more takes longer than they save.
 const QUICK_MAX: usize = 16;
 
-/// Niceness that the threads for analysis add to their own. Beside a busy thread, such a thread gets a tenth of a processor.
-const NICE: i32 = 10;
+/// Time from which on an analysis goes on at the priority of other threads. A large program takes less on a quiet machine.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Ready threads for each processor from which on a machine is crowded. A thread of normal priority takes at most a ninth of the time of the
 /// others there. A thread for analysis would get less than an eightieth of a processor, so that a user waits for minutes.
@@ -38,15 +41,18 @@ fn processors() -> usize {
 /// the priority of the thread that creates it.
 pub fn in_background<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     static POOL: OnceLock<Option<ThreadPool>> = OnceLock::new();
-    let be_nice = |_| {
-        // If that fails, the work is done at normal priority.
-        let _ = rustix::process::nice(NICE);
+    static THREADS: PatientThreads = PatientThreads::new();
+    let make = || {
+        let named = ThreadPoolBuilder::new().thread_name(|i| format!("analysis-{i}"));
+        named.start_handler(|_| THREADS.join()).build().ok()
     };
-    let make = || ThreadPoolBuilder::new().thread_name(|i| format!("analysis-{i}")).start_handler(be_nice).build().ok();
-    let crowded = ready_threads().is_some_and(|ready| is_crowded(ready, processors()));
-    let pool = if crowded { quick() } else { POOL.get_or_init(make).as_ref() };
-    match pool {
-        Some(pool) => pool.install(work),
+    if ready_threads().is_some_and(|ready| is_crowded(ready, processors()))
+        && let Some(quick) = quick()
+    {
+        return quick.install(work);
+    }
+    match POOL.get_or_init(make) {
+        Some(pool) => THREADS.run(pool, PATIENCE, work),
         None => work(),
     }
 }

@@ -12,6 +12,7 @@ mod kinds;
 mod measure;
 mod names;
 mod pairs;
+mod patience;
 mod program;
 mod readings;
 mod recovery;
