@@ -13,12 +13,12 @@ use rustix::thread::gettid;
 const NICE: i32 = 10;
 
 /// Threads of low priority, which get back the priority that they had while somebody has waited long for them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct PatientThreads {
     state: Mutex<ThreadsState>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct ThreadsState {
     /// The threads.
     threads: Vec<PatientThread>,

@@ -21,6 +21,7 @@ use crate::weaving::arenas::{ARENA_MAX, NewArenas, arena_for};
 use crate::weaving::attempt::RefusedPairs;
 use crate::weaving::original::OriginalText;
 use crate::weaving::plan::{PlannedChange, Subject, Unit, Woven, WovenAnew, append, codegen_error};
+use crate::weaving::points::functions_of;
 use crate::weaving::sites::{FoundPoint, Text, host, whole};
 use crate::weaving::unproven::unproven;
 use crate::weaving::wanted::{NewMini, NewPoint, WantedPoints, place_among};
@@ -236,16 +237,10 @@ impl NewPoint<'_> {
     }
 }
 
-/// First function of a module.
-fn first_of(module: ModuleId) -> FunctionId {
-    FunctionId { module, function: 0 }
-}
-
 impl Woven {
     /// The copies of functions of a module.
     pub(super) fn bodies_of(&self, module: ModuleId) -> impl Iterator<Item = &WovenBody> {
-        let next = ModuleId(module.0.saturating_add(1));
-        self.bodies.range(first_of(module)..first_of(next)).map(|(_, body)| &body.woven)
+        self.bodies.range(functions_of(module)).map(|(_, body)| &body.woven)
     }
 
     /// The copies into which no point is woven, because their points were refused, each with such a reason.
@@ -519,7 +514,7 @@ mod tests {
         let site = Site::new(SiteKind::Block { free }, Svma(0x1000), Svma(0x1000), vec![0x90; 8]);
         let minis = [(1, &[5][..]), (2, &[7])]
             .map(|(id, counters)| NewMini { counters: counters.into(), ..NewMini::plain(id, 0, &count) });
-        let point = FunctionPoint { function: first_of(ModuleId(0)), point: PointId::Entry };
+        let point = FunctionPoint { function: functions_of(ModuleId(0)).start, point: PointId::Entry };
         let new = |mini| NewPoint { point, site: &site, minis: vec![mini], in_copy: true };
         let (env, points) = (environment(), minis.iter().map(new).collect::<Vec<_>>());
         let bodies = body_points(&env, points.iter());

@@ -339,8 +339,7 @@ impl Woven {
 
     /// Forgets the points of a function. Returns them.
     pub(super) fn forget_points(&mut self, function: FunctionId) -> Vec<Arc<Point>> {
-        let places: Vec<FunctionPoint> = self.places_of(function).collect();
-        let gone: Vec<Arc<Point>> = places.iter().filter_map(|place| self.points.remove(place)).collect();
+        let gone: Vec<Arc<Point>> = self.points.take(function).into_iter().map(|(_, point)| point).collect();
         if let Some(text) = self.text_space(function.module) {
             gone.iter().for_each(|point| text.release_point(&point.woven));
         }
@@ -431,11 +430,12 @@ impl Woven {
 
     /// Forgets the points of a module whose text is gone, so that the engine writes nothing there any more. Returns their records.
     pub fn retire(&mut self, modules: &Modules, module: ModuleId) -> Vec<PointRecord> {
-        let places: Vec<FunctionPoint> = self.points.of_module(module).map(|(place, _)| *place).collect();
+        let mut functions: Vec<FunctionId> = self.points.of_module(module).map(|(place, _)| place.function).collect();
+        functions.dedup();
+        let points: Vec<_> = functions.into_iter().flat_map(|function| self.points.take(function)).collect();
         self.texts.remove(&module.0);
-        let mut gone = Vec::with_capacity(places.len());
-        for place in places {
-            let Some(point) = self.points.remove(&place) else { continue };
+        let mut gone = Vec::with_capacity(points.len());
+        for (_, point) in points {
             gone.push(point_record(modules, module, &point));
             self.idle_waits |= point.minis.iter().any(|mini| mini.snippet.waits_for_room());
             self.leave_idle(&RemovalRecord::combine(point.woven.records()).retired);
@@ -617,7 +617,7 @@ impl Woven {
             let needs_body = |place: &FunctionPoint| woven.points.get(place).is_some_and(|p| p.woven.probe.is_some());
             let body_stays = staying.iter().any(needs_body);
             for place in places {
-                let Some(point) = woven.points.get_mut(&place) else { continue };
+                let Some(point) = woven.points.get(&place) else { continue };
                 let is_idle = idle(point);
                 woven.idle_waits |= point.minis.iter().any(|mini| mini.snippet.waits_for_room());
                 if !staying.contains(&place) {
@@ -633,9 +633,9 @@ impl Woven {
                     if let Some(text) = woven.texts.get_mut(&function.module.0) {
                         text.release_point(&point.woven);
                     }
-                    woven.points.remove(&place);
                     continue;
                 }
+                let Some(point) = woven.points.get_mut(&place) else { continue };
                 for id in ids.iter().chain(is_idle.then_some(&PRUNE)) {
                     let Some(index) = point.woven.minis.iter().position(|m| m.id == *id) else { continue };
                     let arena = &woven.arenas[point.arena];
@@ -648,6 +648,7 @@ impl Woven {
                     chains.push(point.chain());
                 }
             }
+            woven.points.retain(function, |place| staying.contains(place));
             if body_stays {
                 given_up.extend(woven.give_up_counting(modules, function, (&mut plan, &mut gone)).then_some(function));
             } else if let Some(body) = woven.remove_body(function) {

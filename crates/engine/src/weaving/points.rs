@@ -2,6 +2,7 @@
 //! them, so that a change of one function copies little, however many functions are woven.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use ingraft_codegen::{Chain, InlinePoint, WovenPoint};
@@ -70,13 +71,12 @@ impl PointsByFunction {
 
     /// The points of a module.
     pub fn of_module(&self, module: ModuleId) -> impl Iterator<Item = &(FunctionPoint, Arc<Point>)> {
-        let next = ModuleId(module.0.saturating_add(1));
-        self.functions.range(first_of(module)..first_of(next)).flat_map(|(_, points)| points.iter())
+        self.functions.range(functions_of(module)).flat_map(|(_, points)| points.iter())
     }
 
     /// The first module from `module` on that has points.
     pub fn next_module(&self, module: ModuleId) -> Option<ModuleId> {
-        self.functions.range(first_of(module)..).next().map(|(function, _)| function.module)
+        self.functions.range(functions_of(module).start..).next().map(|(function, _)| function.module)
     }
 
     /// All points.
@@ -124,6 +124,23 @@ impl PointsByFunction {
         }
     }
 
+    /// Takes the points of a function out.
+    pub fn take(&mut self, function: FunctionId) -> Vec<(FunctionPoint, Arc<Point>)> {
+        let gone = self.functions.remove(&function).map(Arc::unwrap_or_clone).unwrap_or_default();
+        self.len -= gone.len();
+        gone
+    }
+
+    /// Takes the points of a function out that are not to be kept.
+    pub fn retain(&mut self, function: FunctionId, keep: impl Fn(&FunctionPoint) -> bool) {
+        let mut points = self.take(function);
+        points.retain(|(place, _)| keep(place));
+        if !points.is_empty() {
+            self.len += points.len();
+            self.functions.insert(function, Arc::new(points));
+        }
+    }
+
     /// Takes a point out.
     pub fn remove(&mut self, place: &FunctionPoint) -> Option<Arc<Point>> {
         let points = self.functions.get_mut(&place.function)?;
@@ -138,7 +155,8 @@ impl PointsByFunction {
     }
 }
 
-/// First function of a module.
-fn first_of(module: ModuleId) -> FunctionId {
-    FunctionId { module, function: 0 }
+/// The functions of a module, in maps by function.
+pub(super) fn functions_of(module: ModuleId) -> Range<FunctionId> {
+    let first = |module| FunctionId { module, function: 0 };
+    first(module)..first(ModuleId(module.0.saturating_add(1)))
 }
