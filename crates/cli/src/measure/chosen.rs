@@ -60,12 +60,13 @@ impl MeasurementRun<'_> {
         let clients = self.context.engines.clients();
         let mut missing = Vec::new();
         let mut left_out: Vec<Failure> = Vec::new();
-        for client in clients {
+        for (number, client) in clients.iter().enumerate() {
+            let is_last = number + 1 == clients.len();
             let mut requests = Vec::new();
             for request in self.plan.requests.clone() {
                 let expanded = tokio::select! {
                     expanded = self.expand(client, &request) => expanded,
-                    () = signals.asked() => return Err(given_up().into()),
+                    () = signals.asked() => return self.interrupted(None, &left_out),
                 };
                 match expanded {
                     Ok(expanded) => requests.extend(expanded),
@@ -74,7 +75,6 @@ impl MeasurementRun<'_> {
                 }
             }
             let several = requests.len() > 1;
-            let (wanted, before) = (requests.len(), self.sites.len());
             let mut inserting = Inserting::new(client, requests, self.format());
             loop {
                 let (request, enabled) = tokio::select! {
@@ -86,13 +86,11 @@ impl MeasurementRun<'_> {
                     },
                     // If a call is cancelled, the engine removes what the call inserts.
                     () = signals.asked() => {
-                        self.add_all(inserting.finished(), events, out)?;
-                        if self.sites.is_empty() {
-                            return Err(given_up().into());
-                        }
-                        let tried = self.sites.len() - before + left_out.len() + missing.len();
-                        output::warn(&words::cut_short(wanted.saturating_sub(tried)), self.format());
-                        return Ok(false);
+                        let left = inserting.left();
+                        let finished = inserting.finished();
+                        let others = left.saturating_sub(finished.len());
+                        self.add_all(finished, events, out)?;
+                        return self.interrupted(is_last.then_some(others), &left_out);
                     }
                 };
                 match enabled {
@@ -119,10 +117,23 @@ impl MeasurementRun<'_> {
             return Err(first.map_or(Stop::Reported(Exit::NotFound), Stop::Failure));
         }
         for failure in missing {
-            output::warn(&format!("{}: {failure}", failure.host.as_deref().unwrap_or_default()), self.format());
+            output::warn(&words::at_host(&failure), self.format());
         }
         words::left_out(&left_out, self.format()).iter().for_each(|text| output::warn(text, self.format()));
         Ok(true)
+    }
+
+    /// Takes note of a signal that ends the insertion. `others` is the number of processes that are not measured, if it is known. Fails if nothing
+    /// is measured.
+    fn interrupted(&self, others: Option<usize>, left_out: &[Failure]) -> Result<bool, Stop> {
+        if self.sites.is_empty() {
+            return Err(given_up().into());
+        }
+        words::left_out(left_out, self.format()).iter().for_each(|text| output::warn(text, self.format()));
+        if others != Some(0) {
+            output::warn(&words::cut_short(others), self.format());
+        }
+        Ok(false)
     }
 
     /// Adds the measurements that were inserted meanwhile, so that the end of the command removes them.
@@ -210,6 +221,11 @@ impl<'a> Inserting<'a> {
     fn new(client: &'a Client, requests: Vec<InsertionRequest>, format: crate::args::Format) -> Self {
         let (open, answers) = (JoinSet::new(), BTreeMap::new());
         Inserting { client, requests, format, begun: 0, told: 0, open, answers }
+    }
+
+    /// Number of requests whose answers were not returned yet.
+    fn left(&self) -> usize {
+        self.requests.len().saturating_sub(self.told)
     }
 
     /// Insertions that are complete but that [`Inserting::next`] has not returned yet. The calls that still run are cancelled, and the

@@ -102,6 +102,11 @@ fn asked(refused: &[Unmeasured<'_>], pairs: &[PairInfo]) -> Option<u64> {
     (measured > 0).then_some(all.len() as u64)
 }
 
+/// Warning of a host, out of several, that has no target.
+pub(crate) fn at_host(failure: &Failure) -> String {
+    format!("{}: {failure}", failure.host.as_deref().unwrap_or_default())
+}
+
 /// Warnings of processes, out of several, that are not measured: one line for each reason. Each of `failures` has its process.
 pub(crate) fn left_out(failures: &[Failure], format: Format) -> Vec<String> {
     let named = if format == Format::Json { failures.len() } else { NAMED };
@@ -116,9 +121,10 @@ pub(crate) fn left_out(failures: &[Failure], format: Format) -> Vec<String> {
     lines
 }
 
-/// Warning of a signal that came before all processes were measured. `missing` is the number of the others.
-pub(crate) fn cut_short(missing: usize) -> String {
-    let what = plural(missing as u64, "process is", "processes are");
+/// Warning of a signal that came before all processes were measured. `others` is the number of those that are not, if it is known.
+pub(crate) fn cut_short(others: Option<usize>) -> String {
+    let number = |n: usize| plural(n as u64, "process is", "processes are");
+    let what = others.map_or_else(|| "further processes are".to_owned(), number);
     format!("{what} not measured: the command was interrupted before the measurement of all had begun")
 }
 

@@ -124,7 +124,7 @@ pub(crate) async fn run(args: DiagnoseArgs, context: CommandContext<'_>, out: &m
             Err(failure) => return Err(failure.into()),
         }
     }
-    missing.iter().for_each(|failure| output::warn(&failure.to_string(), context.common.format));
+    missing.iter().for_each(|failure| output::warn(&words::at_host(failure), context.common.format));
     let mut running = RunningSearches { stop, look: tokio::time::interval(LOOK), reader_gone: false };
     let looks = targets.into_iter().enumerate().map(|(number, (at, client, target))| {
         let common = context.common.clone();

@@ -125,7 +125,7 @@ pub(super) fn warn_of_missing(missing: Vec<Failure>, sites: &[HotSite], format: 
         return Err(first.clone().into());
     }
     for failure in missing {
-        output::warn(&format!("{}: {failure}", failure.host.as_deref().unwrap_or_default()), format);
+        output::warn(&words::at_host(&failure), format);
     }
     Ok(())
 }
