@@ -37,22 +37,52 @@ fn may_switch(image: &AnalysedImage, function: &Function) -> bool {
 /// Whether a function saves the stack pointer, and then loads it from memory or from an argument, without a call in between.
 fn switches(image: &AnalysedImage, function: &Function) -> bool {
     let body = DecodedFunction::new(image, function);
-    let mut saves = false;
+    let (mut saves, mut derived) = (false, Derived::default());
     for i in &body.code {
         match i.flow_control() {
             FlowControl::Call | FlowControl::IndirectCall => return false,
-            _ if (saves || i.mnemonic() == Mnemonic::Xchg) && loads(i) => return true,
+            _ if (saves || i.mnemonic() == Mnemonic::Xchg) && loads(i, &derived) => return true,
             _ => saves |= reads_stack_pointer(i),
         }
+        derived.execute(i);
     }
     false
 }
 
+/// The registers that have addresses of the function's own frame, in the order of the instructions. Code that makes room on the stack, for `alloca` or
+/// an array of variable length, computes the new stack pointer there.
+#[derive(Clone, Copy, Debug, Default)]
+struct Derived(u32);
+
+impl Derived {
+    fn bit(register: Register) -> u32 {
+        if register.is_gpr() { 1 << register.full_register().number() } else { 0 }
+    }
+
+    fn has(self, register: Register) -> bool {
+        matches!(register, Register::RSP | Register::RBP) || self.0 & Self::bit(register) != 0
+    }
+
+    fn execute(&mut self, i: &Instruction) {
+        let (to, from) = (i.op0_register(), i.op1_register());
+        let has = match i.mnemonic() {
+            Mnemonic::Lea => self.has(i.memory_base()) || self.has(i.memory_index()),
+            Mnemonic::Mov if from == Register::None => i.memory_base() != Register::None && self.has(i.memory_base()),
+            Mnemonic::Mov => self.has(from),
+            Mnemonic::Add | Mnemonic::Sub | Mnemonic::And | Mnemonic::Or | Mnemonic::Inc | Mnemonic::Dec => {
+                self.has(to) || self.has(from)
+            }
+            Mnemonic::Cmp | Mnemonic::Test | Mnemonic::Push | Mnemonic::Nop => return,
+            _ => false,
+        };
+        self.0 = if has { self.0 | Self::bit(to) } else { self.0 & !Self::bit(to) };
+    }
+}
+
 /// Whether an instruction gives the stack pointer a value of another frame: one from memory, or an argument.
-fn loads(i: &Instruction) -> bool {
-    let of_frame = |r| matches!(r, Register::RBP | Register::RSP);
-    let is_memory = |operand: Register, base: Register| operand == Register::None && !of_frame(base);
-    let is_argument = |r| matches!(r, Register::RDI | Register::RSI | Register::RDX | Register::RCX);
+fn loads(i: &Instruction, derived: &Derived) -> bool {
+    let is_memory = |operand: Register, base: Register| operand == Register::None && !derived.has(base);
+    let is_argument = |r| matches!(r, Register::RDI | Register::RSI | Register::RDX | Register::RCX) && !derived.has(r);
     let (first, second) = (i.op0_register(), i.op1_register());
     match i.mnemonic() {
         Mnemonic::Mov if first == Register::RSP => is_argument(second) || is_memory(second, i.memory_base()),
@@ -92,7 +122,7 @@ mod tests {
             &[0x48, 0x87, 0x27],
             &[0x48, 0x8b, 0x25, 0, 0, 0, 0],
         ] {
-            assert!(loads(&decoded(code)), "{code:x?}");
+            assert!(loads(&decoded(code), &Derived::default()), "{code:x?}");
         }
         // mov rsp, rbp; mov rsp, rbx; mov rsp, [rbp-8]; mov rsp, [rsp+8]; mov rdi, rsp
         for code in [
@@ -102,7 +132,7 @@ mod tests {
             &[0x48, 0x8b, 0x64, 0x24, 8],
             &[0x48, 0x89, 0xe7],
         ] {
-            assert!(!loads(&decoded(code)), "{code:x?}");
+            assert!(!loads(&decoded(code), &Derived::default()), "{code:x?}");
         }
         // mov [rdi], rsp; mov rax, rsp; lea rcx, [rsp+8]
         for code in [&[0x48, 0x89, 0x27][..], &[0x48, 0x89, 0xe0], &[0x48, 0x8d, 0x4c, 0x24, 8]] {
@@ -112,5 +142,40 @@ mod tests {
         for code in [&[0x48, 0x89, 0xe5][..], &[0x48, 0x8d, 0x64, 0x24, 0xc8], &[0x48, 0x8b, 0x04, 0x24]] {
             assert!(!reads_stack_pointer(&decoded(code)), "{code:x?}");
         }
+    }
+
+    /// Whether the last of these instructions loads the stack pointer of another frame.
+    fn loads_at_last(code: &[u8]) -> bool {
+        let all: Vec<Instruction> = Decoder::new(64, code, DecoderOptions::NONE).into_iter().collect();
+        let (last, before) = all.split_last().expect("instructions");
+        let mut derived = Derived::default();
+        before.iter().for_each(|i| derived.execute(i));
+        loads(last, &derived)
+    }
+
+    #[test]
+    fn room_on_the_stack_is_no_other_stack() {
+        // mov rax, rsp; mov rdx, rax; sub rdx, rcx; mov rsp, rdx (clang)
+        assert!(!loads_at_last(&[0x48, 0x89, 0xe0, 0x48, 0x89, 0xc2, 0x48, 0x29, 0xca, 0x48, 0x89, 0xd4]));
+        // mov rdx, rcx; add rdx, rsp; mov rsp, rdx
+        assert!(!loads_at_last(&[0x48, 0x89, 0xca, 0x48, 0x01, 0xe2, 0x48, 0x89, 0xd4]));
+        // lea rcx, [rsp + rdi]; and rcx, -32; mov rsp, rcx
+        assert!(!loads_at_last(&[0x48, 0x8d, 0x0c, 0x3c, 0x48, 0x83, 0xe1, 0xe0, 0x48, 0x89, 0xcc]));
+        // mov rcx, [rbp - 8]; mov rsp, rcx
+        assert!(!loads_at_last(&[0x48, 0x8b, 0x4d, 0xf8, 0x48, 0x89, 0xcc]));
+        // mov rbx, rsp; mov rsp, [rbx + 8]
+        assert!(!loads_at_last(&[0x48, 0x89, 0xe3, 0x48, 0x8b, 0x63, 8]));
+    }
+
+    #[test]
+    fn registers_that_are_written_anew_have_no_address_of_the_frame() {
+        // mov rdx, rsp; mov rdx, [rdi]; mov rsp, rdx
+        assert!(loads_at_last(&[0x48, 0x89, 0xe2, 0x48, 0x8b, 0x17, 0x48, 0x89, 0xd4]));
+        // mov rdx, rsp; pop rdx; mov rsp, rdx
+        assert!(loads_at_last(&[0x48, 0x89, 0xe2, 0x5a, 0x48, 0x89, 0xd4]));
+        // mov rax, rsp; mov [rsi], rax; mov rsp, rdi (jump_fcontext)
+        assert!(loads_at_last(&[0x48, 0x89, 0xe0, 0x48, 0x89, 0x06, 0x48, 0x89, 0xfc]));
+        // mov [rdi], rsp; mov rsp, [rsi]
+        assert!(loads_at_last(&[0x48, 0x89, 0x27, 0x48, 0x8b, 0x26]));
     }
 }
