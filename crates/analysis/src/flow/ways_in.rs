@@ -1,5 +1,6 @@
 //! Ways into a function from outside: addresses other than its entry and its landing pads at which control may arrive.
 
+use iced_x86::FlowControl;
 use ingraft_model::{Refusal, Svma, WayIn, WayInReason};
 
 use crate::flow::jumps;
@@ -10,7 +11,7 @@ use crate::functions::discovered::SideEntry;
 pub(crate) fn enter(traversal: &mut Traversal<'_>) -> Vec<WayIn> {
     let body = traversal.body;
     let mut ways = vec![WayIn { at: body.function.start(), reason: WayInReason::Entry }];
-    let mut missed = None;
+    let (mut missed, mut left) = (None, JOIN_MAX);
     for range in &body.inside {
         ways.extend(body.image.landing_pads_in(range).iter().map(|at| way(*at, WayInReason::LandingPad)));
         for entry in body.image.side_entries_in(range) {
@@ -22,9 +23,9 @@ pub(crate) fn enter(traversal: &mut Traversal<'_>) -> Vec<WayIn> {
             ways.extend(reasons(traversal, entry));
             traversal.work.push(entry.at);
         }
-        // If another function begins in the code of this one, callers of that function enter this code.
+        // If another function begins in the code of this one, or joins it, callers of that function enter this code.
         for start in body.image.starts_in(range).filter(|start| *start != body.function.start) {
-            if body.index_of(start).is_some_and(|index| traversal.marks[index] & REACHED != 0) {
+            if body.index_of(start).is_some_and(|index| joins(traversal, index, &mut left)) {
                 ways.push(way(start, WayInReason::Called));
                 traversal.work.push(start);
             }
@@ -41,6 +42,36 @@ pub(crate) fn enter(traversal: &mut Traversal<'_>) -> Vec<WayIn> {
     resumed(traversal, &mut ways);
     ways.sort_unstable();
     ways
+}
+
+/// Largest number of instructions of other functions in which branches into this one are searched.
+const JOIN_MAX: usize = 1024;
+
+/// Whether the code from an instruction on is reached code, or leads to some.
+fn joins(traversal: &Traversal<'_>, index: usize, left: &mut usize) -> bool {
+    let body = traversal.body;
+    let is_reached = |index: usize| traversal.marks.get(index).is_some_and(|mark| mark & REACHED != 0);
+    let mut falls = true;
+    for (at, i) in body.code.iter().enumerate().skip(index) {
+        if is_reached(at) || *left == 0 {
+            return falls && is_reached(at);
+        }
+        *left -= 1;
+        let flow = i.flow_control();
+        let branches = matches!(flow, FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch);
+        if branches && body.index_of(i.near_branch_target()).is_some_and(is_reached) {
+            return true;
+        }
+        falls = !matches!(
+            flow,
+            FlowControl::UnconditionalBranch
+                | FlowControl::IndirectBranch
+                | FlowControl::Return
+                | FlowControl::Interrupt
+                | FlowControl::Exception
+        );
+    }
+    false
 }
 
 fn way(at: u64, reason: WayInReason) -> WayIn {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::support::{FUNC, IFUNC, RODATA, TEXT, TestElf, find};
 use iced_x86::code_asm::*;
-use ingraft_model::{CallSite, Callee, Offset, PointKind, Refusal, Site, Svma};
+use ingraft_model::{CallSite, Callee, Offset, PointKind, Refusal, Site, Svma, WayInReason};
 
 type Exits = Result<Vec<Result<Arc<Site>, Refusal>>, Refusal>;
 
@@ -298,6 +298,28 @@ fn ways_in_that_are_not_known_are_refused() {
     };
     assert!(matches!(exits(&elf(TEXT + 3), "f"), Err(Refusal::EnteredFromElsewhere)));
     assert_eq!(exits(&elf(TEXT), "f").unwrap().len(), 1);
+}
+
+#[test]
+fn a_function_that_begins_in_another_one_and_joins_it_leads_into_it() {
+    // `inner` is code of `f` that only its own callers reach. It adds 100, and jumps to the tail of `f` (0x1c), or returns.
+    let code = |last: [u8; 2]| {
+        [
+            &[0x48, 0x85, 0xff, 0x78, 0x08, 0xeb, 0x0e, 0x48, 0x83, 0xc7, 0x64][..],
+            &last,
+            &[0xb8, 7, 0, 0, 0, 0x48, 0x01, 0xff, 0x48, 0x8d, 0x47, 0x01, 0x0f, 0x1f, 0x00],
+            &[0x48, 0x8d, 0x44, 0x38, 0x03, 0x48, 0x83, 0xef, 0x01, 0x78, 0x06, 0x40, 0xf6, 0xc7, 0x03, 0x75, 0xef],
+            &[0x48, 0x83, 0xc0, 0x05, 0xc3],
+        ]
+        .concat()
+    };
+    let ways_in = |last| {
+        let image = TestElf::new().function("f", &code(last)).symbol("inner", TEXT + 7, 6, FUNC).image();
+        let cfg = image.analyse(find(&image, "f")).cfg.clone();
+        cfg.ways_in.iter().map(|way| (way.at.0 - TEXT, way.reason)).collect::<Vec<_>>()
+    };
+    assert_eq!(ways_in([0xeb, 0x0f]), [(0, WayInReason::Entry), (7, WayInReason::Called)]);
+    assert_eq!(ways_in([0x90, 0xc3]), [(0, WayInReason::Entry)], "it returns by itself");
 }
 
 #[test]
