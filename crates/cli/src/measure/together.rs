@@ -73,9 +73,23 @@ pub(crate) fn last(sites: &[TargetMeasurement]) -> Vec<CombinedValue<'_>> {
     curves(sites, |_| true, &TargetMeasurement::rate)
 }
 
-/// The final combined values, with their rates since the first readings.
+/// The final combined values, with their rates since the first readings. Rates that are added up are of the time of all targets together: one that
+/// came late or has ended early did nothing in the rest of it.
 pub(crate) fn whole(sites: &[TargetMeasurement]) -> Vec<CombinedValue<'_>> {
-    curves(sites, |_| true, &|site, pair| Some(site.mean_rate(pair)? * site.rate_unit(pair)))
+    let known = || sites.iter().filter_map(|site| Some((site.first_ns?, site.reading.time_ns)));
+    let (first, last) = (known().map(|(first, _)| first).min(), known().map(|(_, last)| last).max());
+    let span = last.zip(first).and_then(|(last, first)| last.checked_sub(first)).filter(|span| *span > 0);
+    let rate = |site: &TargetMeasurement, pair: usize| {
+        let own = site.mean_rate(pair)? * site.rate_unit(pair);
+        match site.enabled.pairs.get(pair)?.metric.aggregate {
+            Aggregate::Sum | Aggregate::Avg => {
+                let its = site.reading.time_ns.checked_sub(site.first_ns?)?;
+                Some(own * its as f64 / span? as f64)
+            }
+            Aggregate::Min | Aggregate::Max => Some(own),
+        }
+    };
+    curves(sites, |_| true, &rate)
 }
 
 /// The rate of a pair's value in a target.
@@ -282,6 +296,18 @@ mod tests {
         assert!(together.reading(&sites, 1).is_empty());
         read(&mut sites[0], 2_000_000_000, &[9, 13]);
         assert_eq!(told(&together.reading(&sites, 0)), [("calls".to_owned(), 38, Some(8.0), 2, 2)]);
+    }
+
+    #[tokio::test]
+    async fn rates_that_are_added_up_are_of_one_time() {
+        let all = || vec![info("calls", "", Aggregate::Sum), info("longest", "", Aggregate::Max)];
+        let mut sites = sites(&[all(), all()]).await;
+        for (at, time, values) in [(0, 0, [0, 0]), (0, 8, [800, 80]), (1, 5, [0, 0]), (1, 8, [300, 60])] {
+            read(&mut sites[at], 1_000_000_000 * (time + 1), &values);
+        }
+        let rates: Vec<_> = whole(&sites).iter().map(|combined| combined.rate).collect();
+        // The second target was there for three seconds of eight.
+        assert_eq!(rates, [Some(1100.0 / 8.0), Some(20.0)]);
     }
 
     #[tokio::test]

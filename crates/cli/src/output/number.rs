@@ -41,8 +41,12 @@ pub(crate) fn short(x: f64) -> String {
     let magnitude = x.abs();
     if magnitude >= 99.95 {
         grouped(x.round() as i64)
-    } else if !(0.005..9.995).contains(&magnitude) {
+    } else if magnitude >= 9.995 {
         trim(format!("{x:.1}"))
+    } else if magnitude < 0.005 {
+        // Two digits of a small number, such as a part of a processor.
+        let digits = if magnitude > 0.0 { 1.0 - magnitude.log10().floor() } else { 0.0 };
+        trim(format!("{x:.0$}", digits.clamp(0.0, 6.0) as usize))
     } else {
         trim(format!("{x:.2}"))
     }
@@ -172,7 +176,10 @@ mod tests {
             (99.96, "100"),
             (123_456.7, "123,457"),
             (-2.0, "-2"),
-            (-0.001, "0"),
+            (-0.001, "-0.001"),
+            (0.003_456, "0.0035"),
+            (0.000_99, "0.00099"),
+            (1e-7, "0"),
         ] {
             assert_eq!(short(r), expected, "{r}");
         }
