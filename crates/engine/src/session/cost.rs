@@ -161,8 +161,7 @@ impl Session {
         let worst_cases = WorstCases::new(wall_of(self.clocks.wall().ok()));
         let is_go = |function| control.modules.resolve(function).is_some_and(|(_, m, _)| m.image.elf().is_go());
         let price = |insertion: &Insertion, variables: &[Variable]| {
-            let cost = worst_cases.of(insertion, variables, is_go(insertion.function));
-            cost.map_or(0.0, |cost| Prices::here().ns(cost))
+            worst_cases.of(insertion, variables, is_go(insertion.function)).unwrap_or_default()
         };
         let is_new = |w: &&WantedPair| !control.pairs.contains_key(&PairKey::of(w));
         predict(wanted.iter().map(|w| Some(w).filter(is_new).map(|w| &w.instrumentation)), rates, &price)
@@ -178,7 +177,7 @@ impl Session {
             Internal::ObservedCost => {
                 let columns = shared.columns();
                 let open = columns.map_or(0.0, |columns| shared.ledger().open_ns(&|counter| columns.sum(counter)));
-                whole(shared.ledger().closed_ns() + open)
+                whole(shared.ledger().closed_ns() + open + self.rates().waited_ns())
             }
             Internal::PredictedCost => {
                 let rates = self.rates();
@@ -232,7 +231,8 @@ impl Session {
         };
         let pairs = control.pairs.iter().filter_map(cost).collect();
         let cpu = self.target.cpu_time().ok().map(|now| now.saturating_sub(attached.cpu_before).as_secs_f64() * 1e9);
-        summary(pairs, shared.ledger().closed_ns(), seconds, cpu)
+        let closed = shared.ledger().closed_ns() + rates.waited_ns();
+        summary(pairs, closed, seconds, cpu)
     }
 }
 

@@ -45,6 +45,9 @@ fn whole_arena(arena: &Arena) -> AvmaRange {
     range.start.offset(-(SIGNATURE_ROOM as i64))..range.end
 }
 
+/// Cost of a count in a counting copy: one instruction that changes a word of memory.
+const COUNT_IN_COPY: Cost = Cost { slots: 2, jumps: 0, clocks: 0, vdso: 0, locked: 0, system_calls: 0 };
+
 /// Id of the snippet that prunes stale activations. It is at every entry at which a record is opened, before all other snippets.
 pub const PRUNE: u64 = 0;
 
@@ -277,6 +280,9 @@ impl Woven {
         costs.reserve(self.points.len());
         for points in self.points.by_function() {
             let told = costs_told_by_entries(points);
+            let function = points.first().map(|(place, _)| place.function);
+            let counts =
+                function.and_then(|function| self.bodies.get(&function)).is_some_and(|b| b.woven.is_counting());
             for (place, point) in points {
                 let pruning = point.woven.minis.iter().find(|m| m.id == PRUNE).map(|m| m.cost);
                 for (woven, mini) in point.woven.minis.iter().zip(&point.minis) {
@@ -285,10 +291,12 @@ impl Woven {
                     let prune = pruning.filter(|_| !meter.plain).unwrap_or_default();
                     let others = told.get(&mini.owner).filter(|_| place.point == PointId::Entry);
                     let sum = costs.entry(meter.counter).or_default();
-                    *sum = (
-                        sum.0 + point.woven.cost + prune + woven.cost + others.copied().unwrap_or_default(),
-                        sum.1.saturating_add(1),
-                    );
+                    let cost = match counts && meter.plain && point.woven.probe.is_some() {
+                        // Nearly all threads run the counting copy.
+                        true => COUNT_IN_COPY,
+                        false => point.woven.cost + prune + woven.cost,
+                    };
+                    *sum = (sum.0 + cost + others.copied().unwrap_or_default(), sum.1.saturating_add(1));
                 }
             }
         }

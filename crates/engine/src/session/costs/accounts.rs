@@ -7,6 +7,7 @@ use rustc_hash::FxHashMap;
 use crate::pairs::{Group, Pair};
 use crate::weaving::cost::Prices;
 
+use super::caches;
 use super::rates::{PairRate, Rates};
 
 /// The present sum of a counter over all threads.
@@ -36,12 +37,18 @@ struct MeterAccount {
 
 impl MeterAccount {
     fn item(&self) -> MeteredCost {
-        MeteredCost { counter: self.counter, hit_ns: self.hit_ns() }
+        MeteredCost { counter: self.counter, hit_ns: self.hit_ns(), lines: self.lines() }
     }
 
     /// Worst case of a hit in nanoseconds: the mean over the points, divided by the number of pairs that share the code.
     fn hit_ns(&self) -> f64 {
         Prices::here().ns(self.cost) / f64::from(self.points.max(1)) / f64::from(self.members.max(1))
+    }
+
+    /// Number of lines of a cache that a hit uses, divided like its worst case.
+    fn lines(&self) -> f64 {
+        let slots = f64::from(self.cost.slots) / f64::from(self.points.max(1));
+        caches::lines(slots) / f64::from(self.members.max(1))
     }
 
     /// Worst case of all hits so far, in nanoseconds.
@@ -72,8 +79,10 @@ impl MeterAccount {
 pub struct MeteredCost {
     /// The counter.
     pub counter: u32,
-    /// Worst case of a hit in nanoseconds.
+    /// Worst case of a hit in nanoseconds, if its code is in the caches.
     pub hit_ns: f64,
+    /// Number of lines of a cache that a hit uses.
+    pub lines: f64,
 }
 
 impl Account {
@@ -196,6 +205,7 @@ impl Ledger {
             let same = later.counter == first.counter;
             if same {
                 first.hit_ns += later.hit_ns;
+                first.lines += later.lines;
             }
             same
         });

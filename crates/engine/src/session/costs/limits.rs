@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use ingraft_codegen::Cost;
 use ingraft_model::{FunctionId, Insertion, Instrumentation, PointKind, Snippet, Variable};
 use rustc_hash::FxHashMap;
 
@@ -10,7 +11,9 @@ use crate::api::{Costs, MeasurementId, MetricFocus, PAIRS_TOLD, PairCost, TakenO
 use crate::error::{Error, Reason};
 use crate::pairs::is_costly;
 
+use super::caches::{self, Displacement};
 use super::rates::PairRate;
+use crate::weaving::cost::Prices;
 
 /// Number of consecutive readings at which a measurement must be over its limit. So a short burst of hits removes no pair.
 const WINDOWS: u32 = 2;
@@ -107,14 +110,16 @@ pub fn too_dear(predicted: &[PairRate], helps: &dyn Fn(usize) -> bool, limit: f6
 }
 
 /// The costs of pairs that are not inserted yet, if their functions are called so often per second. `pairs` has the code of each pair; `None`
-/// for a pair that is woven already. Pairs that only count cost nothing here. `price` returns the worst case of an insertion in nanoseconds.
+/// for a pair that is woven already. Pairs that only count cost nothing here. `price` returns the worst case of an insertion.
 pub fn predict<'i>(
     pairs: impl Iterator<Item = Option<&'i Instrumentation>>,
     rates: &FxHashMap<FunctionId, f64>,
-    price: &dyn Fn(&Insertion, &[Variable]) -> f64,
+    price: &dyn Fn(&Insertion, &[Variable]) -> Cost,
 ) -> Vec<PairRate> {
-    let mut each: FxHashMap<(*const Snippet, PointKind), f64> = FxHashMap::default();
-    let of = |instrumentation: Option<&Instrumentation>| {
+    let mut each: FxHashMap<(*const Snippet, PointKind), Cost> = FxHashMap::default();
+    // The number of the pair, the lines that a run uses, and the rate.
+    let mut code: Vec<(usize, f64, f64)> = Vec::new();
+    let of = |(number, instrumentation): (usize, Option<&Instrumentation>)| {
         let mut sum = PairRate::default();
         let Some(Instrumentation { variables, insertions, .. }) = instrumentation else { return sum };
         if !is_costly(variables) {
@@ -124,12 +129,21 @@ pub fn predict<'i>(
             // Most functions of a large program are not called, and need no price.
             let Some(rate) = rates.get(&insertion.function).filter(|rate| **rate > 0.0) else { continue };
             let known = each.entry((Arc::as_ptr(&insertion.snippet), insertion.point));
-            sum.ns_per_s += rate * *known.or_insert_with(|| price(insertion, variables));
+            let cost = *known.or_insert_with(|| price(insertion, variables));
+            sum.ns_per_s += rate * Prices::here().ns(cost);
+            code.push((number, caches::lines(f64::from(cost.slots)), *rate));
             sum.hits_per_s = sum.hits_per_s.max(*rate);
         }
         sum
     };
-    pairs.map(of).collect()
+    let mut sums: Vec<PairRate> = pairs.enumerate().map(of).collect();
+    let displacement = Displacement::by(code.iter().map(|(_, lines, rate)| (*lines, *rate)));
+    for (number, lines, rate) in code {
+        if let Some(sum) = sums.get_mut(number) {
+            sum.ns_per_s += rate * displacement.cycles(lines, rate) * Prices::here().cycle_ns;
+        }
+    }
+    sums
 }
 
 /// The error for a request whose pairs together would cost more than `limit` percent of a processor; `None` if they cost less.
@@ -186,6 +200,7 @@ pub fn summary(mut pairs: Vec<PairCost>, closed_ns: f64, seconds: f64, cpu_ns: O
 mod tests {
     use std::cell::Cell;
 
+    use ingraft_codegen::SLOTS_PER_CYCLE;
     use ingraft_model::{Focus, Shape, VariableKind};
 
     use crate::pairs::tests::{function, insertion, instrumentation, variable};
@@ -310,8 +325,10 @@ mod tests {
             Some(of(costly, &[])),
             None,
         ];
-        let predicted = predict(pairs.iter().map(Option::as_ref), &rates, &|_, _| 5.0);
-        let both: Vec<(f64, f64)> = predicted.iter().map(|rate| (rate.ns_per_s, rate.hits_per_s)).collect();
+        let cycles = |cycles: u32| Cost { slots: SLOTS_PER_CYCLE * cycles, ..Cost::default() };
+        let in_cycles = |rate: &PairRate| (rate.ns_per_s / Prices::here().cycle_ns).round();
+        let predicted = predict(pairs.iter().map(Option::as_ref), &rates, &|_, _| cycles(5));
+        let both: Vec<(f64, f64)> = predicted.iter().map(|rate| (in_cycles(rate), rate.hits_per_s)).collect();
         assert_eq!(both, [(500.0, 100.0), (800.0, 100.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)]);
         // A function that is not called has no price.
         let idle = FxHashMap::from_iter([(function(0, 1), 0.0)]);
@@ -319,15 +336,20 @@ mod tests {
         // the same snippet has one price, at each kind of points
         let mut shared = of(costly, &[1, 2]);
         shared.insertions[1].snippet = Arc::clone(&shared.insertions[0].snippet);
-        let asked = Cell::new(0.0);
+        let asked = Cell::new(0);
         let price = |_: &Insertion, _: &[Variable]| {
-            asked.set(asked.get() + 1.0);
-            asked.get()
+            asked.set(asked.get() + 1);
+            cycles(asked.get())
         };
-        assert_eq!(predict([Some(&shared)].into_iter(), &rates, &price)[0].ns_per_s, 130.0);
+        assert_eq!(in_cycles(&predict([Some(&shared)].into_iter(), &rates, &price)[0]), 130.0);
         shared.insertions[1].point = PointKind::Exit;
-        asked.set(0.0);
-        assert_eq!(predict([Some(&shared)].into_iter(), &rates, &price)[0].ns_per_s, 100.0 + 2.0 * 30.0);
+        asked.set(0);
+        assert_eq!(in_cycles(&predict([Some(&shared)].into_iter(), &rates, &price)[0]), 100.0 + 2.0 * 30.0);
+        // Many functions displace each other's code.
+        let all: Vec<u32> = (0..2_000).collect();
+        let rates: FxHashMap<FunctionId, f64> = all.iter().map(|n| (function(0, *n), 10.0)).collect();
+        let many = predict([Some(&of(costly, &all))].into_iter(), &rates, &|_, _| cycles(5));
+        assert!(in_cycles(&many[0]) > 2.0 * 5.0 * 10.0 * 2_000.0, "{many:?}");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! removes the code of its most expensive pairs until the rest is within the limit. Pairs that only count are reported and stay.
 
 mod accounts;
+mod caches;
 pub mod limits;
 mod rates;
 

@@ -3,6 +3,8 @@
 use std::time::Instant;
 
 use super::accounts::{Account, MeteredCost};
+use super::caches::Displacement;
+use crate::weaving::cost::Prices;
 
 /// Rate of a pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -21,6 +23,8 @@ pub struct Rates {
     round: u32,
     /// Hits by counter.
     hits: Vec<Hits>,
+    /// Time so far in which hits have waited for code that was not in the caches, in nanoseconds.
+    waited_ns: f64,
 }
 
 /// Hits of a snippet.
@@ -31,6 +35,8 @@ struct Hits {
     total: i64,
     /// Hits per second; `None` before the second look.
     per_s: Option<f64>,
+    /// Time in nanoseconds that a hit waits for code that is not in the caches, by the rates of all code.
+    wait_ns: f64,
 }
 
 impl Rates {
@@ -42,26 +48,40 @@ impl Rates {
         self.round = self.round.saturating_add(1);
         let places = bill.last().map_or(0, |last| last.counter as usize + 1);
         self.hits.resize(places, Hits::default());
-        let mut cost = 0.0;
         for item in bill {
             let Some(hits) = self.hits.get_mut(item.counter as usize) else { continue };
             let (before, total) = (*hits, sum(item.counter));
             let known = before.round != 0 && before.round + 1 == self.round;
             let per_s = known.then(|| total.wrapping_sub(before.total).max(0) as f64 / seconds);
-            *hits = Hits { round: self.round, total, per_s };
-            cost += per_s.unwrap_or(0.0) * item.hit_ns;
+            *hits = Hits { round: self.round, total, per_s, wait_ns: 0.0 };
         }
-        cost
+        let rate = |item: &MeteredCost| self.hits.get(item.counter as usize).and_then(|hits| hits.per_s).unwrap_or(0.0);
+        let displacement = Displacement::by(bill.iter().map(|item| (item.lines, rate(item))));
+        let (mut cost, mut waits) = (0.0, 0.0);
+        for item in bill {
+            let Some(hits) = self.hits.get_mut(item.counter as usize) else { continue };
+            let per_s = hits.per_s.unwrap_or(0.0);
+            hits.wait_ns = displacement.cycles(item.lines, per_s) * Prices::here().cycle_ns;
+            waits += per_s * hits.wait_ns;
+            cost += per_s * item.hit_ns;
+        }
+        self.waited_ns += waits * seconds;
+        cost + waits
+    }
+
+    /// Time so far in which hits have waited for code that was not in the caches, in nanoseconds.
+    pub fn waited_ns(&self) -> f64 {
+        self.waited_ns
     }
 
     /// Rate of a pair between the latest two looks; `None` before the second one.
     pub fn of(&self, account: &Account) -> Option<PairRate> {
         let mut rate = PairRate::default();
-        for MeteredCost { counter, hit_ns } in account.items() {
+        for MeteredCost { counter, hit_ns, .. } in account.items() {
             let hits = self.hits.get(counter as usize).filter(|hits| hits.round == self.round)?;
             let per_s = hits.per_s?;
             rate.hits_per_s = rate.hits_per_s.max(per_s);
-            rate.ns_per_s += per_s * hit_ns;
+            rate.ns_per_s += per_s * (hit_ns + hits.wait_ns);
         }
         Some(rate)
     }
@@ -76,7 +96,7 @@ mod tests {
     use super::*;
 
     fn item(counter: u32, hit_ns: f64) -> MeteredCost {
-        MeteredCost { counter, hit_ns }
+        MeteredCost { counter, hit_ns, lines: 2.0 }
     }
 
     #[test]
@@ -90,6 +110,22 @@ mod tests {
         assert_eq!(rates.look(&bill, at(4), &both(1100, 27)), 0.0);
         assert_eq!(rates.look(&bill, at(5), &both(900, 28)), 1.0, "a counter that was cleared has no negative rate");
         assert_eq!(rates.look(&bill, at(5), &both(900, 28)), 0.0, "no time has passed");
+    }
+
+    #[test]
+    fn code_that_displaces_itself_costs_more() {
+        let (mut rates, begin) = (Rates::default(), Instant::now());
+        let bill: Vec<MeteredCost> = (0..3_000).map(|counter| item(counter, 1.0)).collect();
+        rates.look(&bill, begin, &|_| 0);
+        assert_eq!(rates.waited_ns(), 0.0);
+        let cost = rates.look(&bill, begin + Duration::from_secs(2), &|_| 5_000);
+        let hits = 3_000.0 * 2_500.0;
+        let wait = cost / hits - 1.0;
+        assert!((5.0..30.0).contains(&(wait / Prices::here().cycle_ns)), "{wait} ns for each hit");
+        assert!((rates.waited_ns() / (2.0 * hits * wait) - 1.0).abs() < 1e-9);
+        // Few functions that run as often wait for nothing.
+        let few = rates.look(&bill[..50], begin + Duration::from_secs(3), &|_| 155_000);
+        assert!((few / (50.0 * 150_000.0) - 1.0).abs() < 1e-9, "{few}");
     }
 
     #[test]
