@@ -35,6 +35,8 @@ pub enum WaitedObject {
         operation: u32,
         /// Value that the futex had when the wait began.
         expected: u32,
+        /// Id of the thread of the target that the memory behind the futex names, as a mutex of glibc names its holder; 0 if it names none.
+        owner: u32,
     },
 }
 
@@ -70,11 +72,26 @@ impl WaitDetails {
                 address: Avma(args[0]),
                 operation: args[1] as u32,
                 expected: args[2] as u32,
+                owner: owner(target, Avma(args[0])),
             }),
             _ => descriptor(target, nr, args).and_then(|fd| file(target.pid(), fd)),
         };
         Some(WaitDetails { uninterruptible: stat.state == b'D', stopped: matches!(stat.state, b'T' | b't'), object })
     }
+}
+
+/// Distance of the holder's id from the futex in a mutex of glibc (nptl, `struct __pthread_mutex_s`).
+const OWNER: i64 = 8;
+
+/// The thread of the target that the memory behind a futex names; 0 if it names none.
+fn owner(target: &Target, futex: Avma) -> u32 {
+    let mut word = [0; 4];
+    if target.read(futex.offset(OWNER), &mut word).is_err() {
+        return 0;
+    }
+    let id = u32::from_le_bytes(word);
+    let is_thread = i32::try_from(id).is_ok_and(|id| id > 0 && target.thread_began(Tid(id)).is_some());
+    if is_thread { id } else { 0 }
 }
 
 /// The descriptor for which a system call waits; `None` if it waits for none or for several.

@@ -79,7 +79,7 @@ impl Session {
         let awaited = if missing != Missing::Fails { request::awaited(&control.modules, request) } else { Vec::new() };
         request::refuse_empty(&self.target, &wanted)?;
         let mut warnings: Vec<String> = errors.into_iter().map(|e| e.what).collect();
-        let of_request = warnings::of_request(&control.modules, (new, &*kind), &awaited);
+        let of_request = warnings::of_request((&self.target, &control.modules), (new, &*kind), &awaited);
         warnings.extend(of_request.into_iter().chain(warnings::of_values(&before, &wanted)));
         self.decide_family(control, request.family && own.is_empty(), &wanted, &mut warnings)?;
         let limit = request.max_overhead.unwrap_or(self.context.max_overhead);

@@ -63,7 +63,7 @@ mod survey;
 mod threads;
 mod unfinished;
 mod view;
-mod warnings;
+pub mod warnings;
 mod watch;
 
 pub(crate) use self::buffers::{Drained, LastRecords, NewBuffers, RecordContexts, Records, values_in};

@@ -2,7 +2,7 @@
 
 use ingraft_analysis::AsyncUnwinder;
 use ingraft_model::{CpuClock, FunctionId, WallClock};
-use ingraft_process::TickClock;
+use ingraft_process::{Target, TickClock};
 
 use crate::measure::request::{Missing, WantedPair};
 use crate::measure::{calls, request, sizes};
@@ -31,9 +31,9 @@ const CALLS_COST: &str = "what the called functions themselves take is in no cos
 const CUT_SHORT: &str =
     "if the signal has interrupted the code of a point, the thread skips its destructors and cleanup handlers";
 
-/// Warnings that follow from a request, from the kind of its measurement, and from the modules of its target.
+/// Warnings that follow from a request, from the kind of its measurement, and from its target before the insertion.
 pub(super) fn of_request(
-    modules: &Modules,
+    (target, modules): (&Target, &Modules),
     (new, kind): (&NewMeasurement<'_>, &dyn Running),
     awaited: &[request::Awaited],
 ) -> Vec<String> {
@@ -46,6 +46,7 @@ pub(super) fn of_request(
     if new.missing == Missing::ModulesMayCome {
         warnings.extend(warnings_of(awaited, modules));
     }
+    warnings.extend(is_stopped(target).then(|| STOPPED.to_owned()));
     warnings.extend(labels::warning(modules, &request.functions));
     warnings.extend(kind.warnings(modules));
     warnings
@@ -61,6 +62,15 @@ pub(super) fn of_values(before: &[View], wanted: &[WantedPair]) -> Vec<String> {
 /// The warning that the time in called functions is not in the cost, if any function is called.
 pub(super) fn of_calls(wanted: &[WantedPair]) -> Option<String> {
     wanted.iter().any(|w| calls::has_calls(&w.instrumentation)).then(|| CALLS_COST.to_owned())
+}
+
+/// Warning about a process that a signal has stopped.
+pub const STOPPED: &str =
+    "the process is stopped, as by SIGSTOP or Ctrl-Z, and does nothing until a SIGCONT (kill -CONT) lets it go on";
+
+/// Whether a signal has stopped a process. A thread that is held for a moment is in another state.
+pub fn is_stopped(target: &Target) -> bool {
+    target.status().is_ok_and(|status| status.state == 'T')
 }
 
 impl Session {

@@ -13,6 +13,7 @@ mod shown;
 mod tests;
 pub(crate) mod text;
 mod tree;
+mod waiters;
 
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use ingraft_api::{ContextMetric, ContextsOptions, EnableRequest, Kind};
 use ingraft_report::{ContextProfile, SavedProfile};
 
 use super::{own_module, profile};
-use crate::args::{ContextArgs, ContextViewArgs, Measure, ProfileArgs, TargetArgs};
+use crate::args::{ContextArgs, ContextViewArgs, Format, Measure, ProfileArgs, TargetArgs};
 use crate::conn::RequestTarget;
 use crate::exit::Stop;
 use crate::measure::{self, CommandContext, MeasurementPlan, MeasurementView, Query, TargetMeasurement};
@@ -31,12 +32,13 @@ use crate::output::{Destination, Output};
 use files::ModuleFiles;
 pub(crate) use files::uses;
 pub(crate) use shown::{ContextLayout, ShownContexts, by_function, leave_addresses};
+use waiters::Waiters;
 
 /// Runs `ingraft profile contexts`.
 pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
     let options = args.context_options()?;
     let layout = ContextLayout::of(&args.contexts);
-    measured(args.functions, options, (layout, &args.measure, &args.target), context, out).await
+    measured(args.functions, options, (layout, None, &args.measure, &args.target), context, out).await
 }
 
 /// Runs a command that shows where the first one of some metrics comes from.
@@ -46,17 +48,22 @@ pub(crate) async fn view(
     context: CommandContext<'_>,
     out: &mut Output,
 ) -> Result<(), Stop> {
+    let waits = match metrics.first() {
+        Some(ContextMetric::LockTime) => Some(WaitsTold::ForLocks),
+        Some(ContextMetric::WaitTime) => Some(WaitsTold::All),
+        _ => None,
+    };
     let (metrics, full) = (metrics.to_vec(), args.contexts.full());
     let options = ContextsOptions { metrics, full, ..ContextsOptions::default() };
     let layout = ContextLayout { is_view: true, ..ContextLayout::of(&args.contexts) };
-    measured(args.functions, options, (layout, &args.measure, &args.target), context, out).await
+    measured(args.functions, options, (layout, waits, &args.measure, &args.target), context, out).await
 }
 
 /// Measures contexts and shows them.
 async fn measured(
     functions: Vec<String>,
     options: ContextsOptions,
-    (layout, measure, target): (ContextLayout, &Measure, &TargetArgs),
+    (layout, waits, measure, target): (ContextLayout, Option<WaitsTold>, &Measure, &TargetArgs),
     context: CommandContext<'_>,
     out: &mut Output,
 ) -> Result<(), Stop> {
@@ -67,7 +74,8 @@ async fn measured(
     let plan = MeasurementPlan::new(measure, target, request, out).queried(query);
     // A file that cannot be written is refused before the target is touched.
     let save = context.common.output.as_deref().map(Destination::prepare).transpose()?;
-    let mut view = ContextsView { layout, save, files: ModuleFiles::default() };
+    let (files, waiters, format) = (ModuleFiles::default(), Waiters::default(), context.common.format);
+    let mut view = ContextsView { layout, save, files, waits, waiters, format };
     measure::run(plan, context, &mut view, out).await
 }
 
@@ -77,9 +85,26 @@ struct ContextsView {
     save: Option<Destination>,
     /// The code of the modules that the contexts are in.
     files: ModuleFiles,
+    /// The waits that are told although they take longer than the measurement; `None` if the command is not about waits.
+    waits: Option<WaitsTold>,
+    waiters: Waiters,
+    format: Format,
+}
+
+/// Waits of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WaitsTold {
+    ForLocks,
+    All,
 }
 
 impl MeasurementView for ContextsView {
+    fn begun(&mut self, sites: &[TargetMeasurement]) {
+        if self.waits.is_some() {
+            self.waiters.follow(sites);
+        }
+    }
+
     fn reading(&mut self, _: &[TargetMeasurement], _: usize, _: &mut Output) -> Result<(), Stop> {
         Ok(())
     }
@@ -100,6 +125,13 @@ impl MeasurementView for ContextsView {
     }
 
     fn last(&mut self, sites: &[TargetMeasurement], out: &mut Output) -> Result<(), Stop> {
+        if let Some(waits) = self.waits {
+            let ended = |pid| {
+                let site = sites.iter().find(|site| site.pid() == pid);
+                site.and_then(contexts).map_or(u64::MAX, |(profile, _)| profile.ended_ns)
+            };
+            self.waiters.warn(waits == WaitsTold::ForLocks, ended, self.format);
+        }
         for site in sites {
             let Some((profile, _)) = contexts(site) else { continue };
             if sites.len() > 1 && !out.json() {

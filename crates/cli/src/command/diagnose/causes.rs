@@ -137,9 +137,14 @@ pub(super) fn cause(site: &SampledSite) -> Cause {
             _ => Cause::Of(Hypothesis::Processor),
         },
         SampledMode::Fault => Cause::Of(Hypothesis::Memory),
-        SampledMode::Stopped => Cause::Other,
+        SampledMode::Stopped => Cause::Of(Hypothesis::Stopped),
         SampledMode::Waiting | SampledMode::Uninterruptible => waiting(site),
     }
+}
+
+/// Whether a thread waits for a lock.
+pub(in crate::command) fn is_lock_wait(site: &SampledSite) -> bool {
+    cause(site) == Cause::Of(Hypothesis::Locks)
 }
 
 /// Name of the innermost function, if it is known.
@@ -256,7 +261,7 @@ fn names(site: &SampledSite, words: &[&str]) -> bool {
 
 /// The function that a wait or a page fault is charged to: the innermost one that is not of the C library or of another runtime, else the
 /// innermost one.
-pub(super) fn charged(site: &SampledSite) -> Option<&NamedFunction> {
+pub(in crate::command) fn charged(site: &SampledSite) -> Option<&NamedFunction> {
     let is_own = |function: &&NamedFunction| {
         let is_runtime = RUNTIMES.iter().any(|module| function.module.starts_with(module));
         let is_wrapper = WRAPPERS.iter().any(|name| function.function.starts_with(name));

@@ -15,10 +15,11 @@ pub(super) enum Hypothesis {
     Retries,
     Threads,
     Sleeps,
+    Stopped,
 }
 
 /// Hypotheses below the root that divide the active time, those that cost less to test first.
-pub(super) const TESTED_IN_ORDER: [Hypothesis; 8] = [
+pub(super) const TESTED_IN_ORDER: [Hypothesis; 9] = [
     Hypothesis::Processor,
     Hypothesis::Memory,
     Hypothesis::Retries,
@@ -27,6 +28,7 @@ pub(super) const TESTED_IN_ORDER: [Hypothesis; 8] = [
     Hypothesis::Disk,
     Hypothesis::Threads,
     Hypothesis::Sleeps,
+    Hypothesis::Stopped,
 ];
 
 impl Hypothesis {
@@ -44,6 +46,7 @@ impl Hypothesis {
             Hypothesis::Retries => "retries",
             Hypothesis::Threads => "waits for other threads",
             Hypothesis::Sleeps => "sleeps",
+            Hypothesis::Stopped => "stopped by a signal",
         }
     }
 
@@ -70,6 +73,7 @@ impl Hypothesis {
             Hypothesis::Sleeps => {
                 "nobody waits for the thread: a timer that has nothing else to do sleeps in the same way"
             }
+            Hypothesis::Stopped => "a SIGCONT (kill -CONT) after which the program is as slow as before",
         }
     }
 
