@@ -46,6 +46,8 @@ pub struct SamplingRequest {
     pub stacks: bool,
     /// Whether the answer has the sites of the samples, and the usage of the threads.
     pub sites: bool,
+    /// Whether the answer has the calls on the stacks. With patterns, these are the stacks with a function that they match.
+    pub calls: bool,
 }
 
 /// The samples since the last reading, or since the beginning. Numbers are of samples unless they say otherwise.
@@ -91,6 +93,8 @@ pub struct SamplingReading {
     pub stacks: Vec<StackSamples>,
     /// Sites of the samples, those with the most samples first; empty if they were not asked for.
     pub sites: Vec<SampledSite>,
+    /// The calls on the stacks as a tree, a caller before those that it has called; empty if they were not asked for.
+    pub calls: Vec<SampledCall>,
     /// Usage of each present thread; empty if it was not asked for.
     pub usage: Vec<ThreadUsage>,
     /// The end of the target, if it has ended: then no further reading comes.
@@ -123,6 +127,23 @@ pub struct StackSamples {
     pub whole: bool,
     /// The number of samples.
     pub samples: u64,
+}
+
+/// A call on the stacks of samples. Calls of the same function by the same call are one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SampledCall {
+    /// Index of the caller in [`SamplingReading::calls`]; `None` for an outermost call.
+    pub caller: Option<u32>,
+    /// The function; `None` if it is not known.
+    pub function: Option<NamedFunction>,
+    /// Name of the memory of a call in no known function. If it is empty too, the call stands for callers that are not known.
+    pub memory: String,
+    /// Samples in the call itself, and in the kernel on its behalf.
+    pub own: u64,
+    /// Samples of `own` in the kernel.
+    pub kernel: u64,
+    /// Samples of `own` by the system call in which the thread waits, most frequent first. Empty for threads that run.
+    pub waits: Vec<NamedSamples>,
 }
 
 /// Samples of a thread.
@@ -200,6 +221,9 @@ pub struct WaitedThing {
     pub operation: u32,
     /// Value of a futex when the wait began, else 0.
     pub expected: u32,
+    /// Id of the thread of the process that the memory behind a futex names, as a mutex of pthreads names its holder; 0 if it names none. The memory
+    /// of another kind of object may look the same.
+    pub owner: u32,
 }
 
 /// Samples of one thread that agree in what the thread did, where, and what it waited for.

@@ -36,6 +36,28 @@ pub fn read_named(pid: Pid, path: &Path) -> Result<Arc<[u8]>, ProcessError> {
     read().map_err(|e| file_error(pid, path.to_owned(), e))
 }
 
+/// The first bytes of a file that a process names by a path, at most `most` of them, and the length of the file. The path is resolved like that of
+/// [`read_named`]. `None` if the file has the length `known`.
+pub fn read_named_text(
+    pid: Pid,
+    path: &Path,
+    most: u64,
+    known: Option<u64>,
+) -> Result<Option<(Vec<u8>, u64)>, ProcessError> {
+    let read = || {
+        let root = root_of(pid)?;
+        let file = FileUser::of(pid)?.open(|| open_below(&root, path))?;
+        let len = file.metadata()?.len();
+        if known == Some(len) {
+            return Ok(None);
+        }
+        let mut bytes = Vec::new();
+        file.take(most).read_to_end(&mut bytes)?;
+        Ok(Some((bytes, len)))
+    };
+    read().map_err(|e| file_error(pid, path.to_owned(), e))
+}
+
 /// Opens a regular file by its path from the root of a process. It uses the engine's own rights, so the caller must check that the process
 /// has mapped this file.
 pub(crate) fn open_named(pid: Pid, path: &Path) -> io::Result<File> {
@@ -172,6 +194,19 @@ mod tests {
         }
         assert!(open_regular(Path::new("/dev/zero")).is_err());
         assert!(open_regular(&at("pipe")).is_err());
+    }
+
+    #[test]
+    fn a_text_is_read_as_far_as_it_may_be() {
+        let directory = tempfile::TempDir::new().unwrap();
+        let own = Pid(i32::try_from(std::process::id()).unwrap());
+        let path = directory.path().join("text");
+        fs::write(&path, b"some words").unwrap();
+        let read = |most, known| read_named_text(own, &path, most, known).unwrap();
+        assert_eq!(read(100, None), Some((b"some words".to_vec(), 10)));
+        assert_eq!((read(4, Some(9)), read(4, Some(10))), (Some((b"some".to_vec(), 10)), None));
+        assert!(read_named_text(own, Path::new("/dev/zero"), 4, None).is_err());
+        assert!(read_named_text(own, &directory.path().join("gone"), 4, None).is_err());
     }
 
     #[test]

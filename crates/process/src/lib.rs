@@ -72,7 +72,7 @@ pub use clock::{ClockChoice, ClockProblem, TickClock, UnknownClock, own_processo
 pub use descriptor::inherited;
 pub use error::{ApplyError, Denial, ProcessError};
 pub use fibres::Preemption;
-pub use files::read_named;
+pub use files::{read_named, read_named_text};
 pub use goroutines::GoroutinePlaces;
 pub use limits::MemoryNeed;
 pub use module::{FileSource, MappedFile, loads};

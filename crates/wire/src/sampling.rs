@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ingraft_api::{
-    NamedSamples, SampledFunction, SampledMode, SampledSite, SampledState, SampledThread, SamplingMethod,
+    NamedSamples, SampledCall, SampledFunction, SampledMode, SampledSite, SampledState, SampledThread, SamplingMethod,
     SamplingReading, SamplingRequest, StackSamples, ThreadUsage, WaitedKind, WaitedThing,
 };
 use v1::sample_response::Event;
@@ -23,8 +23,9 @@ messages! {
     NamedSamples => NamedSamples { name, samples }
     SampledFunction => SampledFunction { function, own, total, kernel, waits }
     SampledThread => SampledThread { tid, name, samples, kernel }
+    SampledCall => SampledCall { caller, function, memory, own, kernel, waits }
     StackSamples => StackSamples { function, frames, whole, samples }
-    WaitedThing => WaitedThing { kind, name, peer, accepted, address, operation, expected }
+    WaitedThing => WaitedThing { kind, name, peer, accepted, address, operation, expected, owner }
     SampledSite => SampledSite { tid, mode, call, object, functions, innermost, samples }
     ThreadUsage => ThreadUsage {
         tid, name, looks, running, missed, minor_faults, major_faults, waits;
@@ -34,7 +35,7 @@ messages! {
 
 /// The request, with the time between two readings.
 pub fn request(of: SamplingRequest, interval: Duration) -> v1::SampleRequest {
-    let SamplingRequest { target, patterns, threads, state, period, stacks, sites } = of;
+    let SamplingRequest { target, patterns, threads, state, period, stacks, sites, calls } = of;
     v1::SampleRequest {
         target: target.to_wire(),
         patterns,
@@ -44,12 +45,13 @@ pub fn request(of: SamplingRequest, interval: Duration) -> v1::SampleRequest {
         interval_ns: interval.to_wire(),
         stacks,
         sites,
+        calls,
     }
 }
 
 /// Reads a request, and the time between two readings; zero if none is named.
 pub fn requested(of: v1::SampleRequest) -> Result<(SamplingRequest, Duration), FieldError> {
-    let v1::SampleRequest { target, patterns, threads, state, period_ns, interval_ns, stacks, sites } = of;
+    let v1::SampleRequest { target, patterns, threads, state, period_ns, interval_ns, stacks, sites, calls } = of;
     let is_named = state != v1::SampledState::Unspecified as i32;
     let state = if is_named { read("state", state)? } else { SampledState::default() };
     let request = SamplingRequest {
@@ -60,13 +62,14 @@ pub fn requested(of: v1::SampleRequest) -> Result<(SamplingRequest, Duration), F
         period: read("period_ns", period_ns)?,
         stacks,
         sites,
+        calls,
     };
     Ok((request, read("interval_ns", interval_ns)?))
 }
 
 /// Splits a reading into messages.
 pub fn messages(reading: SamplingReading) -> impl Iterator<Item = v1::SampleResponse> + Send {
-    let SamplingReading { functions, threads, stacks, sites, usage, ended, .. } = reading;
+    let SamplingReading { functions, threads, stacks, sites, calls, usage, ended, .. } = reading;
     let head = v1::SampleHead {
         pid: reading.pid.0,
         time_ns: reading.time_ns,
@@ -93,11 +96,13 @@ pub fn messages(reading: SamplingReading) -> impl Iterator<Item = v1::SampleResp
         .map(|stacks| Event::Stacks(v1::StackSamplesChunk { stacks }));
     let sites = MessageParts::new(sites.into_iter().map(v1::SampledSite::from))
         .map(|sites| Event::Sites(v1::SampledSiteChunk { sites }));
+    let calls = MessageParts::new(calls.into_iter().map(v1::SampledCall::from))
+        .map(|calls| Event::Calls(v1::SampledCallChunk { calls }));
     let usage = MessageParts::new(usage.into_iter().map(v1::ThreadUsage::from))
         .map(|threads| Event::Usage(v1::ThreadUsageChunk { threads }));
     let end = Event::End(v1::SampleEnd { ended: ended.map(v1::Ended::from) });
     let events = std::iter::once(Event::Head(head)).chain(functions).chain(threads).chain(stacks);
-    let events = events.chain(sites).chain(usage).chain(std::iter::once(end));
+    let events = events.chain(sites).chain(calls).chain(usage).chain(std::iter::once(end));
     events.map(|event| v1::SampleResponse { event: Some(event) })
 }
 
@@ -115,6 +120,7 @@ impl SamplingCollector {
             Event::Threads(chunk) => self.0.threads.extend(known(chunk.threads)?),
             Event::Stacks(chunk) => self.0.stacks.extend(known(chunk.stacks)?),
             Event::Sites(chunk) => self.0.sites.extend(known(chunk.sites)?),
+            Event::Calls(chunk) => self.0.calls.extend(known(chunk.calls)?),
             Event::Usage(chunk) => self.0.usage.extend(known(chunk.threads)?),
             Event::End(v1::SampleEnd { ended }) => {
                 let ended = ended.map(TryInto::try_into).transpose()?;
@@ -162,6 +168,7 @@ mod tests {
                 period: s.next(),
                 stacks: s.next(),
                 sites: s.next(),
+                calls: s.next(),
             }
         }
     }
@@ -189,6 +196,7 @@ mod tests {
                 elsewhere: s.next(),
                 stacks: s.next(),
                 sites: s.next(),
+                calls: s.next(),
                 usage: s.next(),
                 ended: s.next(),
             }

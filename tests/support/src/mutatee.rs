@@ -222,6 +222,7 @@ fn recipe(name: &str) -> Recipe {
         "speech" => ("gcc", C, &["speech.c"], false),
         "burns" => ("gcc", C, &["burns.c"], false),
         "planted" => ("gcc", C, &["planted.c"], false),
+        "compiled" => ("gcc", C, &["compiled.c"], false),
         "climbs" => ("gcc", C, &["climbs.c"], false),
         "burns-static" => ("gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["burns.c"], false),
         "burns-musl-static" => ("musl-gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["burns.c"], false),

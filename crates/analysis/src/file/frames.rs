@@ -255,6 +255,21 @@ impl Registers {
     pub fn sp(&self) -> Option<u64> {
         self.general[usize::from(RSP)]
     }
+
+    /// The frame by the frame pointer, for code without a table that keeps one: the word at rbp is the caller's rbp, and the next word is the
+    /// return address. Code that does not keep one may leave rbp to its caller, whose frame is found then, or use it for something else. `None`
+    /// if rbp is no address on the stack, or if that part of the stack is not known.
+    pub fn by_frame_pointer(&self, read: &mut dyn FnMut(u64) -> Option<u64>) -> Option<Unwound> {
+        let (sp, bp) = (self.sp()?, self.general[usize::from(RBP)]?);
+        if bp < sp || !bp.is_multiple_of(8) {
+            return None;
+        }
+        let (frame, pc, cfa) = (read(bp)?, read(bp.checked_add(8)?)?, bp.checked_add(16)?);
+        let mut caller = Registers { pc, general: [None; 16] };
+        caller.set(RBP, Some(frame));
+        caller.set(RSP, Some(cfa));
+        Some(Unwound { cfa, caller: Some(caller).filter(|caller| caller.pc != 0), signal: false })
+    }
 }
 
 fn word(read: &mut dyn FnMut(u64) -> Option<u64>, at: u64) -> Result<u64, UnwindError> {
@@ -326,6 +341,24 @@ mod tests {
         assert_eq!(caller.general[0], None);
         let unreadable = rules.apply(&registers(7, 0x1000), &mut |_| None);
         assert_eq!(unreadable, Err(UnwindError::Unreadable { at: 0x1008 }));
+    }
+
+    #[test]
+    fn frames_are_found_by_the_frame_pointer() {
+        let mut at = registers(7, 0x1000);
+        assert!(at.by_frame_pointer(&mut |at| Some(at * 2)).is_none(), "rbp is not known");
+        at.set(RBP, Some(0x1010));
+        let unwound = at.by_frame_pointer(&mut |at| Some(at * 2)).expect("its caller");
+        let caller = unwound.caller.expect("a caller");
+        assert_eq!((unwound.cfa, caller.pc, caller.sp()), (0x1020, 0x2030, Some(0x1020)));
+        assert_eq!((caller.general[usize::from(RBP)], caller.general[3]), (Some(0x2020), None));
+        let outermost = at.by_frame_pointer(&mut |_| Some(0)).expect("a frame");
+        assert!(outermost.caller.is_none());
+        assert!(at.by_frame_pointer(&mut |at| (at < 0x1018).then_some(1)).is_none(), "the stack is not known");
+        for wrong in [0xff8, 0x1011, u64::MAX - 7] {
+            at.set(RBP, Some(wrong));
+            assert!(at.by_frame_pointer(&mut |_| Some(1)).is_none(), "{wrong:#x}");
+        }
     }
 
     #[test]

@@ -3,8 +3,10 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use ingraft_api::SampledState;
+use ingraft_report::Exporter;
 
 use super::{RunningTargets, duration, interval, percent};
 
@@ -16,6 +18,14 @@ pub(crate) enum HotSort {
     Own,
     // Time in the function and in all that it calls.
     Total,
+}
+
+/// The formats of stacks, without those that describe exact calls and lines.
+const STACK_FORMATS: [&str; 4] = ["folded", "pprof", "speedscope", "svg"];
+
+fn stack_formats() -> impl TypedValueParser<Value = &'static Exporter> {
+    PossibleValuesParser::new(STACK_FORMATS)
+        .try_map(|name: String| Exporter::named(&name).ok_or_else(|| format!("no format is named {name}")))
 }
 
 /// `ingraft hot`.
@@ -31,6 +41,7 @@ pub(crate) enum HotSort {
   ingraft hot -n postgres --all --for 10s              all processes of the name together
   ingraft hot --cgroup system.slice/nginx.service      all processes of a service together
   ingraft hot -p 4711 --off-cpu --for 10s              where threads wait
+  ingraft hot -p 4711 --for 10s --as svg -o hot.svg    a flame graph
   ingraft hot -- bzip2 -k file                         a program from its start to its end
   ingraft hot -p 4711 --for 10s --format json | jq 'select(.type == \"hot\") | [.function, .self]'
 
@@ -41,12 +52,18 @@ SELF is the share of the samples that were in the function itself, or in the ker
 with its standard error. TOTAL is the share in which the function or anything that it has called
 ran. KERNEL is the part of SELF in the kernel. TIME is the processor time that TOTAL stands for.
 Shares are of all samples, also of those in functions that FUNCTION leaves out.
+Functions of just-in-time compilers have the names in /tmp/perf-PID.map, if the program writes that
+(node --perf-basic-prof), and the module [jit].
 WAIT is the time that threads waited in the function or in anything that it has called, and IN the
 system call in which they waited most. The engine looks at waiting threads without a stop.
 With --calls, CALLS/S is counted exactly from the moment at which the function was found. MEAN is
 the time of a call by a clock, or with ~ its processor time by samples and calls.
 Of several processes, shares are of the samples of all of them, and functions of the same file and
 name are one row. A process that cannot be sampled is left out with a warning.
+With --as, the result is the whole stacks of all samples, with the processor time that they stand
+for, or with --off-cpu the time of waits. FUNCTION leaves the stacks out that have none of the
+functions. Time in the kernel is below the function that it was for. The text formats can go into a
+pipe; -o writes a file.
 With --off-cpu, SELF and TOTAL are of looks: shares of all looks at threads that found the thread
 waiting there.
 Ctrl-C ends the command and prints the final values."
@@ -74,6 +91,10 @@ pub(crate) struct HotArgs {
     /// Count the calls of the functions that hold 95 % of the samples, and time them where that fits --max-overhead; inserts code
     #[arg(long, conflicts_with_all = ["off_cpu", "threads"])]
     pub(crate) calls: bool,
+
+    /// Print the stacks of the samples in the format of another tool, as a flame graph or for one: folded, pprof, speedscope, svg
+    #[arg(long = "as", value_parser = stack_formats(), value_name = "FORMAT", hide_possible_values = true, conflicts_with_all = ["calls", "interval"])]
+    pub(crate) export: Option<&'static Exporter>,
 
     /// Sort by this column, from the largest to the smallest [default: self, with --off-cpu total]
     #[arg(long, value_enum, value_name = "COLUMN")]

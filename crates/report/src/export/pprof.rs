@@ -123,8 +123,10 @@ struct FunctionMessage {
 
 fn pprof(program: &ProfiledProgram<'_>, tree: &ContextProfile, of: ContextValue) -> Vec<u8> {
     let stacks = Stacks::of(tree);
-    let types: Vec<_> =
-        std::iter::once(ContextValue::Calls).chain((0..tree.metrics.len()).map(ContextValue::Metric)).collect();
+    // A tree of samples knows no calls.
+    let has_calls = tree.metrics.is_empty() || tree.contexts.iter().any(|context| context.calls > 0);
+    let calls = has_calls.then_some(ContextValue::Calls);
+    let types: Vec<_> = calls.into_iter().chain((0..tree.metrics.len()).map(ContextValue::Metric)).collect();
     let mut writer = PprofWriter::new(program, tree);
     for value in &types {
         let (name, unit) = value_type(tree.value_name(*value));

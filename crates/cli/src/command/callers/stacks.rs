@@ -179,6 +179,7 @@ impl StackSamplings {
                 period: self.period,
                 stacks: true,
                 sites: false,
+                calls: false,
             };
             let start = |state| tokio::spawn(sample(site.client().clone(), request(state), Arc::clone(&sums)));
             let tasks = STATES.into_iter().map(start).collect();

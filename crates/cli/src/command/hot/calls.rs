@@ -182,7 +182,9 @@ impl HotCalls {
             }
         }
         for (function, of) in &mut all {
-            of.never_counted = self.never_counted.contains(*function);
+            // Code of a just-in-time compiler is in no file.
+            let is_compiled = function.module.starts_with('[');
+            of.never_counted = is_compiled || self.never_counted.contains(*function);
             of.never_timed = self.never_timed.contains(*function);
         }
         let mut all: Vec<_> = all.into_iter().map(|(function, of)| (function.clone(), of)).collect();

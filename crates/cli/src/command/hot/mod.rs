@@ -2,6 +2,7 @@
 
 mod calls;
 mod classes;
+mod graph;
 mod rows;
 mod sites;
 mod started;
@@ -12,8 +13,10 @@ use std::time::Duration;
 
 use ingraft_api::{SampledState, SamplingReading, SamplingRequest};
 use ingraft_model::Tid;
+use ingraft_report::Exporter;
 use tokio::sync::mpsc;
 
+use self::graph::StackGraph;
 use self::rows::HotRows;
 use self::sites::{HotSite, ReadingRounds};
 pub(super) use self::sites::{NamedTarget, targets};
@@ -86,7 +89,8 @@ pub(crate) async fn run(args: HotArgs, context: CommandContext<'_>, out: &mut Ou
     sites::warn_of_missing(missing, &sites, context.common.format)?;
     drop(send);
     let rounds = ReadingRounds::default();
-    let mut run = HotRun { args, interval, context, sites, rounds, has_told: false, notes: HashSet::new() };
+    let (graph, notes) = (StackGraph::default(), HashSet::new());
+    let mut run = HotRun { args, interval, context, sites, rounds, graph, has_told: false, notes };
     let followed = run.follow(arriving, &mut signals, out).await;
     let followed = followed.and(run.tell_failures(true).map_err(Stop::from));
     // The code is removed also if the readings have failed.
@@ -101,15 +105,21 @@ pub(crate) async fn run(args: HotArgs, context: CommandContext<'_>, out: &mut Ou
         run.warn_without_calls();
     }
     // The samples so far are printed also if the readings have failed.
-    if !matches!(followed, Err(Stop::ReaderGone)) {
-        out.text(&run.text(out))?;
-        out.together(|out| {
-            run.sites.iter().try_for_each(|site| run.records(site, out))?;
-            run.summed_records(out)
-        })?;
+    match &run.args.export {
+        _ if matches!(followed, Err(Stop::ReaderGone)) => {}
+        Some(exporter) => run.export(exporter, out)?,
+        None => {
+            out.text(&run.text(out))?;
+            out.together(|out| {
+                run.sites.iter().try_for_each(|site| run.records(site, out))?;
+                run.summed_records(out)
+            })?;
+        }
     }
     followed?;
-    for ended in run.sites.iter_mut().filter_map(|site| site.ended.take()) {
+    // A file for another tool has nothing else in it.
+    let is_told = run.args.export.is_none();
+    for ended in run.sites.iter_mut().filter_map(|site| site.ended.take()).filter(|_| is_told) {
         out.text(&words::ended(&ended))?;
         out.object(&Object::Ended(ended))?;
     }
@@ -123,6 +133,8 @@ struct HotRun<'c> {
     context: CommandContext<'c>,
     sites: Vec<HotSite>,
     rounds: ReadingRounds,
+    /// The calls on the stacks of all targets, for `--as`.
+    graph: StackGraph,
     /// Whether the targets that cannot be sampled were told.
     has_told: bool,
     /// Notes about samples that were told.
@@ -258,6 +270,9 @@ impl HotRun<'_> {
         };
         let rows = if state == SampledState::Running { &mut site.running } else { &mut site.waiting };
         let is_first = rows.sum().span.is_zero();
+        if state == sorts_by {
+            self.graph.add(&reading);
+        }
         rows.add(reading);
         let sum = rows.sum();
         if is_first && !sum.note.is_empty() && self.notes.insert(sum.note.clone()) {
@@ -277,6 +292,9 @@ impl HotRun<'_> {
             site.calls.adapt(&site.client, &site.running, budget, self.context.started, out).await?;
         }
         self.tell_failures(false)?;
+        if self.args.export.is_some() {
+            return Ok(());
+        }
         self.show(at, out)
     }
 
@@ -326,6 +344,20 @@ impl HotRun<'_> {
         let threads = sites::threads(&sites, self.args.state());
         let samples = SamplesObject { threads, ..self.samples((&running, &waiting), None) };
         out.object(&Object::Samples(samples))
+    }
+
+    /// Writes the calls on the stacks of all targets in the format of another tool.
+    fn export(&self, exporter: &Exporter, out: &mut Output) -> Result<(), Stop> {
+        let sites = self.with_samples();
+        let title = match sites.as_slice() {
+            [site] => format!("process {}", site.rows(self.args.state()).sum().pid.0),
+            sites => format!("{} processes", sites.len()),
+        };
+        let bytes = self.graph.export(exporter, self.args.state(), &title);
+        if self.graph.is_empty() {
+            output::warn("the result is empty: there was no sample", self.context.common.format);
+        }
+        out.bytes(&bytes)
     }
 
     /// The sites with a reading.
@@ -408,6 +440,7 @@ fn request(args: &HotArgs, state: SampledState, target: &RequestTarget) -> Sampl
         period: period(args.max_overhead),
         stacks: false,
         sites: false,
+        calls: args.export.is_some() && state == args.state(),
     }
 }
 

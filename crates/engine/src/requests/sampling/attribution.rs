@@ -6,14 +6,17 @@ use ingraft_model::{Avma, FunctionId, Svma};
 use ingraft_process::{Mapping, Target};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::calls::CallTally;
+use super::compiled::{CompiledFunctions, compiled};
 use super::stacks::{NAMES_MAX, StackTally};
 use super::taking::Taken;
-use super::tally::{FramePlace, SampleTally, SiteKey, most_first};
-use crate::api::{ModulePlace, NamedFunction, NamedSamples, SampledFunction, SampledSite, StackSamples};
+use super::tally::{FramePlace, SampleTally, SiteKey, call_name, most_first};
+use crate::api::{ModulePlace, NamedFunction, NamedSamples, SampledCall, SampledFunction, SampledSite, StackSamples};
 use crate::measure::request::{Missing, resolve_patterns};
 use crate::program::code_places::frame_places;
 use crate::program::images::ImageStore;
 use crate::program::modules::{ModuleFile, Modules};
+use crate::program::wall::is_vdso;
 use crate::requests::code::named;
 use crate::weaving::parts::Generated;
 
@@ -29,6 +32,9 @@ pub(super) struct Attribution {
     /// Mappings that belong to no file; read at most once for a reading.
     maps: Option<Vec<Mapping>>,
     known: FxHashMap<Avma, FramePlace>,
+    compiled: CompiledFunctions,
+    /// Whether the names of compiled functions were read for this reading.
+    has_compiled: bool,
     /// The calls of callers' frames, by the address of the last byte of the call.
     calls: FxHashMap<Avma, ModulePlace>,
     patterns: Vec<String>,
@@ -47,6 +53,8 @@ impl Attribution {
             generated: Arc::default(),
             maps: None,
             known: FxHashMap::default(),
+            compiled: CompiledFunctions::default(),
+            has_compiled: false,
             calls: FxHashMap::default(),
             patterns,
             after_calls: FxHashMap::default(),
@@ -59,7 +67,7 @@ impl Attribution {
 
     /// Forgets what holds for one reading only.
     pub fn begin_reading(&mut self) {
-        self.maps = None;
+        (self.maps, self.has_compiled) = (None, false);
         if self.known.len() > KNOWN_MAX {
             self.known.clear();
         }
@@ -82,7 +90,7 @@ impl Attribution {
 
     /// Makes the memory of the target unknown, because it may be that of another program now.
     pub fn forget_target(&mut self) {
-        self.maps = Some(Vec::new());
+        (self.maps, self.has_compiled) = (Some(Vec::new()), true);
     }
 
     /// Updates the modules; returns whether any has come or gone.
@@ -104,7 +112,7 @@ impl Attribution {
         }
         let original = if innermost { self.original(at) } else { None };
         let function = self.function_at(target, store, original.unwrap_or(at));
-        let place = function.map_or_else(|| FramePlace::Elsewhere(self.memory(target, at)), FramePlace::Function);
+        let place = function.map_or_else(|| self.without_function(target, at), FramePlace::Function);
         self.known.insert(at, place.clone());
         place
     }
@@ -166,18 +174,33 @@ impl Attribution {
         self.modules.number_of(id, function)
     }
 
-    /// Name of the memory at an address.
-    fn memory(&mut self, target: &Target, at: Avma) -> Arc<str> {
+    /// The place of an address in no known function: a compiled function with a name, or memory.
+    fn without_function(&mut self, target: &Target, at: Avma) -> FramePlace {
+        let (memory, has_file) = self.memory(target, at);
+        if has_file {
+            return FramePlace::Elsewhere(memory);
+        }
+        if !std::mem::replace(&mut self.has_compiled, true) {
+            self.compiled.refresh(target);
+        }
+        self.compiled.at(at).map_or(FramePlace::Elsewhere(memory), FramePlace::Compiled)
+    }
+
+    /// Name of the memory at an address, and whether code there is that of a file, of the kernel or of the engine.
+    fn memory(&mut self, target: &Target, at: Avma) -> (Arc<str>, bool) {
         if self.generated.iter().flat_map(|g| g.arenas.iter().chain(&g.areas)).any(|range| range.contains(&at)) {
-            return "code of ingraft".into();
+            return ("code of ingraft".into(), true);
         }
         let maps = self.maps.get_or_insert_with(|| target.maps().unwrap_or_default());
-        let Some(mapping) = maps.iter().find(|m| m.range.contains(&at)) else { return "nothing is mapped".into() };
+        let Some(mapping) = maps.iter().find(|m| m.range.contains(&at)) else {
+            return ("nothing is mapped".into(), true);
+        };
         if mapping.path.as_os_str().is_empty() {
-            return "memory without a file".into();
+            return ("memory without a file".into(), false);
         }
         let name = if mapping.is_file() { mapping.path.file_name() } else { None };
-        name.unwrap_or(mapping.path.as_os_str()).to_string_lossy().into()
+        // Named memory such as `[anon:…]` and `[heap]`, and files of compilers such as `/memfd:doublemapper`, may have compiled code.
+        (name.unwrap_or(mapping.path.as_os_str()).to_string_lossy().into(), is_vdso(mapping))
     }
 
     /// The functions that the patterns match; `None` without patterns.
@@ -196,8 +219,15 @@ impl Attribution {
         let unknown: Vec<Avma> = tally.addresses().filter(|at| !self.calls.contains_key(at)).collect();
         for (at, place) in unknown.iter().zip(frame_places(target, &self.modules, store, &unknown)) {
             let place = place.unwrap_or_else(|| {
-                let (module, at) = (self.memory(target, *at).to_string(), Svma(at.0));
-                ModulePlace { module, at, ..ModulePlace::default() }
+                let place = ModulePlace { at: Svma(at.0), ..ModulePlace::default() };
+                match self.without_function(target, *at) {
+                    FramePlace::Compiled(name) => {
+                        let function = compiled(&name);
+                        ModulePlace { module: function.module.clone(), function: Some(function), ..place }
+                    }
+                    FramePlace::Elsewhere(memory) => ModulePlace { module: memory.to_string(), ..place },
+                    FramePlace::Function(_) => place,
+                }
             });
             self.calls.insert(*at, place);
         }
@@ -208,6 +238,11 @@ impl Attribution {
         )
     }
 
+    /// The calls on the stacks, with their names.
+    pub fn call_tree(&self, tally: CallTally) -> Vec<SampledCall> {
+        tally.calls(|function| self.modules.resolve(function).map(|(file, _, f)| named(file, f)))
+    }
+
     /// The functions of a tally that the patterns match, those with the most samples first.
     pub fn functions(&self, tally: &SampleTally) -> Vec<SampledFunction> {
         let wanted = self.wanted();
@@ -215,13 +250,18 @@ impl Attribution {
         let mut functions: Vec<SampledFunction> = tally
             .functions
             .iter()
-            .filter(|(id, _)| wanted(id))
-            .filter_map(|(id, tally)| {
-                let (file, _, function) = self.modules.resolve(*id)?;
+            .filter_map(|(place, tally)| {
+                let function = match place {
+                    FramePlace::Function(id) if wanted(id) => {
+                        self.modules.resolve(*id).map(|(file, _, function)| named(file, function))
+                    }
+                    FramePlace::Compiled(name) if self.patterns.is_empty() => Some(compiled(name)),
+                    FramePlace::Function(_) | FramePlace::Compiled(_) | FramePlace::Elsewhere(_) => None,
+                }?;
                 let waits = tally.waits.iter().map(|(call, samples)| (call_name(*call), *samples));
                 let waits: Vec<NamedSamples> = most_first(waits);
                 let (own, total, kernel) = (tally.own, tally.total, tally.kernel);
-                Some(SampledFunction { function: named(file, function), own, total, kernel, waits })
+                Some(SampledFunction { function, own, total, kernel, waits })
             })
             .collect();
         functions.sort_by(|a, b| {
@@ -231,14 +271,5 @@ impl Attribution {
                 .then_with(|| (&a.function.module, a.function.offset).cmp(&(&b.function.module, b.function.offset)))
         });
         functions
-    }
-}
-
-/// Name of a system call by its number; -1 stands for a wait outside of system calls, such as for a page of memory.
-fn call_name(number: i64) -> String {
-    match ingraft_process::call_name(number) {
-        Some(name) => name.to_owned(),
-        None if number < 0 => "no system call".to_owned(),
-        None => format!("system call {number}"),
     }
 }

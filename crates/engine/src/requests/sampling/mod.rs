@@ -2,6 +2,8 @@
 //! function. Nothing is inserted, and the sampling ends when its value is dropped.
 
 mod attribution;
+mod calls;
+mod compiled;
 mod peers;
 mod stacks;
 mod taking;
@@ -16,6 +18,7 @@ use ingraft_model::Tid;
 use ingraft_process::{LookCounts, ProcessError, Target, ThreadAccount};
 
 use self::attribution::Attribution;
+use self::calls::CallTally;
 use self::stacks::StackTally;
 use self::taking::{SampledStack, Taken, Taking};
 use self::tally::{FramePlace, SampleTally, SiteKey};
@@ -27,6 +30,7 @@ use crate::program::modules::Modules;
 use crate::program::pattern::Pattern;
 use crate::session::now_ns;
 use crate::session::replaced::Before;
+use crate::session::warnings::{STOPPED, is_stopped};
 use crate::weaving::catch_up::Walker;
 
 /// Largest number of samplings of an engine at a time: each has a thread. A command makes two for each process that it samples.
@@ -48,6 +52,8 @@ pub struct Sampling {
     reader: Mutex<SampleReader>,
     /// Whether readings have sites and usage.
     sites: bool,
+    /// Whether readings have the calls on the stacks.
+    with_calls: bool,
     _turn: SamplingTurn,
 }
 
@@ -117,7 +123,7 @@ impl Engine {
             progress("analysing the program");
             modules.load_files(&target, &self.inner.context.images, &|file| file.is_program);
             progress("reading how stacks are unwound");
-            let walker = Walker::with_goroutines(&target, &modules);
+            let walker = Walker::for_samples(&target, &modules);
             let period = if request.period.is_zero() { PERIOD } else { request.period.max(PERIOD_MIN) };
             let samplings = Arc::clone(&self.inner.samplings);
             let wanted = (&*request.threads, request.sites);
@@ -134,8 +140,9 @@ impl Engine {
                 usage: if request.sites { used(&target, &BTreeMap::new()) } else { BTreeMap::new() },
             };
             let reader = Mutex::new(reader);
-            let (with_stacks, sites) = (request.stacks, request.sites);
-            Ok(Sampling { engine: self.clone(), caller, target, taking, with_stacks, reader, sites, _turn: turn })
+            let (with_stacks, sites, with_calls) = (request.stacks, request.sites, request.calls);
+            let engine = self.clone();
+            Ok(Sampling { engine, caller, target, taking, with_stacks, reader, sites, with_calls, _turn: turn })
         };
         begin().map_err(|e| before.explain(e))
     }
@@ -156,8 +163,8 @@ impl Sampling {
         if ended.is_none() {
             ended = self.checked()?;
         }
-        let (tally, stacks) = self.count(&mut reader.attribution, &taken, ended.is_none());
-        let now = Instant::now();
+        let (tally, stacks, calls) = self.count(&mut reader.attribution, &taken, ended.is_none());
+        let (now, runs) = (Instant::now(), ended.is_none());
         // If the process has ended, its last known processor time counts.
         let cpu = self.target.cpu_time().unwrap_or(taken.facts.cpu).max(reader.cpu);
         let name = |tid: Tid| self.target.thread_name(tid).unwrap_or_default();
@@ -173,7 +180,7 @@ impl Sampling {
             cpu: cpu.saturating_sub(reader.cpu),
             period: period.unwrap_or(self.taking.period()),
             method: self.taking.method(),
-            note: self.taking.note().to_owned(),
+            note: self.note(runs),
             with_kernel: facts.with_kernel,
             looks: facts.looks.saturating_sub(reader.looks),
             samples: tally.samples,
@@ -187,6 +194,7 @@ impl Sampling {
             elsewhere: tally.elsewhere(),
             stacks,
             sites: reader.attribution.sites(&tally),
+            calls,
             usage: Vec::new(),
             ended,
         };
@@ -208,11 +216,18 @@ impl Sampling {
             // The last looks may be at the new program, before anybody knew of it.
             (reading.sites, reading.usage) = (Vec::new(), Vec::new());
             reading.functions.iter_mut().for_each(|function| function.waits.clear());
+            reading.calls.iter_mut().for_each(|call| call.waits.clear());
         }
         let SampleReader { last, cpu: cpu_before, lost, throttled, looks, rounds, .. } = &mut *reader;
         (*last, *cpu_before) = (now, cpu);
         (*lost, *throttled, *looks, *rounds) = (facts.lost, facts.throttled, facts.looks, facts.rounds);
         Ok(reading)
+    }
+
+    /// One sentence on why a better way was not taken, or on why there is nothing to see.
+    fn note(&self, runs: bool) -> String {
+        let stopped = runs && is_stopped(&self.target);
+        if stopped { STOPPED.to_owned() } else { self.taking.note().to_owned() }
     }
 
     /// Checks that the target is still the program that the caller may trace. Returns its end if it has ended.
@@ -225,8 +240,13 @@ impl Sampling {
         }
     }
 
-    /// Counts samples by function and, if asked for, by stack. Looks at the target again only as long as it runs.
-    fn count(&self, attribution: &mut Attribution, taken: &Taken, runs: bool) -> (SampleTally, Vec<StackSamples>) {
+    /// Counts samples by function and, if asked for, by stack and by chain of calls. Looks at the target again only as long as it runs.
+    fn count(
+        &self,
+        attribution: &mut Attribution,
+        taken: &Taken,
+        runs: bool,
+    ) -> (SampleTally, Vec<StackSamples>, Vec<SampledCall>) {
         let store = &self.engine.inner.context.images;
         attribution.begin_reading();
         if !runs {
@@ -240,10 +260,11 @@ impl Sampling {
         }
         // Another library may be at the addresses of one that was unloaded.
         if runs && attribution.refresh(&self.target) {
-            self.taking.set_walker(Walker::with_goroutines(&self.target, attribution.modules()));
+            self.taking.set_walker(Walker::for_samples(&self.target, attribution.modules()));
         }
         let mut tally = SampleTally::default();
         let mut stacks = StackTally::new(attribution.wanted().filter(|_| self.with_stacks).unwrap_or_default());
+        let mut calls = CallTally::new(attribution.wanted().filter(|_| self.with_calls));
         let mut places: Vec<FramePlace> = Vec::new();
         for stack in &taken.stacks {
             let frames = taken.frames(stack);
@@ -251,6 +272,9 @@ impl Sampling {
             places.clear();
             places.extend(found);
             stacks.add(&places, frames, stack.whole);
+            if self.with_calls {
+                calls.add(stack, &places);
+            }
             if self.sites {
                 let key = self.site(attribution, taken, stack, runs);
                 tally.add_to_site(key, places.iter().cloned());
@@ -258,7 +282,7 @@ impl Sampling {
             tally.add(stack, places.drain(..));
         }
         let stacks = attribution.stacks(&self.target, store, stacks);
-        (tally, stacks)
+        (tally, stacks, attribution.call_tree(calls))
     }
 }
 

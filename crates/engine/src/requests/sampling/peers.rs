@@ -48,10 +48,10 @@ impl SocketPeers {
     pub fn describe(&self, object: &WaitedObject) -> WaitedThing {
         let name = match object {
             WaitedObject::File(name) => name,
-            WaitedObject::Futex { address, operation, expected } => {
-                let (operation, expected) = (*operation, *expected);
+            WaitedObject::Futex { address, operation, expected, owner } => {
+                let (operation, expected, owner) = (*operation, *expected, *owner);
                 let kind = WaitedKind::Futex;
-                return WaitedThing { kind, address: address.0, operation, expected, ..WaitedThing::default() };
+                return WaitedThing { kind, address: address.0, operation, expected, owner, ..WaitedThing::default() };
             }
         };
         let peer = socket_inode(name).and_then(|inode| self.known.get(&inode)?.clone());
@@ -93,7 +93,7 @@ mod tests {
         let of = |link: &str| peers.describe(&WaitedObject::File(link.to_owned()));
         assert_eq!((of("socket:[7]").peer, of("socket:[7]").accepted), ("127.0.0.1:9999".to_owned(), false));
         assert_eq!((of("socket:[8]").peer, of("socket:[9]").peer), (String::new(), String::new()));
-        let futex = peers.describe(&WaitedObject::Futex { address: Avma(64), operation: 128, expected: 2 });
-        assert_eq!((futex.kind, futex.address, futex.expected), (WaitedKind::Futex, 64, 2));
+        let futex = peers.describe(&WaitedObject::Futex { address: Avma(64), operation: 128, expected: 2, owner: 9 });
+        assert_eq!((futex.kind, futex.address, futex.expected, futex.owner), (WaitedKind::Futex, 64, 2, 9));
     }
 }

@@ -27,6 +27,8 @@ use crate::weaving::parts::Generated;
 const DRAIN: Duration = Duration::from_millis(20);
 /// Time between two looks for new threads, and for another program in the process.
 const FOLLOW: Duration = Duration::from_millis(100);
+/// Time between two searches for code that was not mapped before.
+const SEARCH: Duration = Duration::from_secs(1);
 /// Longest wait before the thread notices that it is to end.
 const SLICE: Duration = Duration::from_millis(20);
 /// Number of addresses that wait for a reading; further samples are lost.
@@ -213,6 +215,8 @@ impl Taking {
             places: OriginalPositions::default(),
             cpu: Duration::ZERO,
             peers: SocketPeers::default(),
+            is_lost: false,
+            searched: Instant::now(),
             unwound: FxHashMap::default(),
         };
         let spawned = std::thread::Builder::new().name("samples".into()).spawn(move || worker.run());
@@ -285,6 +289,9 @@ struct SampleWorker {
     cpu: Duration,
     /// The other sides of sockets that threads have waited for.
     peers: SocketPeers,
+    /// Whether a stack has ended in code that was not mapped when the tables were read, and the time of the last search for such code.
+    is_lost: bool,
+    searched: Instant,
     /// The last stack of each waiting thread, for at most [`UNWOUND_MAX`] threads.
     unwound: FxHashMap<Tid, UnwoundStack>,
 }
@@ -362,6 +369,10 @@ impl SampleWorker {
 
     fn follow(&mut self) {
         self.cpu = self.state.target.cpu_time().unwrap_or(self.cpu);
+        if std::mem::take(&mut self.is_lost) && self.searched.elapsed() >= SEARCH {
+            self.searched = Instant::now();
+            self.walker.find_code(&self.state.target);
+        }
         // Threads that have ended leave their places to others.
         if self.unwound.len() >= UNWOUND_MAX {
             self.unwound.clear();
@@ -373,7 +384,8 @@ impl SampleWorker {
     }
 
     fn drain(&mut self) {
-        let SampleWorker { state, source, walker, generated, original, places, cpu, peers, unwound, .. } = self;
+        let SampleWorker { state, source, walker, generated, original, places, cpu, peers, is_lost, unwound, .. } =
+            self;
         let mut found: Vec<(SampledStack, Vec<Avma>, Option<WaitedObject>)> = Vec::new();
         let mut each = |sample: &ThreadSample<'_>| {
             let stack = SampledStack {
@@ -396,6 +408,7 @@ impl SampleWorker {
                         Some(last) => (last.frames.clone(), last.whole),
                         None => walk(walker, places, generated, original, (&registers, sample.stack)),
                     };
+                    *is_lost |= !whole && frames.last().is_some_and(|at| !walker.guesses_at(*at));
                     if waits && last.is_none() && (unwound.len() < UNWOUND_MAX || unwound.contains_key(&sample.tid)) {
                         let (stack, frames) = (sample.stack.to_vec(), frames.clone());
                         unwound.insert(sample.tid, UnwoundStack { registers, stack, frames, whole });

@@ -10,10 +10,12 @@ use super::taking::SampledStack;
 use crate::api::{NamedSamples, SampledMode, SampledThread, WaitedThing};
 
 /// Place of a frame.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum FramePlace {
     /// In a function.
     Function(FunctionId),
+    /// In a function with this name that a just-in-time compiler has made.
+    Compiled(Arc<str>),
     /// In memory with this name, in no known function.
     Elsewhere(Arc<str>),
 }
@@ -52,12 +54,13 @@ pub(super) struct SampleTally {
     pub samples: u64,
     pub kernel: u64,
     pub cut: u64,
-    pub functions: FxHashMap<FunctionId, FunctionTally>,
+    /// Samples by place, without those elsewhere.
+    pub functions: FxHashMap<FramePlace, FunctionTally>,
     pub sites: FxHashMap<SiteKey, u64>,
     elsewhere: BTreeMap<Arc<str>, u64>,
     threads: BTreeMap<Tid, (u64, u64)>,
     /// Functions that the present sample has counted for already.
-    seen: Vec<FunctionId>,
+    seen: Vec<FramePlace>,
 }
 
 impl SampleTally {
@@ -73,14 +76,14 @@ impl SampleTally {
         let mut is_first = true;
         for place in places {
             match place {
-                FramePlace::Function(function) => {
-                    let tally = self.functions.entry(function).or_default();
+                FramePlace::Function(_) | FramePlace::Compiled(_) => {
+                    let tally = self.functions.entry(place.clone()).or_default();
                     if is_first {
                         tally.own += 1;
                         tally.kernel += kernel;
                     }
-                    if !self.seen.contains(&function) {
-                        self.seen.push(function);
+                    if !self.seen.contains(&place) {
+                        self.seen.push(place);
                         tally.total += 1;
                         if let Some(call) = stack.call {
                             *tally.waits.entry(call).or_default() += 1;
@@ -103,7 +106,7 @@ impl SampleTally {
         key.innermost = matches!(places.peek(), Some(FramePlace::Function(_)));
         let functions = places.filter_map(|place| match place {
             FramePlace::Function(function) => Some(function),
-            FramePlace::Elsewhere(_) => None,
+            FramePlace::Compiled(_) | FramePlace::Elsewhere(_) => None,
         });
         key.functions.extend(functions.take(SITE_FUNCTIONS_MAX));
         if let Some(samples) = self.sites.get_mut(&key) {
@@ -136,6 +139,15 @@ pub(super) fn most_first(all: impl Iterator<Item = (String, u64)>) -> Vec<NamedS
     all
 }
 
+/// Name of a system call by its number; -1 stands for a wait outside of system calls, such as for a page of memory.
+pub(super) fn call_name(number: i64) -> String {
+    match ingraft_process::call_name(number) {
+        Some(name) => name.to_owned(),
+        None if number < 0 => "no system call".to_owned(),
+        None => format!("system call {number}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -164,7 +176,8 @@ mod tests {
         tally.add(&stack(1, false, None), [&in_g].into_iter().cloned());
         tally.add(&stack(2, false, None), [&nowhere, &nowhere, &in_g].into_iter().cloned());
         tally.add(&stack(3, false, None), std::iter::empty());
-        let counts = |id| tally.functions.get(&id).map(|t: &FunctionTally| (t.own, t.total, t.kernel));
+        let counts =
+            |id| tally.functions.get(&FramePlace::Function(id)).map(|t: &FunctionTally| (t.own, t.total, t.kernel));
         assert_eq!((counts(f), counts(g)), (Some((1, 1, 1)), Some((1, 3, 0))));
         assert_eq!((tally.samples, tally.kernel, tally.cut), (4, 1, 1));
         let elsewhere: Vec<_> = tally.elsewhere().into_iter().map(|e| (e.name, e.samples)).collect();
@@ -206,7 +219,7 @@ mod tests {
         for call in [Some(202), Some(202), Some(0)] {
             tally.add(&stack(1, false, call), [FramePlace::Function(f), FramePlace::Function(f)].into_iter());
         }
-        let waits = &tally.functions[&f].waits;
+        let waits = &tally.functions[&FramePlace::Function(f)].waits;
         assert_eq!((waits.get(&202), waits.get(&0), waits.len()), (Some(&2), Some(&1), 2));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_analysis::{FrameRules, FrameTable, Registers};
+use ingraft_analysis::{FrameRules, FrameTable, Registers, Unwound};
 use ingraft_codegen::WovenBody;
 use ingraft_model::{Avma, AvmaRange, Bias, PointKind};
 use ingraft_process::{HeldRegisters, Target};
@@ -16,6 +16,9 @@ use crate::weaving::plan::Woven;
 
 /// Largest number of frames that are unwound.
 const FRAMES_MAX: usize = 100_000;
+
+/// Number of positions whose rules are remembered.
+const RULES_MAX: usize = 1 << 18;
 
 /// Position of a thread, expressed in the original code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +108,8 @@ pub struct Walker {
     code: Vec<(AvmaRange, Bias, Arc<FrameTable>)>,
     /// Whether frames of Go functions are unwound.
     goroutines: bool,
+    /// Ranges of code whose frames are found by the frame pointer where no table describes them, sorted.
+    guessed: Vec<AvmaRange>,
     /// Rules that were looked up, by the position and whether it is a return address; `None` for a position without rules.
     rules: FxHashMap<(Avma, bool), Option<Arc<FrameRules>>>,
 }
@@ -136,13 +141,38 @@ impl Walker {
             };
             parts.par_iter().filter_map(read).collect::<Vec<_>>()
         });
-        Walker { code: tables, goroutines: false, rules: FxHashMap::default() }
+        Walker { code: tables, ..Walker::default() }
     }
 
-    /// Reads the same tables for stacks of goroutines too. These move between threads, so nothing may be kept by the thread on whose stack a
-    /// call was found.
-    pub fn with_goroutines(target: &Target, modules: &Modules) -> Self {
-        Walker { goroutines: true, ..Walker::new(target, modules) }
+    /// Reads the same tables for samples: stacks of goroutines too, and where no table describes code, such as that of a just-in-time compiler,
+    /// frames by the frame pointer. Goroutines move between threads, and a frame pointer may be another number, so nothing but estimates may come
+    /// of these frames.
+    pub fn for_samples(target: &Target, modules: &Modules) -> Self {
+        let mut walker = Walker { goroutines: true, ..Walker::new(target, modules) };
+        walker.find_code(target);
+        walker
+    }
+
+    /// Finds the code that the target has mapped now, for frames by the frame pointer.
+    pub fn find_code(&mut self, target: &Target) {
+        let Ok(maps) = target.maps() else { return };
+        self.guessed = maps.into_iter().filter(|m| m.exec).map(|m| m.range).collect();
+        self.guessed.sort_unstable_by_key(|range| range.start);
+    }
+
+    /// Whether frames of code at an address can be found by the frame pointer.
+    pub fn guesses_at(&self, at: Avma) -> bool {
+        let after = self.guessed.partition_point(|range| range.start <= at);
+        after.checked_sub(1).and_then(|index| self.guessed.get(index)).is_some_and(|range| range.contains(&at))
+    }
+
+    /// The frame of code that no table describes.
+    fn guess(&self, at: Avma, registers: &Registers, read: &mut dyn FnMut(u64) -> Option<u64>) -> Option<Unwound> {
+        if !self.guesses_at(at) {
+            return None;
+        }
+        let is_code = |caller: Registers| self.guesses_at(Avma(caller.pc).offset(-1));
+        registers.by_frame_pointer(read).filter(|unwound| unwound.caller.is_none_or(is_code))
     }
 
     /// The rules at a position: that of the next instruction, or of the one to which a call returns.
@@ -157,6 +187,10 @@ impl Walker {
             let of_go = || table.go_rules(position.to_svma(*bias)).ok().filter(|_| goroutines);
             rules.or_else(of_go).map(Arc::new)
         };
+        if self.rules.len() >= RULES_MAX {
+            // A just-in-time compiler never ceases to have new positions.
+            self.rules.clear();
+        }
         self.rules.entry((position, returns)).or_insert_with(find).clone()
     }
 
@@ -189,8 +223,11 @@ impl Walker {
             let Some(place) = place else { return walk };
             registers.pc = place.at.0;
             let at = if calls { place.at.offset(-1) } else { place.at };
-            let rules = self.rules(place.at, calls);
-            let Some(Ok(unwound)) = rules.map(|rules| rules.apply(&registers, read)) else { return walk };
+            let unwound = match self.rules(place.at, calls) {
+                Some(rules) => rules.apply(&registers, read).ok(),
+                None => self.guess(at, &registers, read),
+            };
+            let Some(unwound) = unwound else { return walk };
             // a stack grows downwards, but the stack that a signal interrupted may be anywhere
             if !unwound.signal {
                 let Some(stack) = registers.sp().filter(|sp| *sp < unwound.cfa) else { return walk };
