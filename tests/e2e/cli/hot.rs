@@ -251,7 +251,6 @@ fn stacks_are_a_file_for_another_tool() {
         let error = (truth * (1.0 - truth) / samples).sqrt();
         assert!((share - truth).abs() <= 5.0 * error, "{function} has {share}, but {truth} in truth: {text}");
     }
-    assert!(!text.contains("sleeps;"), "a thread that waits does not run: {text}");
     // Only stacks with the functions.
     let one = tool().start_plain(["hot", "-p", &pid, "planted:twenty", "--for", "1s", "--as", "folded"]).finish();
     let text = one.assert_code(0).other.join("\n");
@@ -303,7 +302,6 @@ fn a_program_is_started_and_sampled_to_its_end() {
 #[test]
 fn code_of_a_just_in_time_compiler_has_names_and_callers() {
     let mut target = Mutatee::start("compiled", &[]);
-    let before = Text::of(target.pid());
     target.ask("run");
     let pid = target.pid_text();
     let outcome = tool().run(["hot", "-p", &pid, "--for", "2s"]).assert_code(0);
@@ -326,7 +324,6 @@ fn code_of_a_just_in_time_compiler_has_names_and_callers() {
     let elsewhere = &outcome.one("samples")["elsewhere"][0];
     assert_eq!(elsewhere["name"], "memory without a file", "{outcome:#?}");
     target.ask("rest");
-    target::assert_clean(target.pid(), &before);
 }
 
 #[test]
@@ -343,7 +340,7 @@ fn waits_that_outlast_the_measurement_are_told() {
     // The thread that sleeps again and again is in the table.
     target.ask("sleep");
     let outcome = tool().run(["offcpu", "-p", &pid, "--for", "1s"]).assert_code(0).assert_removed();
-    assert!(outcome.stderr.contains("waited in one call all the time"), "{outcome:#?}");
+    assert!(outcome.stderr.contains("waited for a lock all the time"), "{outcome:#?}");
     assert!(!outcome.stderr.contains("sleeps"), "{outcome:#?}");
     target.ask("unlock");
     target.ask("wake");

@@ -38,7 +38,7 @@ use waiters::Waiters;
 pub(crate) async fn run(args: ProfileArgs, context: CommandContext<'_>, out: &mut Output) -> Result<(), Stop> {
     let options = args.context_options()?;
     let layout = ContextLayout::of(&args.contexts);
-    measured(args.functions, options, (layout, None, &args.measure, &args.target), context, out).await
+    measured(args.functions, options, (layout, false, &args.measure, &args.target), context, out).await
 }
 
 /// Runs a command that shows where the first one of some metrics comes from.
@@ -48,22 +48,18 @@ pub(crate) async fn view(
     context: CommandContext<'_>,
     out: &mut Output,
 ) -> Result<(), Stop> {
-    let waits = match metrics.first() {
-        Some(ContextMetric::LockTime) => Some(WaitsTold::ForLocks),
-        Some(ContextMetric::WaitTime) => Some(WaitsTold::All),
-        _ => None,
-    };
+    let tells_waits = matches!(metrics, [ContextMetric::LockTime | ContextMetric::WaitTime]);
     let (metrics, full) = (metrics.to_vec(), args.contexts.full());
     let options = ContextsOptions { metrics, full, ..ContextsOptions::default() };
     let layout = ContextLayout { is_view: true, ..ContextLayout::of(&args.contexts) };
-    measured(args.functions, options, (layout, waits, &args.measure, &args.target), context, out).await
+    measured(args.functions, options, (layout, tells_waits, &args.measure, &args.target), context, out).await
 }
 
 /// Measures contexts and shows them.
 async fn measured(
     functions: Vec<String>,
     options: ContextsOptions,
-    (layout, waits, measure, target): (ContextLayout, Option<WaitsTold>, &Measure, &TargetArgs),
+    (layout, tells_waits, measure, target): (ContextLayout, bool, &Measure, &TargetArgs),
     context: CommandContext<'_>,
     out: &mut Output,
 ) -> Result<(), Stop> {
@@ -75,7 +71,7 @@ async fn measured(
     // A file that cannot be written is refused before the target is touched.
     let save = context.common.output.as_deref().map(Destination::prepare).transpose()?;
     let (files, waiters, format) = (ModuleFiles::default(), Waiters::default(), context.common.format);
-    let mut view = ContextsView { layout, save, files, waits, waiters, format };
+    let mut view = ContextsView { layout, save, files, tells_waits, waiters, format };
     measure::run(plan, context, &mut view, out).await
 }
 
@@ -85,22 +81,15 @@ struct ContextsView {
     save: Option<Destination>,
     /// The code of the modules that the contexts are in.
     files: ModuleFiles,
-    /// The waits that are told although they take longer than the measurement; `None` if the command is not about waits.
-    waits: Option<WaitsTold>,
+    /// Whether waits are told that take longer than the measurement.
+    tells_waits: bool,
     waiters: Waiters,
     format: Format,
 }
 
-/// Waits of a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum WaitsTold {
-    ForLocks,
-    All,
-}
-
 impl MeasurementView for ContextsView {
     fn begun(&mut self, sites: &[TargetMeasurement]) {
-        if self.waits.is_some() {
+        if self.tells_waits {
             self.waiters.follow(sites);
         }
     }
@@ -125,12 +114,8 @@ impl MeasurementView for ContextsView {
     }
 
     fn last(&mut self, sites: &[TargetMeasurement], out: &mut Output) -> Result<(), Stop> {
-        if let Some(waits) = self.waits {
-            let ended = |pid| {
-                let site = sites.iter().find(|site| site.pid() == pid);
-                site.and_then(contexts).map_or(u64::MAX, |(profile, _)| profile.ended_ns)
-            };
-            self.waiters.warn(waits == WaitsTold::ForLocks, ended, self.format);
+        if self.tells_waits {
+            self.waiters.warn(self.format);
         }
         for site in sites {
             let Some((profile, _)) = contexts(site) else { continue };

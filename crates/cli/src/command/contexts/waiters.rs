@@ -1,7 +1,7 @@
-//! Threads that waited in one call for as long as a measurement took. The call has neither begun nor ended meanwhile, so it is in no context: without
+//! Threads that waited for a lock for as long as a measurement took. The call has neither begun nor ended meanwhile, so it is in no context: without
 //! a word, a deadlock would look like nothing at all.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,8 +22,6 @@ const INTERVAL: Duration = Duration::from_millis(200);
 const PERIOD: Duration = Duration::from_millis(20);
 /// Number of looks from which on a thread counts.
 const LOOKS_MIN: u64 = 3;
-/// Number of readings that are kept until it is known that the measurement has not ended before them.
-const LATEST_MAX: usize = 10;
 /// Number of threads that a warning names.
 const NAMED_MAX: usize = 8;
 
@@ -32,83 +30,76 @@ const NAMED_MAX: usize = 8;
 struct LookedThread {
     name: String,
     looks: u64,
-    /// Whether it did anything.
-    has_run: bool,
+    /// Time on a processor, and number of waits that have begun.
+    cpu: Duration,
+    waits: u64,
     /// The wait of the thread; `None` if there were several, or none yet.
     wait: Option<SampledSite>,
     has_several: bool,
 }
 
-/// The threads of a process.
-#[derive(Debug, Default)]
-struct LookedThreads {
-    threads: BTreeMap<Tid, LookedThread>,
-    /// The latest readings. Those from the end of the measurement on do not count, because the removal of the code has woken all threads.
-    latest: VecDeque<SamplingReading>,
+/// Processor time and number of waits of a thread that did nothing: what ingraft itself wakes it for, when it inserts and removes code.
+const CPU_MAX: Duration = Duration::from_millis(1);
+const WAITS_MAX: u64 = 4;
+
+impl LookedThread {
+    /// Whether the thread did anything.
+    fn has_run(&self) -> bool {
+        self.cpu >= CPU_MAX || self.waits > WAITS_MAX
+    }
 }
 
+/// The threads of a process.
+#[derive(Debug, Default)]
+struct LookedThreads(BTreeMap<Tid, LookedThread>);
+
 impl LookedThreads {
-    fn add(&mut self, reading: SamplingReading) {
-        self.latest.push_back(reading);
-        if self.latest.len() > LATEST_MAX
-            && let Some(reading) = self.latest.pop_front()
-        {
-            self.count(&reading);
-        }
-    }
-
-    /// Counts the latest readings before the end of the measurement, in nanoseconds of Unix time.
-    fn end(&mut self, end_ns: u64) {
-        let latest = std::mem::take(&mut self.latest);
-        latest.iter().filter(|reading| reading.time_ns < end_ns).for_each(|reading| self.count(reading));
-    }
-
-    fn count(&mut self, reading: &SamplingReading) {
+    fn add(&mut self, reading: &SamplingReading) {
         let mut present = BTreeMap::new();
         for usage in &reading.usage {
-            let mut thread = self.threads.remove(&usage.tid).unwrap_or_default();
+            let mut thread = self.0.remove(&usage.tid).unwrap_or_default();
             thread.name.clone_from(&usage.name);
             thread.looks += usage.looks;
-            thread.has_run |= usage.running > 0 || !usage.cpu.is_zero();
+            thread.cpu += usage.cpu;
+            thread.waits += usage.waits;
             present.insert(usage.tid, thread);
         }
         // Threads that have ended wait no more.
-        self.threads = present;
+        self.0 = present;
         for site in &reading.sites {
-            let Some(thread) = self.threads.get_mut(&site.tid) else { continue };
+            let Some(thread) = self.0.get_mut(&site.tid) else { continue };
             let site = SampledSite { samples: 0, ..site.clone() };
             thread.has_several |= thread.wait.as_ref().is_some_and(|wait| *wait != site);
             thread.wait = Some(site);
         }
     }
 
-    /// The threads that waited in one call all the time.
-    fn waiting(&self, only_locks: bool) -> Vec<(Tid, &LookedThread, &SampledSite)> {
-        let waits = self.threads.iter().filter_map(|(tid, thread)| Some((*tid, thread, thread.wait.as_ref()?)));
-        let still = waits.filter(|(_, thread, _)| thread.looks >= LOOKS_MIN && !thread.has_run && !thread.has_several);
-        still.filter(|(.., wait)| !only_locks || is_lock_wait(wait)).collect()
+    /// The threads that waited for one lock all the time.
+    fn waiting(&self) -> Vec<(Tid, &LookedThread, &SampledSite)> {
+        let waits = self.0.iter().filter_map(|(tid, thread)| Some((*tid, thread, thread.wait.as_ref()?)));
+        let still =
+            waits.filter(|(_, thread, _)| thread.looks >= LOOKS_MIN && !thread.has_run() && !thread.has_several);
+        still.filter(|(.., wait)| is_lock_wait(wait)).collect()
     }
 
-    /// The warning about threads that waited all the time, also those that have nothing else to do unless `only_locks` is set; `None` if there
-    /// are none.
-    fn warning(&self, pid: i32, only_locks: bool) -> Option<String> {
-        let all = self.waiting(only_locks);
+    /// The warning about threads that waited for a lock all the time; `None` if there are none.
+    fn warning(&self, pid: i32) -> Option<String> {
+        let all = self.waiting();
         if all.is_empty() {
             return None;
         }
-        let what = if only_locks { "for a lock" } else { "in one call" };
         let count = plural(all.len() as u64, "thread", "threads");
         let mut text =
-            format!("{count} of process {pid} waited {what} all the time, so these calls are in no context: ");
+            format!("{count} of process {pid} waited for a lock all the time, so these calls are in no context: ");
         let named: Vec<String> =
             all.iter().take(NAMED_MAX).map(|(tid, thread, wait)| one(*tid, thread, wait)).collect();
         text += &named.join("; ");
         if let Some(more) = all.len().checked_sub(NAMED_MAX).filter(|more| *more > 0) {
             text += &format!("; and {more} more");
         }
-        let locks = all.iter().filter(|(.., wait)| is_lock_wait(wait));
-        let holders: BTreeMap<u32, u32> =
-            locks.filter_map(|(tid, _, wait)| Some((u32::try_from(tid.0).ok()?, owner(wait)?))).collect();
+        let holder =
+            |(tid, _, wait): &(Tid, &LookedThread, &SampledSite)| Some((u32::try_from(tid.0).ok()?, owner(wait)?));
+        let holders: BTreeMap<u32, u32> = all.iter().filter_map(holder).collect();
         let circle = circle(&holders);
         if !circle.is_empty() {
             let names: Vec<String> = circle.iter().map(u32::to_string).collect();
@@ -123,7 +114,7 @@ fn one(tid: Tid, thread: &LookedThread, wait: &SampledSite) -> String {
     let name = if thread.name.is_empty() { String::new() } else { format!(" {}", thread.name) };
     let function = charged(wait).map_or_else(String::new, |f| format!(" in {}", abbreviated(&f.function)));
     let innermost = wait.functions.first().map(|f| f.function.clone()).filter(|_| wait.innermost);
-    let call = innermost.filter(|_| is_lock_wait(wait)).unwrap_or_else(|| wait.call.clone());
+    let call = innermost.unwrap_or_else(|| wait.call.clone());
     let holder = owner(wait).map_or_else(String::new, |owner| format!(", held by thread {owner}"));
     let text = format!("thread {}{name}{function} ({call}{holder})", tid.0);
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
@@ -131,7 +122,7 @@ fn one(tid: Tid, thread: &LookedThread, wait: &SampledSite) -> String {
 
 /// The thread that holds the lock of a wait, if the lock tells.
 fn owner(wait: &SampledSite) -> Option<u32> {
-    wait.object.as_ref().map(|object| object.owner).filter(|owner| *owner > 0 && is_lock_wait(wait))
+    wait.object.as_ref().map(|object| object.owner).filter(|owner| *owner > 0)
 }
 
 /// Threads each of which waits for a lock that the next one holds, and the last for one of the first; empty if there are none.
@@ -193,20 +184,17 @@ impl Waiters {
                 let Ok(mut stream) = client.sample(request, INTERVAL, &mut progress).await else { return };
                 drop(progress);
                 while let Ok(Some(reading)) = stream.next(None).await {
-                    lock(&sums).add(reading);
+                    lock(&sums).add(&reading);
                 }
             });
             self.0.push(WaiterLooks { pid, host, threads, task });
         }
     }
 
-    /// Warns of threads that have waited all the time. `end_ns` returns the end of the measurement of a process, in nanoseconds of Unix time.
-    pub(super) fn warn(&self, only_locks: bool, end_ns: impl Fn(i32) -> u64, format: Format) {
-        for looks in &self.0 {
-            let mut threads = lock(&looks.threads);
-            threads.end(end_ns(looks.pid));
-            threads.warning(looks.pid, only_locks).iter().for_each(|text| output::warn(text, format));
-        }
+    /// Warns of threads that have waited all the time.
+    pub(super) fn warn(&self, format: Format) {
+        let warnings = self.0.iter().filter_map(|looks| lock(&looks.threads).warning(looks.pid));
+        warnings.for_each(|text| output::warn(&text, format));
     }
 }
 
@@ -271,36 +259,13 @@ mod tests {
             ],
             ..SamplingReading::default()
         };
-        threads.count(&reading(0, "f"));
-        threads.count(&reading(7, "g"));
+        threads.add(&reading(0, "f"));
+        threads.add(&reading(2000, "g"));
         expect!["2 threads of process 7 waited for a lock all the time, so these calls are in no context: thread 1 a in transfer (pthread_mutex_lock, held by thread 2); thread 2 b in transfer (pthread_mutex_lock, held by thread 1); a deadlock: each of the threads 1, 2 waits for the next one"]
-            .assert_eq(&threads.warning(7, true).expect("a warning"));
-        let all = threads.warning(7, false).expect("a warning");
-        assert!(
-            all.starts_with("3 threads of process 7 waited in one call") && all.contains("in serve (epoll_wait)"),
-            "{all}"
-        );
+            .assert_eq(&threads.warning(7).expect("a warning"));
         // They have ended.
-        threads.count(&SamplingReading::default());
-        assert_eq!(threads.warning(7, false), None);
-    }
-
-    #[test]
-    fn what_threads_do_after_the_end_does_not_count() {
-        let reading = |time_ns, cpu| SamplingReading {
-            time_ns,
-            usage: vec![usage(1, "a", cpu)],
-            sites: vec![wait(1, "futex", &["pthread_mutex_lock", "f"], 0)],
-            ..SamplingReading::default()
-        };
-        let waits = |end_ns| {
-            let mut threads = LookedThreads::default();
-            (1..=2 * LATEST_MAX as u64).for_each(|time| threads.add(reading(time, 0)));
-            threads.add(reading(100, 50));
-            threads.end(end_ns);
-            threads.warning(7, true).is_some()
-        };
-        assert_eq!((waits(90), waits(101)), (true, false));
+        threads.add(&SamplingReading::default());
+        assert_eq!(threads.warning(7), None);
     }
 
     #[test]
