@@ -40,7 +40,7 @@ struct LookedThread {
 
 /// Processor time and number of waits of a thread that did nothing: what ingraft itself wakes it for, when it inserts and removes code.
 const CPU_MAX: Duration = Duration::from_millis(1);
-const WAITS_MAX: u64 = 4;
+const WAITS_MAX: u64 = 8;
 
 impl LookedThread {
     /// Whether the thread did anything.

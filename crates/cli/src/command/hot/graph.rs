@@ -218,8 +218,8 @@ mod tests {
         expect![[r#"
             main 2000000
             main;price 22000000
-            main;price;lib_read 4000000
             main;price;[kernel] 8000000
+            main;price;lib_read 4000000
             [callers not known];price;[kernel] 2000000
             [memory without a file] 6000000
         "#]]
