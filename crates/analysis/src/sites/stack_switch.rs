@@ -37,7 +37,7 @@ fn may_switch(image: &AnalysedImage, function: &Function) -> bool {
 /// Whether a function saves the stack pointer, and then loads it from memory or from an argument, without a call in between.
 fn switches(image: &AnalysedImage, function: &Function) -> bool {
     let body = DecodedFunction::new(image, function);
-    let (mut saves, mut derived) = (false, Derived::default());
+    let (mut saves, mut derived) = (false, FrameAddresses::default());
     for i in &body.code {
         match i.flow_control() {
             FlowControl::Call | FlowControl::IndirectCall => return false,
@@ -52,9 +52,9 @@ fn switches(image: &AnalysedImage, function: &Function) -> bool {
 /// The registers that have addresses of the function's own frame, in the order of the instructions. Code that makes room on the stack, for `alloca` or
 /// an array of variable length, computes the new stack pointer there.
 #[derive(Clone, Copy, Debug, Default)]
-struct Derived(u32);
+struct FrameAddresses(u32);
 
-impl Derived {
+impl FrameAddresses {
     fn bit(register: Register) -> u32 {
         if register.is_gpr() { 1 << register.full_register().number() } else { 0 }
     }
@@ -80,7 +80,7 @@ impl Derived {
 }
 
 /// Whether an instruction gives the stack pointer a value of another frame: one from memory, or an argument.
-fn loads(i: &Instruction, derived: &Derived) -> bool {
+fn loads(i: &Instruction, derived: &FrameAddresses) -> bool {
     let is_memory = |operand: Register, base: Register| operand == Register::None && !derived.has(base);
     let is_argument = |r| matches!(r, Register::RDI | Register::RSI | Register::RDX | Register::RCX) && !derived.has(r);
     let (first, second) = (i.op0_register(), i.op1_register());
@@ -122,7 +122,7 @@ mod tests {
             &[0x48, 0x87, 0x27],
             &[0x48, 0x8b, 0x25, 0, 0, 0, 0],
         ] {
-            assert!(loads(&decoded(code), &Derived::default()), "{code:x?}");
+            assert!(loads(&decoded(code), &FrameAddresses::default()), "{code:x?}");
         }
         // mov rsp, rbp; mov rsp, rbx; mov rsp, [rbp-8]; mov rsp, [rsp+8]; mov rdi, rsp
         for code in [
@@ -132,7 +132,7 @@ mod tests {
             &[0x48, 0x8b, 0x64, 0x24, 8],
             &[0x48, 0x89, 0xe7],
         ] {
-            assert!(!loads(&decoded(code), &Derived::default()), "{code:x?}");
+            assert!(!loads(&decoded(code), &FrameAddresses::default()), "{code:x?}");
         }
         // mov [rdi], rsp; mov rax, rsp; lea rcx, [rsp+8]
         for code in [&[0x48, 0x89, 0x27][..], &[0x48, 0x89, 0xe0], &[0x48, 0x8d, 0x4c, 0x24, 8]] {
@@ -148,7 +148,7 @@ mod tests {
     fn loads_at_last(code: &[u8]) -> bool {
         let all: Vec<Instruction> = Decoder::new(64, code, DecoderOptions::NONE).into_iter().collect();
         let (last, before) = all.split_last().expect("instructions");
-        let mut derived = Derived::default();
+        let mut derived = FrameAddresses::default();
         before.iter().for_each(|i| derived.execute(i));
         loads(last, &derived)
     }
