@@ -25,16 +25,17 @@ const LOOKS_MIN: u64 = 3;
 /// Number of threads that a warning names.
 const NAMED_MAX: usize = 8;
 
-/// A thread as all looks have found it.
+/// A thread, as all looks have found it.
 #[derive(Debug, Default)]
-struct LookedThread {
+struct StillThread {
     name: String,
     looks: u64,
     /// Time on a processor, and number of waits that have begun.
     cpu: Duration,
     waits: u64,
-    /// The wait of the thread; `None` if there were several, or none yet.
+    /// The wait that was seen last.
     wait: Option<SampledSite>,
+    /// Whether it had others.
     has_several: bool,
 }
 
@@ -42,7 +43,7 @@ struct LookedThread {
 const CPU_MAX: Duration = Duration::from_millis(1);
 const WAITS_MAX: u64 = 8;
 
-impl LookedThread {
+impl StillThread {
     /// Whether the thread did anything.
     fn has_run(&self) -> bool {
         self.cpu >= CPU_MAX || self.waits > WAITS_MAX
@@ -51,9 +52,9 @@ impl LookedThread {
 
 /// The threads of a process.
 #[derive(Debug, Default)]
-struct LookedThreads(BTreeMap<Tid, LookedThread>);
+struct StillThreads(BTreeMap<Tid, StillThread>);
 
-impl LookedThreads {
+impl StillThreads {
     fn add(&mut self, reading: &SamplingReading) {
         let mut present = BTreeMap::new();
         for usage in &reading.usage {
@@ -75,7 +76,7 @@ impl LookedThreads {
     }
 
     /// The threads that waited for one lock all the time.
-    fn waiting(&self) -> Vec<(Tid, &LookedThread, &SampledSite)> {
+    fn waiting(&self) -> Vec<(Tid, &StillThread, &SampledSite)> {
         let waits = self.0.iter().filter_map(|(tid, thread)| Some((*tid, thread, thread.wait.as_ref()?)));
         let still =
             waits.filter(|(_, thread, _)| thread.looks >= LOOKS_MIN && !thread.has_run() && !thread.has_several);
@@ -98,7 +99,7 @@ impl LookedThreads {
             text += &format!("; and {more} more");
         }
         let holder =
-            |(tid, _, wait): &(Tid, &LookedThread, &SampledSite)| Some((u32::try_from(tid.0).ok()?, owner(wait)?));
+            |(tid, _, wait): &(Tid, &StillThread, &SampledSite)| Some((u32::try_from(tid.0).ok()?, owner(wait)?));
         let holders: BTreeMap<u32, u32> = all.iter().filter_map(holder).collect();
         let circle = circle(&holders);
         if !circle.is_empty() {
@@ -110,7 +111,7 @@ impl LookedThreads {
 }
 
 /// A thread with its wait.
-fn one(tid: Tid, thread: &LookedThread, wait: &SampledSite) -> String {
+fn one(tid: Tid, thread: &StillThread, wait: &SampledSite) -> String {
     let name = if thread.name.is_empty() { String::new() } else { format!(" {}", thread.name) };
     let function = charged(wait).map_or_else(String::new, |f| format!(" in {}", abbreviated(&f.function)));
     let innermost = wait.functions.first().map(|f| f.function.clone()).filter(|_| wait.innermost);
@@ -147,7 +148,7 @@ fn circle(holders: &BTreeMap<u32, u32>) -> Vec<u32> {
 struct WaiterLooks {
     pid: i32,
     host: Option<String>,
-    threads: Arc<Mutex<LookedThreads>>,
+    threads: Arc<Mutex<StillThreads>>,
     task: JoinHandle<()>,
 }
 
@@ -169,7 +170,7 @@ impl Waiters {
             if site.ended || self.0.iter().any(|known| (known.pid, &known.host) == (pid, &host)) {
                 continue;
             }
-            let (client, threads) = (site.client().clone(), Arc::<Mutex<LookedThreads>>::default());
+            let (client, threads) = (site.client().clone(), Arc::<Mutex<StillThreads>>::default());
             let request = SamplingRequest {
                 target: RequestTarget::Pid(pid).spec(),
                 state: SampledState::Waiting,
@@ -198,7 +199,7 @@ impl Waiters {
     }
 }
 
-fn lock(threads: &Mutex<LookedThreads>) -> MutexGuard<'_, LookedThreads> {
+fn lock(threads: &Mutex<StillThreads>) -> MutexGuard<'_, StillThreads> {
     threads.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -246,7 +247,7 @@ mod tests {
 
     #[test]
     fn threads_that_wait_all_the_time_are_named() {
-        let mut threads = LookedThreads::default();
+        let mut threads = StillThreads::default();
         let lock = &["pthread_mutex_lock", "transfer", "main"];
         let reading = |cpu, other: &str| SamplingReading {
             usage: vec![usage(1, "a", 0), usage(2, "b", 0), usage(3, "c", cpu), usage(4, "d", 0), usage(5, "e", 0)],
