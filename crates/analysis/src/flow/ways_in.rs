@@ -47,7 +47,7 @@ pub(crate) fn enter(traversal: &mut Traversal<'_>) -> Vec<WayIn> {
 /// Largest number of instructions of other functions in which branches into this one are searched.
 const JOIN_MAX: usize = 1024;
 
-/// Whether the code from an instruction on is reached code, or leads to some.
+/// Whether the code from an instruction on is reached code, or leads to some of which it is not known that control arrives there from elsewhere.
 fn joins(traversal: &Traversal<'_>, index: usize, left: &mut usize) -> bool {
     let body = traversal.body;
     let is_reached = |index: usize| traversal.marks.get(index).is_some_and(|mark| mark & REACHED != 0);
@@ -59,7 +59,9 @@ fn joins(traversal: &Traversal<'_>, index: usize, left: &mut usize) -> bool {
         *left -= 1;
         let flow = i.flow_control();
         let branches = matches!(flow, FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch);
-        if branches && body.index_of(i.near_branch_target()).is_some_and(is_reached) {
+        let to = i.near_branch_target();
+        let is_known = || !body.image.side_entries_in(&(to..to.saturating_add(1))).is_empty();
+        if branches && body.index_of(to).is_some_and(is_reached) && !is_known() {
             return true;
         }
         falls = !matches!(

@@ -313,13 +313,16 @@ fn a_function_that_begins_in_another_one_and_joins_it_leads_into_it() {
         ]
         .concat()
     };
-    let ways_in = |last| {
-        let image = TestElf::new().function("f", &code(last)).symbol("inner", TEXT + 7, 6, FUNC).image();
+    let ways_in = |last, size| {
+        let image = TestElf::new().function("f", &code(last)).symbol("inner", TEXT + 7, size, FUNC).image();
         let cfg = image.analyse(find(&image, "f")).cfg.clone();
         cfg.ways_in.iter().map(|way| (way.at.0 - TEXT, way.reason)).collect::<Vec<_>>()
     };
-    assert_eq!(ways_in([0xeb, 0x0f]), [(0, WayInReason::Entry), (7, WayInReason::Called)]);
-    assert_eq!(ways_in([0x90, 0xc3]), [(0, WayInReason::Entry)], "it returns by itself");
+    // Without a size, it seems to have all of the code behind it.
+    assert_eq!(ways_in([0xeb, 0x0f], 0), [(0, WayInReason::Entry), (7, WayInReason::Called)]);
+    // With one, its jump comes from elsewhere.
+    assert_eq!(ways_in([0xeb, 0x0f], 6), [(0, WayInReason::Entry), (28, WayInReason::BranchFromElsewhere)]);
+    assert_eq!(ways_in([0x90, 0xc3], 6), [(0, WayInReason::Entry)], "it returns by itself");
 }
 
 #[test]
