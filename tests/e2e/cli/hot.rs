@@ -333,10 +333,11 @@ fn waits_that_outlast_the_measurement_are_told() {
     let waiter = target.ask("lock").number("tid waiter");
     let outcome = tool().run(["locks", "-p", &pid, "--for", "1s"]).assert_code(0).assert_removed();
     let told = format!("1 thread of process {pid} waited for a lock all the time");
-    let held = format!("thread {waiter} planted in waits_for_lock (pthread_mutex_lock, held by thread {holder})");
+    let (place, held) = (format!("thread {waiter} planted in waits_for_lock ("), format!(", held by thread {holder})"));
     assert!(outcome.stderr.contains(&told) && !outcome.stderr.contains("deadlock"), "{outcome:#?}");
-    let named = outcome.stderr.contains(&held) || outcome.stderr.contains(&format!("held by thread {holder})"));
-    assert!(named && outcome.stderr.contains("waits_for_lock"), "{outcome:#?}");
+    assert!(outcome.stderr.contains(&place) && outcome.stderr.contains(&held), "{outcome:#?}");
+    let outcome = tool().run(["offcpu", "-p", &pid, "--for", "1s"]).assert_code(0).assert_removed();
+    assert!(outcome.stderr.contains(&told) && outcome.stderr.contains(&held), "{outcome:#?}");
     target.ask("unlock");
     let outcome = tool().run(["locks", "-p", &pid, "--for", "1s"]).assert_code(0);
     assert!(!outcome.stderr.contains("all the time"), "{outcome:#?}");

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ingraft_api::{SampledSite, SampledState, SamplingReading, SamplingRequest};
+use ingraft_api::{SampledMode, SampledSite, SampledState, SamplingReading, SamplingRequest};
 use ingraft_model::Tid;
 use tokio::task::JoinHandle;
 
 use crate::args::Format;
-use crate::command::diagnose::{charged, is_lock_wait};
+use crate::command::diagnose::{charged, is_lock_wait, is_mutex};
 use crate::conn::RequestTarget;
 use crate::measure::TargetMeasurement;
 use crate::output::number::plural;
@@ -67,7 +67,8 @@ impl StillThreads {
         }
         // Threads that have ended wait no more.
         self.0 = present;
-        for site in &reading.sites {
+        // A thread that the engine holds for a moment waits on.
+        for site in reading.sites.iter().filter(|site| site.mode != SampledMode::Stopped) {
             let Some(thread) = self.0.get_mut(&site.tid) else { continue };
             let site = SampledSite { samples: 0, ..site.clone() };
             thread.has_several |= thread.wait.as_ref().is_some_and(|wait| *wait != site);
@@ -121,9 +122,9 @@ fn one(tid: Tid, thread: &StillThread, wait: &SampledSite) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// The thread that holds the lock of a wait, if the lock tells.
+/// The thread that holds the lock of a wait. Only mutexes of pthreads tell; in the memory of other locks, a number may be a thread's id by chance.
 fn owner(wait: &SampledSite) -> Option<u32> {
-    wait.object.as_ref().map(|object| object.owner).filter(|owner| *owner > 0)
+    wait.object.as_ref().map(|object| object.owner).filter(|owner| *owner > 0 && is_mutex(wait))
 }
 
 /// Threads each of which waits for a lock that the next one holds, and the last for one of the first; empty if there are none.
@@ -206,7 +207,7 @@ fn lock(threads: &Mutex<StillThreads>) -> MutexGuard<'_, StillThreads> {
 #[cfg(test)]
 mod tests {
     use expect_test::expect;
-    use ingraft_api::{NamedFunction, SampledMode, ThreadUsage, WaitedKind, WaitedThing};
+    use ingraft_api::{NamedFunction, ThreadUsage, WaitedKind, WaitedThing};
 
     use super::*;
 
@@ -257,6 +258,7 @@ mod tests {
                 wait(3, "futex", lock, 1),
                 wait(4, "futex", &["pthread_mutex_lock", other], 0),
                 wait(5, "epoll_wait", &["epoll_wait", "serve"], 0),
+                SampledSite { mode: SampledMode::Stopped, ..wait(1, "no system call", &[], 0) },
             ],
             ..SamplingReading::default()
         };
@@ -267,6 +269,12 @@ mod tests {
         // They have ended.
         threads.add(&SamplingReading::default());
         assert_eq!(threads.warning(7), None);
+    }
+
+    #[test]
+    fn only_mutexes_tell_their_holders() {
+        let held = |function| owner(&wait(1, "futex", &[function, "f"], 2));
+        assert_eq!((held("pthread_mutex_lock"), held("std::sys::sync::Mutex::lock_contended")), (Some(2), None));
     }
 
     #[test]

@@ -251,7 +251,7 @@ pub(super) fn is_inferred(site: &SampledSite) -> bool {
 }
 
 /// Whether the lock is one of pthreads, so that a focus names it.
-pub(super) fn is_mutex(site: &SampledSite) -> bool {
+pub(in crate::command) fn is_mutex(site: &SampledSite) -> bool {
     names(site, &["pthread_mutex", "lll_lock_wait"])
 }
 

@@ -25,7 +25,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-pub(in crate::command) use self::causes::{charged, is_lock_wait};
+pub(in crate::command) use self::causes::{charged, is_lock_wait, is_mutex};
 use self::decisions::Division;
 use self::evidence::Observation;
 use self::finding::Finding;
