@@ -176,8 +176,8 @@ impl Attribution {
 
     /// The place of an address in no known function: a compiled function with a name, or memory.
     fn without_function(&mut self, target: &Target, at: Avma) -> FramePlace {
-        let (memory, has_file) = self.memory(target, at);
-        if has_file {
+        let (memory, may_be_compiled) = self.memory(target, at);
+        if !may_be_compiled {
             return FramePlace::Elsewhere(memory);
         }
         if !std::mem::replace(&mut self.has_compiled, true) {
@@ -186,21 +186,21 @@ impl Attribution {
         self.compiled.at(at).map_or(FramePlace::Elsewhere(memory), FramePlace::Compiled)
     }
 
-    /// Name of the memory at an address, and whether code there is that of a file, of the kernel or of the engine.
+    /// Name of the memory at an address, and whether a just-in-time compiler may have made code there.
     fn memory(&mut self, target: &Target, at: Avma) -> (Arc<str>, bool) {
         if self.generated.iter().flat_map(|g| g.arenas.iter().chain(&g.areas)).any(|range| range.contains(&at)) {
-            return ("code of ingraft".into(), true);
+            return ("code of ingraft".into(), false);
         }
         let maps = self.maps.get_or_insert_with(|| target.maps().unwrap_or_default());
         let Some(mapping) = maps.iter().find(|m| m.range.contains(&at)) else {
-            return ("nothing is mapped".into(), true);
+            return ("nothing is mapped".into(), false);
         };
         if mapping.path.as_os_str().is_empty() {
-            return ("memory without a file".into(), false);
+            return ("memory without a file".into(), true);
         }
         let name = if mapping.is_file() { mapping.path.file_name() } else { None };
         // Named memory such as `[anon:…]` and `[heap]`, and files of compilers such as `/memfd:doublemapper`, may have compiled code.
-        (name.unwrap_or(mapping.path.as_os_str()).to_string_lossy().into(), is_vdso(mapping))
+        (name.unwrap_or(mapping.path.as_os_str()).to_string_lossy().into(), !is_vdso(mapping))
     }
 
     /// The functions that the patterns match; `None` without patterns.

@@ -105,7 +105,7 @@ impl CallTally {
             };
             bytes += memory.len() + function.as_ref().map_or(0, |f| f.module.len() + f.function.len());
             mapped.push(Some(named.len()));
-            // There are far fewer calls than that.
+            // The number fits, because a reading has at most CALLS_MAX calls.
             let caller = caller.and_then(|caller| u32::try_from(caller).ok());
             named.push(SampledCall { caller, function, memory, ..SampledCall::default() });
         }

@@ -372,6 +372,8 @@ impl SampleWorker {
         if std::mem::take(&mut self.is_lost) && self.searched.elapsed() >= SEARCH {
             self.searched = Instant::now();
             self.walker.find_code(&self.state.target);
+            // Threads that still wait have the frames that were found before.
+            self.unwound.clear();
         }
         // Threads that have ended leave their places to others.
         if self.unwound.len() >= UNWOUND_MAX {
