@@ -23,7 +23,7 @@ pub(crate) fn enter(traversal: &mut Traversal<'_>) -> Vec<WayIn> {
             ways.extend(reasons(traversal, entry));
             traversal.work.push(entry.at);
         }
-        // If another function begins in the code of this one, or joins it, callers of that function enter this code.
+        // Another function may begin in the code of this one, or between its parts and lead into it. Its callers then enter this code.
         for start in body.image.starts_in(range).filter(|start| *start != body.function.start) {
             if body.index_of(start).is_some_and(|index| joins(traversal, index, &mut left)) {
                 ways.push(way(start, WayInReason::Called));

@@ -62,8 +62,7 @@ Of several processes, shares are of the samples of all of them, and functions of
 name are one row. A process that cannot be sampled is left out with a warning.
 With --as, the result is the whole stacks of all samples, with the processor time that they stand
 for, or with --off-cpu the time of waits. FUNCTION leaves the stacks out that have none of the
-functions. Time in the kernel is below the function that it was for. The text formats can go into a
-pipe; -o writes a file.
+functions. Time in the kernel is a call of the function that it was for.
 With --off-cpu, SELF and TOTAL are of looks: shares of all looks at threads that found the thread
 waiting there.
 Ctrl-C ends the command and prints the final values."
