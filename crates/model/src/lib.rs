@@ -28,6 +28,7 @@ pub mod metric;
 mod moving;
 pub mod names;
 pub mod object;
+pub mod outermost;
 pub mod part;
 pub mod patch;
 pub mod point;

@@ -1,7 +1,7 @@
 //! Values by index, for numbers in a known range: one counter for each granule of the range.
 //!
 //! ```text
-//! 0         1 once a number was added, so that readers skip the rest before that
+//! 0         the number of additions, wrapping: readers skip the rest while it is 0, and it tells how often code has run
 //! 1         the sum of additions for numbers outside of the range
 //! 2 ..      a value for each granule, and room up to a power of two
 //! ```
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::table::{Fold, KeyTable, TableKey};
 
-/// Index of the counter that is not 0 once a number was added.
+/// Index of the counter of additions. Those for constant numbers need not be in it.
 pub const USED: u32 = 0;
 /// Index of the counter for numbers outside of the range.
 pub const OUTSIDE: u32 = 1;

@@ -46,6 +46,13 @@ pub struct HeldRegisters {
     pub gs_base: u64,
 }
 
+impl HeldRegisters {
+    /// The stack pointer.
+    pub fn stack_pointer(&self) -> Avma {
+        Avma(self.general[7])
+    }
+}
+
 /// All threads of a target while they are held.
 #[derive(Debug)]
 pub struct HeldThreads<'a> {
@@ -73,6 +80,18 @@ impl HeldThreads<'_> {
             move |thread: &HeldThread| Some((thread.tid, thread.registers.map(|r| r.pc).or_else(|| asleep(thread))?));
         let saved = self.saved.iter().filter_map(|saved| Some((self.tracer.threads.get(saved.thread)?.tid, saved.pc)));
         self.threads.iter().filter_map(at).chain(saved)
+    }
+
+    /// The stack pointers of all threads, each with its thread: also of threads that sleep in the kernel and did not stop.
+    pub fn stack_pointers(&self) -> impl Iterator<Item = (Tid, Avma)> {
+        let asleep = |thread: &HeldThread| match self.tracer.threads.get(thread.index)?.state {
+            TraceeState::Asleep { sp, .. } => Some(sp),
+            TraceeState::Stopped(_) | TraceeState::Running | TraceeState::Gone => None,
+        };
+        let of = move |thread: &HeldThread| {
+            Some((thread.tid, thread.registers.map(|r| r.stack_pointer()).or_else(|| asleep(thread))?))
+        };
+        self.threads.iter().filter_map(of)
     }
 
     /// Reads eight bytes of memory for a thread, given by its index in [`HeldThreads::threads`]. Its stack has been read already.

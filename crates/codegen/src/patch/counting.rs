@@ -1,5 +1,5 @@
 //! The counting copy of a function: a second copy in which each count is one instruction, without the check whose shard it is. Other code of
-//! points stands there too, if it is simple (`snippet/inline.rs`).
+//! points stands there too, if it is simple (`snippet/inline/`).
 //!
 //! A gate lies at every way in from which a count can be reached. It lets only those threads in that own a shard; all others run the ordinary
 //! copy, whose probes lead to the code of the points. Calls and system calls are not in the copy, so the owner is checked again when they

@@ -57,7 +57,7 @@ impl Generator<'_> {
         routines::top(self.env)
     }
 
-    fn slot(&self, v: VariableId, n: u32) -> Result<AsmMemoryOperand, Assembly> {
+    pub(crate) fn slot(&self, v: VariableId, n: u32) -> Result<AsmMemoryOperand, Assembly> {
         Ok(qword_ptr(u64::from(self.env.data.counter(self.index(v)? + n))).gs())
     }
 
@@ -148,9 +148,15 @@ impl Generator<'_> {
     }
 
     pub(crate) fn open(&mut self, r: &CallRecord, body: &[Stmt]) -> Result<(), Assembly> {
-        if self.access == ShardAccess::Shared {
-            return self.unrecorded(r);
+        match r.restore {
+            _ if self.access == ShardAccess::Shared => self.unrecorded(r),
+            Some(Restore::Outermost(v)) => self.open_outermost(v, r, body),
+            _ => self.open_record(r, body),
         }
+    }
+
+    /// Opens the record of a call, whether the call needs one or not.
+    pub(crate) fn open_record(&mut self, r: &CallRecord, body: &[Stmt]) -> Result<(), Assembly> {
         self.used = [true; 3];
         let [mut full, mut end] = std::array::from_fn(|_| self.a.create_label());
         self.a.mov(rcx, self.top())?;
@@ -172,7 +178,7 @@ impl Generator<'_> {
         }
         self.a.mov(dword_ptr(rcx + self.next(record::NAME)).gs(), self.offset(r.activations)? as i32)?;
         let restore = match r.restore {
-            Some(Restore::Value(v) | Restore::Flag(v)) => Some((v, self.offset(v)?)),
+            Some(Restore::Value(v) | Restore::Flag(v) | Restore::Outermost(v)) => Some((v, self.offset(v)?)),
             Some(Restore::Timer(v, Clock::Wall)) => Some((v, self.offset(v)? | record::RESTORE_WALL)),
             Some(Restore::Timer(v, Clock::Cpu)) => Some((v, self.offset(v)? | record::RESTORE_CPU)),
             None => None,
@@ -279,6 +285,9 @@ impl Generator<'_> {
     }
 
     pub(crate) fn close(&mut self, r: &CallRecord, body: &[Stmt]) -> Result<(), Assembly> {
+        if let Some(Restore::Outermost(v)) = r.restore {
+            return self.close_outermost(v, r, body);
+        }
         let inside = if r.is_optional() { &[] } else { body };
         self.at_record(r, Whose::Own, |g| g.end(r, inside), |_| Ok(()))?;
         let recorded = self.access == ShardAccess::Own;
@@ -318,7 +327,7 @@ impl Generator<'_> {
 
     /// Emits `found_it` for the case that this frame has the record; the record is then the last one, and rcx holds the top. For
     /// `Whose::Own`, the other case counts the call as unseen and runs `missed_it`.
-    fn at_record(
+    pub(crate) fn at_record(
         &mut self,
         r: &CallRecord,
         whose: Whose,
@@ -385,7 +394,7 @@ impl Generator<'_> {
     }
 
     /// Ends the call of the last record: turns start times into durations, runs the statements, and removes the record.
-    fn end(&mut self, r: &CallRecord, body: &[Stmt]) -> Result<(), Assembly> {
+    pub(crate) fn end(&mut self, r: &CallRecord, body: &[Stmt]) -> Result<(), Assembly> {
         self.loaded = Loaded { top: true, field: None };
         for (n, kept) in (0..).zip(&r.kept) {
             if let KeptValue::Time(clock) = kept {

@@ -53,6 +53,7 @@ fn check_stmts(stmts: &[Stmt], bound: &BindingCheck<'_>, depth: u32) -> Result<(
             match record.restore {
                 Some(Restore::Value(v) | Restore::Flag(v)) => bound(v, Shape::Counter)?,
                 Some(Restore::Timer(v, clock)) => bound(v, Shape::Timer(clock))?,
+                Some(Restore::Outermost(v)) => bound(v, Shape::Outermost)?,
                 None => {}
             }
             check_stmts(body, bound, deeper(depth)?)

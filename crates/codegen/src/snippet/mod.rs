@@ -20,6 +20,7 @@ pub(crate) mod loaded;
 pub(crate) mod loader;
 pub(crate) mod mini;
 pub(crate) mod notes;
+pub(crate) mod outermost;
 mod pool;
 pub(crate) mod reading;
 pub(crate) mod record;

@@ -18,7 +18,7 @@ use crate::snippet::reading::MemoryAccess;
 pub(crate) const FAR: u64 = 0x1000_0000;
 
 /// Counters of a record's activations: calls that ended without an exit, and calls that left by a tail jump.
-const LEFT: u32 = 0;
+pub(crate) const LEFT: u32 = 0;
 const LEFT_BY_TAIL_JUMP: u32 = 3;
 
 /// Operand for the top of this thread's activation records.

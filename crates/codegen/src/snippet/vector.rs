@@ -33,7 +33,7 @@ impl Generator<'_> {
         self.place(&mut outside)?;
         self.add_known(self.word_of(v, OUTSIDE)?, known)?;
         self.place(&mut end)?;
-        self.a.mov(self.word_of(v, USED)?, 1)?;
+        self.a.inc(self.word_of(v, USED)?)?;
         // Both paths have popped the amount.
         self.depth -= i32::from(known.is_none());
         Ok(())

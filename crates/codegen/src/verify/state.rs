@@ -128,6 +128,8 @@ pub(super) struct AbstractState {
     pub bound: RegisterBound,
     /// The same for another register, about which it was known earlier.
     pub earlier: RegisterBound,
+    /// Register and number, more than 0, that the last instruction has compared; branches come in between at most.
+    pub compared: Option<(u8, u32)>,
     pub image: FlagsTransfer,
     pub parent: Parent,
     pub stack: Stack,
@@ -142,6 +144,7 @@ impl AbstractState {
             pointer: None,
             bound: RegisterBound::None,
             earlier: RegisterBound::None,
+            compared: None,
             image: FlagsTransfer::None,
             parent: Parent::Unknown,
             stack: Stack::default(),
@@ -195,6 +198,9 @@ impl AbstractState {
         }
         if self.earlier != other.earlier {
             self.earlier = RegisterBound::None;
+        }
+        if self.compared != other.compared {
+            self.compared = None;
         }
         if self.image != other.image {
             self.image = FlagsTransfer::None;

@@ -732,3 +732,27 @@ fn records_of_one_call_may_close_in_any_order() {
     assert_eq!((&own[4..7], &own[8..11]), (&[1, 0, 0][..], &[1, 0, 0][..]));
     assert_eq!((own[12], own[20]), (30, 60));
 }
+
+/// `middle` and `inner` stand for two calls of one function, of which the outer one has no record.
+#[test]
+fn only_a_call_inside_of_another_one_of_its_function_has_a_record() {
+    let nest = nest();
+    let one = CallRecord { restore: Some(Restore::Outermost(v(3))), ..record(0) };
+    let begin = |value| {
+        let begin = Stmt::Open(one.clone(), vec![Stmt::Set(v(3), Expr::Const(-1))]);
+        snippet(vec![begin, Stmt::Set(v(3), Expr::Const(value))])
+    };
+    let end = snippet(vec![Stmt::Add(v(2), Expr::Variable(v(3))), Stmt::Close(one.clone(), vec![])]);
+    let run = |steps: &[u64]| {
+        let out = nest.run(GLIBC, [&begin(100), &end], [&begin(1), &end], steps);
+        let own = &out.shards[2];
+        ((own[4], own[5], own[6]), own[12], (own[20], own[21] != 0))
+    };
+    assert_eq!(run(&[0, 0, 0]), ((0, 0, 0), 303, (0, false)));
+    // The second call passes no exit. Its value stays, until the third one finds that both calls were left.
+    assert_eq!(run(&[0, 1]), ((0, 0, 0), 101, (1, true)));
+    assert_eq!(run(&[0, 1, 0, 0]), ((2, 0, 0), 303, (0, false)));
+    // Calls that had begun before have neither.
+    let out = nest.run(GLIBC, [&snippet(vec![]), &end], [&begin(1), &end], &[0, 0]);
+    assert_eq!((out.shards[2][5], out.shards[2][12], out.shards[2][20]), (2, 2, 0));
+}

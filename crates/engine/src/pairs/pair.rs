@@ -254,6 +254,7 @@ impl Pair {
             Shape::Counter
             | Shape::Histogram(_)
             | Shape::Activations
+            | Shape::Outermost
             | Shape::Table(_)
             | Shape::Vector(_)
             | Shape::Listed(_)

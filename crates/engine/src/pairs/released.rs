@@ -46,6 +46,7 @@ impl Released {
                 | Shape::Timer(_)
                 | Shape::Histogram(_)
                 | Shape::Activations
+                | Shape::Outermost
                 | Shape::Table(_)
                 | Shape::Vector(_)
                 | Shape::Listed(_)

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use ingraft_model::contexts::TAKEN;
 use ingraft_model::{
-    Activations, Clock, ContextShape, ContextTree, Distribution, KeyTable, Scale, Shape, TableShape, Tid, vector,
+    Activations, Clock, ContextShape, ContextTree, Distribution, KeyTable, Scale, Shape, TableShape, Tid, outermost,
+    vector,
 };
 use ingraft_process::{PopulatedPages, SharedArea};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -187,7 +188,9 @@ impl EndedThreads {
             };
             value != 0 && !apart
         };
-        for (counter, value) in values.into_iter().filter(own) {
+        for (counter, value) in
+            values.into_iter().filter(own).filter_map(|(counter, value)| shapes.at_end(counter, value))
+        {
             for sum in [record.entry(counter).or_default(), self.together.entry(counter).or_default()] {
                 *sum = shapes.combine(counter, *sum, value);
             }
@@ -259,6 +262,15 @@ impl Shapes {
         match self.all.range(..=counter).next_back() {
             Some((first, shape)) if counter - first < shape.slots() => (counter - first, *shape),
             _ => (0, Shape::Counter),
+        }
+    }
+
+    /// What becomes of a counter at the end of its thread: a call that was open then was left.
+    fn at_end(&self, counter: u32, value: i64) -> Option<(u32, i64)> {
+        match self.of(counter) {
+            (outermost::VALUE, Shape::Outermost) => Some((counter + outermost::LEFT, 1)),
+            (outermost::FRAME, Shape::Outermost) => None,
+            _ => Some((counter, value)),
         }
     }
 
@@ -335,6 +347,7 @@ impl Raw {
             Shape::Event | Shape::Alias(_) | Shape::Listed(_) | Shape::Buffer(_) | Shape::Records(..) => {}
             // A tree of contexts has a reading of its own, [`Columns::tree`].
             Shape::Contexts(_) => {}
+            Shape::Outermost => {}
         }
         raw
     }
@@ -909,6 +922,22 @@ mod tests {
         }
         assert_eq!(read(&ended), all);
         ended.clear(&shards, 2..2 + shape.slots());
+    }
+
+    #[test]
+    fn a_call_that_was_open_at_the_end_of_its_thread_was_left() {
+        let (shards, mut ended, mut shapes) = (Fake::default(), EndedThreads::default(), Shapes::default());
+        shapes.insert(4, Shape::Outermost);
+        for (shard, words) in [(2, [77, 0x7000]), (3, [0, 0]), (4, [-5, 0x8000])] {
+            shards.claims.borrow_mut().push((shard, u64::from(shard)));
+            put(&shards, shard, 4, &words);
+        }
+        for (shard, left) in [(2, 1), (3, 1), (4, 2)] {
+            ended.bury(&shards, &shapes, shard, None, 8, LAST);
+            let columns = Columns::new(&shards, &ended, u32::MAX, &|_| None);
+            assert_eq!(columns.sum(4 + outermost::LEFT), left);
+        }
+        assert_eq!([4, 5].map(|counter| ended.together.get(&counter).copied().unwrap_or(0)), [0, 0]);
     }
 
     /// Counters and timers of threads that live, that share an id, that have ended, and that are unknown.

@@ -482,6 +482,7 @@ fn put_shape(out: &mut Vec<u8>, shape: Shape) {
         Shape::Records(..) => 14,
         Shape::Alias(_) => 13,
         Shape::Contexts(_) => 15,
+        Shape::Outermost => 16,
     });
     if let Shape::Alias(counter) = shape {
         put(out, u64::from(counter));
@@ -591,6 +592,7 @@ impl JournalReader<'_> {
                 let [bits, metrics, full] = *self.take(3)? else { return None };
                 Shape::Contexts(ContextShape::of_bits(bits, metrics != 0, full != 0)?)
             }
+            16 => Shape::Outermost,
             13 => Shape::Alias(u32::try_from(self.u64()?).ok()?),
             11 => Shape::Listed(KeyListing::of_places(u32::try_from(self.u64()?).ok()?)?),
             _ => return None,

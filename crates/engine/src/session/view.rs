@@ -131,6 +131,7 @@ impl View {
             }
             Shape::Histogram(_)
             | Shape::Activations
+            | Shape::Outermost
             | Shape::Table(_)
             | Shape::Vector(_)
             | Shape::Listed(_)

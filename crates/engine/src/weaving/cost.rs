@@ -8,7 +8,7 @@ use std::time::Instant;
 use ingraft_codegen::{Cost, SLOTS_PER_CYCLE};
 use ingraft_model::{
     Expr, Insertion, Instrumentation, Parts, PointKind, Shape, Snippet, Stmt, ValueUnit, Variable, VariableId,
-    VariableKind,
+    VariableKind, vector,
 };
 use ingraft_process::TickClock;
 use rustc_hash::FxHashMap;
@@ -195,9 +195,12 @@ fn opens_records(instrumentation: &Instrumentation) -> bool {
     instrumentation.insertions.iter().any(|i| i.point == PointKind::Entry && i.parts == Parts::All && opens(i))
 }
 
-/// Whether a snippet needs no meter, because that of the entry tells about how often it runs: calls that open records come to an exit, and additions
-/// to the sum of a path cost as little as a meter.
+/// Whether a snippet needs no meter: its vector counts its runs, or the meter of the entry tells about how often it runs. Calls that open records come to
+/// an exit, and additions to the sum of a path cost as little as a meter.
 fn is_told(insertion: &Insertion, opens_records: bool, variables: &[Variable]) -> bool {
+    if additions_of(&insertion.snippet).is_some() {
+        return true;
+    }
     let is_sum = |v: VariableId| variables.get(v.0 as usize).is_some_and(|v| v.kind == VariableKind::PathSum);
     let additions = insertion.snippet.as_additions();
     let adds_only = additions.is_some_and(|all| all.iter().all(|(variable, _)| is_sum(*variable)));
@@ -244,10 +247,22 @@ pub struct Meter {
 impl Meter {
     /// The counter of a snippet's runs; `None` if they are not counted. `counters` are the first counters of the variables.
     pub fn of(snippet: &Snippet, counters: &[u32], variables: &[Variable]) -> Option<Meter> {
+        if let Some(vector) = additions_of(snippet) {
+            let counter = counters.get(vector.0 as usize)?.checked_add(vector::USED)?;
+            return Some(Meter { counter, plain: false });
+        }
         let variable = meter(snippet)?.0 as usize;
         // A path adds to its sum, which counts nothing.
         let counts = variables.get(variable)?.kind != VariableKind::PathSum;
         counts.then_some(Meter { counter: *counters.get(variable)?, plain: snippet.as_increment().is_some() })
+    }
+}
+
+/// The vector that counts the additions with which a snippet begins ([`vector::USED`]). Several snippets may share one: then each costs the mean of all.
+fn additions_of(snippet: &Snippet) -> Option<VariableId> {
+    match snippet.stmts.first() {
+        Some(Stmt::AddIn(v, _, number, _)) if !matches!(number, Expr::Const(_)) => Some(*v),
+        _ => None,
     }
 }
 
@@ -281,6 +296,15 @@ mod tests {
         // The condition itself may be what costs.
         let read = Stmt::If(Expr::Read(Box::new(Expr::Arg(0)), ingraft_model::Scalar::INT), vec![add(0)]);
         assert_eq!(of(vec![read]), ("v9++; if (read($arg[0], i32)) { v0++; }".to_owned(), meter));
+    }
+
+    #[test]
+    fn a_vector_counts_the_runs_of_code_that_adds_to_it() {
+        let ranges = ingraft_model::Ranges::numbers(4).expect("a range");
+        let add = |number| Snippet { stmts: vec![Stmt::AddIn(VariableId(0), ranges, number, Expr::Const(1))] };
+        let counts = Some(Meter { counter: 40 + vector::USED, plain: false });
+        assert_eq!(Meter::of(&add(Expr::Arg(0)), &[40], &[]), counts);
+        assert_eq!(Meter::of(&add(Expr::Const(2)), &[40], &[]), None);
     }
 
     #[test]

@@ -275,6 +275,8 @@ pub struct ProgramCounters {
     pub unknown: Vec<Tid>,
     /// All threads that were held.
     pub threads: Vec<Tid>,
+    /// Stack pointers of the threads, as far as they are known.
+    pub stack_pointers: FxHashMap<Tid, Avma>,
 }
 
 /// Notes where all threads are in the stop in which code comes into some of its functions. Without functions it notes nothing.
@@ -337,7 +339,8 @@ impl Visitor for PositionVisitor<'_> {
         }
         let (counters, unknown): (Vec<_>, Vec<_>) = held.program_counters().partition(|(_, pc)| self.is_known(*pc));
         let threads = held.threads().iter().map(|thread| thread.tid).collect();
-        self.seen = ProgramCounters { counters, unknown: unknown.into_iter().map(|(tid, _)| tid).collect(), threads };
+        let unknown = unknown.into_iter().map(|(tid, _)| tid).collect();
+        self.seen = ProgramCounters { counters, unknown, threads, stack_pointers: held.stack_pointers().collect() };
         if let Some(other) = &mut self.other {
             other.visit(held);
         }

@@ -113,6 +113,7 @@ impl<'a> Evaluation<'a> {
             | Shape::Timer(_)
             | Shape::Histogram(_)
             | Shape::Activations
+            | Shape::Outermost
             | Shape::Table(_)
             | Shape::Listed(_)
             | Shape::Buffer(_)

@@ -45,6 +45,8 @@ pub enum Shape {
     /// longjmp, or because their thread ended). The others count exits whose entry was not seen, entries that could not be recorded, and
     /// calls that ended in a tail jump that the engine cannot follow.
     Activations,
+    /// What a thread keeps for the outermost open call of one function, see [`crate::outermost`].
+    Outermost,
     /// Values by key (see [`crate::table`]).
     Table(TableShape),
     /// This number of values by index (see [`crate::vector`]).
@@ -72,6 +74,7 @@ impl Shape {
             Shape::Counter => 1,
             Shape::Timer(_) => 2,
             Shape::Activations => 4,
+            Shape::Outermost => crate::outermost::SLOTS,
             Shape::Histogram(resolution) => crate::histogram::HEAD + resolution.buckets(),
             Shape::Table(table) => table.slots(),
             Shape::Vector(count) => crate::vector::slots(count),
@@ -177,13 +180,16 @@ pub enum Restore {
     Flag(VariableId),
     /// The number of starts of a timer. To set it back, the timer is stopped or continued.
     Timer(VariableId, Clock),
+    /// The value of a variable of [`Shape::Outermost`]. The outermost call has no record, and leaves the value 0 behind. The end of a call inside of it sets
+    /// the value back by itself, whatever the statements of [`Stmt::Close`] do.
+    Outermost(VariableId),
 }
 
 impl Restore {
     /// Returns the variable that is set back.
     pub fn variable(self) -> VariableId {
         match self {
-            Restore::Value(v) | Restore::Flag(v) | Restore::Timer(v, _) => v,
+            Restore::Value(v) | Restore::Flag(v) | Restore::Timer(v, _) | Restore::Outermost(v) => v,
         }
     }
 }
@@ -845,6 +851,18 @@ impl Stmt {
             | Stmt::HandOver(_, _, body)
             | Stmt::GiveUp(_, _, body)
             | Stmt::CloseHanded(_, body) => Some(body),
+            _ => None,
+        }
+    }
+
+    /// The activation record that this statement opens, closes or hands over.
+    pub fn record(&self) -> Option<&CallRecord> {
+        match self {
+            Stmt::Open(record, _)
+            | Stmt::Close(record, _)
+            | Stmt::HandOver(record, ..)
+            | Stmt::GiveUp(record, ..)
+            | Stmt::CloseHanded(record, _) => Some(record),
             _ => None,
         }
     }

@@ -19,7 +19,7 @@ const fn moved(v: &mut VariableId, by: u32) {
 fn record(record: &mut CallRecord, by: u32) {
     moved(&mut record.activations, by);
     match &mut record.restore {
-        Some(Restore::Value(v) | Restore::Flag(v) | Restore::Timer(v, _)) => moved(v, by),
+        Some(Restore::Value(v) | Restore::Flag(v) | Restore::Timer(v, _) | Restore::Outermost(v)) => moved(v, by),
         None => {}
     }
 }

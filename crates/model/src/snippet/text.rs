@@ -142,6 +142,7 @@ impl fmt::Display for CallRecord {
         match self.restore {
             Some(Restore::Flag(v)) => write!(f, " flag v{}", v.0),
             Some(Restore::Value(v) | Restore::Timer(v, _)) => write!(f, " restore v{}", v.0),
+            Some(Restore::Outermost(v)) => write!(f, " inside v{}", v.0),
             None => Ok(()),
         }
     }

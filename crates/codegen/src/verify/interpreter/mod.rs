@@ -678,10 +678,12 @@ impl<'a> Interpreter<'a> {
                 if compared {
                     state.parent = Parent::Unknown;
                 }
+                state.compared = compared_with(instruction);
                 Ok(behind)
             }
             FlowControl::Call if instruction.code() == Code::Syscall => {
                 self.system_call(instruction, state, mode)?;
+                state.compared = None;
                 Ok(behind)
             }
             FlowControl::UnconditionalBranch if instruction.is_jmp_short_or_near() => {
@@ -703,6 +705,9 @@ impl<'a> Interpreter<'a> {
                 if state.parent == Parent::Compared && instruction.condition_code() == ConditionCode::e {
                     state.parent = Parent::Yes;
                 }
+                if let (Some((r, limit)), ConditionCode::ae) = (state.compared, instruction.condition_code()) {
+                    state.know(RegisterBound::Most(r, limit - 1));
+                }
                 Ok(behind)
             }
             FlowControl::IndirectBranch if instruction.code() == Code::Jmp_rm64 => {
@@ -718,7 +723,7 @@ impl<'a> Interpreter<'a> {
     fn past_routine(&mut self, at: u64, state: &mut AbstractState, routine: Routine) -> Result<u64, VerifyError> {
         let Some((0, back)) = state.pointer else { return fail(at, Flaw::Astray) };
         self.past_red_zone(at, state)?;
-        state.flags_kept = false;
+        (state.flags_kept, state.compared) = (false, None);
         if state.parent == Parent::Compared {
             state.parent = Parent::Unknown;
         }
@@ -968,6 +973,13 @@ impl<'a> Interpreter<'a> {
             _ => {}
         }
     }
+}
+
+/// The register and the number that an instruction compares.
+fn compared_with(i: &Instruction) -> Option<(u8, u32)> {
+    let limit = u32::try_from(i.immediate32to64()).ok().filter(|limit| *limit > 0)?;
+    let compares = i.code() == Code::Cmp_rm64_imm32 && i.op0_kind() == OpKind::Register;
+    Some((number_of(i.op0_register())?, limit)).filter(|_| compares)
 }
 
 fn mode_register(mode: Mode) -> Option<u8> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_model::{Activations, BlockId, EdgeId, IndexVec, Key};
+use ingraft_model::{Activations, Avma, BlockId, EdgeId, IndexVec, Key, Tid};
 use ingraft_profile::{FunctionPath, PathBegin};
 use ingraft_report::{FunctionProfile, PathCount, PathInContext, PathProfile};
 use rustc_hash::FxHashMap;
@@ -31,6 +31,10 @@ pub struct CountedPaths {
     pub broken_off: u64,
     /// Number of calls in progress.
     pub open: u64,
+    /// Number of outermost calls that were open at the end of their threads.
+    pub left_at_end: u64,
+    /// The outermost calls that had not ended, each with its thread and its stack pointer.
+    pub outermost: Vec<(Option<Tid>, Avma)>,
     /// The paths that have ended, by context.
     pub by_context: Vec<PathOfContext>,
     /// Number of calls, and of paths of any function, without room in the tree of contexts.
@@ -51,6 +55,18 @@ pub struct PathOfContext {
 }
 
 impl CountedPaths {
+    /// Tells outermost calls that are in progress from those that were left without an exit, by the stack pointers of the threads at the moment of the
+    /// counts. A call is in progress if its frame is still on the stack.
+    pub fn tell_open(&mut self, stack_pointers: &FxHashMap<Tid, Avma>) {
+        for (tid, frame) in std::mem::take(&mut self.outermost) {
+            match tid.and_then(|tid| stack_pointers.get(&tid)) {
+                Some(sp) if frame < *sp => self.outcomes.left += 1,
+                Some(_) | None => self.open += 1,
+            }
+        }
+        self.outcomes.left += std::mem::take(&mut self.left_at_end);
+    }
+
     /// Adds up the runs of each path in all contexts, and the values of so many metrics.
     pub fn add_up(&mut self, metrics: usize) {
         let mut sums: BTreeMap<i64, u64> = BTreeMap::new();
@@ -217,4 +233,20 @@ fn shared_ways_out(cfg: &ingraft_model::Cfg) -> IndexVec<EdgeId, bool> {
     }
     let leaves = |edge: &ingraft_model::Edge| !matches!(edge.to, ingraft_model::EdgeTarget::Block(_));
     cfg.edges.iter().map(|edge| leaves(edge) && ways.get(edge.from).is_some_and(|ways| *ways > 1)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_whose_frame_is_gone_was_left() {
+        let frames = [(Some(Tid(1)), 0x7000), (Some(Tid(1)), 0x7100), (Some(Tid(2)), 0x10), (None, 0x10)];
+        let outermost = frames.map(|(tid, frame)| (tid, Avma(frame))).to_vec();
+        let mut counted = CountedPaths { outermost, left_at_end: 5, ..CountedPaths::default() };
+        counted.tell_open(&FxHashMap::from_iter([(Tid(1), Avma(0x7100))]));
+        assert_eq!((counted.open, counted.outcomes.left), (3, 6));
+        counted.tell_open(&FxHashMap::default());
+        assert_eq!((counted.open, counted.outcomes.left), (3, 6));
+    }
 }

@@ -15,9 +15,10 @@ use std::sync::Arc;
 
 use ingraft_model::contexts::VALUES;
 use ingraft_model::layout::COUNTERS;
+use ingraft_model::outermost::{FRAME, LEFT, VALUE};
 use ingraft_model::{
-    Activations, BlockId, ContextTree, CountedValue, FunctionId, KeyTable, Offset, Refusal, Scale, Shape, Svma,
-    VariableId,
+    Activations, Avma, BlockId, ContextTree, CountedValue, FunctionId, KeyTable, Offset, Refusal, Scale, Shape, Svma,
+    Tid, VariableId,
 };
 use ingraft_process::TickClock;
 use ingraft_report::{ContextProfile, ProfileKind, SavedProfile};
@@ -28,7 +29,7 @@ use crate::error::{Error, Reason};
 use crate::measure::request::{WantedPair, refuse_large};
 use crate::measure::sizes;
 use crate::program::modules::Modules;
-use crate::readings::values::{Columns, Ruler, Slots};
+use crate::readings::values::{Columns, NonzeroCounters, Ruler, Slots};
 use crate::session::{InsertedPairs, KindRequest, Locked, Running};
 use crate::weaving::positions::Observer;
 use crate::weaving::trial::text_of;
@@ -98,6 +99,7 @@ impl PathsKind {
         let mut all: Vec<CountedPaths> = Vec::new();
         let states = self.contexts.as_ref().map(|contexts| contexts.states(at));
         let moment = self.functions.observe(at, &mut |columns| all = self.numbers(at, columns))?;
+        all.iter_mut().for_each(|counted| counted.tell_open(&moment.seen.stack_pointers));
         // Threads run on meanwhile: the trees of many threads are so large that threads would be held for too long.
         let below = states.map(|states| self.below(at, states));
         let saved = self.saved(at, all, below)?;
@@ -106,7 +108,8 @@ impl PathsKind {
 
     /// The same after the code was taken out, when nothing is counted any more. So no path comes in between.
     fn read_last(&self, at: &Locked<'_>, states: FunctionStates) -> Result<SavedProfile, Error> {
-        let all = at.columns(|columns| self.numbers(at, columns)).unwrap_or_default();
+        let mut all = at.columns(|columns| self.numbers(at, columns)).unwrap_or_default();
+        all.iter_mut().for_each(|counted| counted.tell_open(&FxHashMap::default()));
         self.saved(at, all, Some(self.below(at, states)))
     }
 
@@ -118,6 +121,7 @@ impl PathsKind {
             let Some(pair) = at.pair(&f.key) else { return CountedPaths::default() };
             let (counters, variables) = (pair.counters(), pair.variables());
             let Some((calls, broken_off)) = PathsPlan::outcomes(counters) else { return CountedPaths::default() };
+            let outermost = f.plan.outermost(counters);
             let of = |VariableId(n): VariableId| {
                 table(columns, counters.get(n as usize), variables.get(n as usize).map(|v| v.shape))
             };
@@ -133,6 +137,8 @@ impl PathsKind {
                 outcomes: outcomes(columns, calls),
                 broken_off: columns.sum(broken_off).cast_unsigned(),
                 open: open.get(&(COUNTERS + 8 * calls)).copied().unwrap_or(0),
+                left_at_end: outermost.map_or(0, |first| columns.sum(first + LEFT).cast_unsigned()),
+                outermost: outermost.map_or_else(Vec::new, |first| outermost_of(columns, first)),
                 ..CountedPaths::default()
             }
         };
@@ -357,6 +363,16 @@ pub(super) fn inspected(
 /// The values by key of a variable, of all threads together.
 fn table(columns: &Columns<'_>, first: Option<&u32>, shape: Option<Shape>) -> KeyTable {
     first.zip(shape).map_or_else(KeyTable::default, |(first, shape)| columns.table(*first, shape))
+}
+
+/// The stack pointers of the outermost open calls of a function, each with its thread.
+fn outermost_of(columns: &Columns<'_>, first: u32) -> Vec<(Option<Tid>, Avma)> {
+    let value = |of: &[(usize, i64)], n: u32| of.iter().find(|(at, _)| *at == n as usize).map(|(_, value)| *value);
+    let words: Vec<u32> = [VALUE, FRAME].into_iter().map(|n| first + n).collect();
+    let frame = |(tid, of): &(Option<Tid>, NonzeroCounters)| {
+        value(of, VALUE).map(|_| (*tid, Avma(value(of, FRAME).unwrap_or(0).cast_unsigned())))
+    };
+    columns.rows(&words).held.iter().filter_map(frame).collect()
 }
 
 /// Numbers of calls by outcome.

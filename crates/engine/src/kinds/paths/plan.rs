@@ -1,7 +1,10 @@
 //! The plan to count the paths of one function, and the code for it.
 //!
-//! The activation record of each call keeps the sum of the call's caller, if that is the same function, and restores it however the call ends. A
-//! call that began before the measurement has a sum that no path has, until it comes to the beginning of a path: its first path counts as late.
+//! Each function has a sum of its own. So only a call inside of another one of the function needs an activation record, which keeps the sum of the outer
+//! call, and restores it however the inner one ends ([`ingraft_model::outermost`]). If the code of contexts or of metrics has a record for each call
+//! anyway, so have paths.
+//!
+//! A call that began before the measurement has a sum that no path has, until it comes to the beginning of a path: its first path counts as late.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
@@ -26,7 +29,7 @@ use crate::weaving::trial;
 use super::metrics::{MeasuredMetric, PathMetrics};
 
 /// Largest number of paths of a function whose counts have a place each. Others share the places of a table.
-const PLACES: i64 = 1024;
+const PLACES: i64 = 8192;
 /// Largest number of paths from a block to their ends, unless a request says otherwise.
 const PATHS_MAX: i64 = 1 << 31;
 /// The same for a function with so many paths below contexts that their numbers would have too many bits.
@@ -108,17 +111,23 @@ impl Plan for PathsPlan {
     }
 
     fn instrumentation(&self, metric: Arc<MetricInfo>) -> Instrumentation {
-        let record = CallRecord { activations: ACTIVATIONS, kept: Vec::new(), restore: Some(Restore::Value(SUM)) };
+        let restore = if self.has_outermost() { Restore::Outermost(SUM) } else { Restore::Value(SUM) };
+        let record = CallRecord { activations: ACTIVATIONS, kept: Vec::new(), restore: Some(restore) };
         let first = self.first_metric();
         let mut begins = self.metrics.entry(first);
         begins.push(Stmt::Open(record.clone(), vec![Stmt::Set(SUM, Expr::Const(self.values().late))]));
         begins.push(self.set(self.paths.entry()));
-        let mut ends = vec![Stmt::Close(record, vec![Stmt::Set(SUM, Expr::Restored)])];
-        ends.extend(self.metrics.exit(first));
         let mut ends_path = self.end(0);
+        let mut ends = Vec::new();
+        if self.has_outermost() {
+            ends.push(Stmt::Close(record, Vec::new()));
+        } else {
+            // After a call without a record, the path of the caller is not known any more, if it is a call of the same function.
+            ends_path.push(Stmt::Set(SUM, Expr::Const(self.values().late)));
+            ends.push(Stmt::Close(record, vec![Stmt::Set(SUM, Expr::Restored)]));
+        }
+        ends.extend(self.metrics.exit(first));
         let at = |point, parts, stmts| code::insertion(self.graph.function, point, parts, Snippet { stmts });
-        // After a call without a record, the path of the caller is not known any more, if it is a call of the same function.
-        ends_path.push(Stmt::Set(SUM, Expr::Const(self.values().late)));
         // A jump to another function ends the path and the record, because no other call needs the sum of this one any more.
         let mut insertions = vec![
             at(PointKind::Entry, Parts::All, begins),
@@ -179,6 +188,16 @@ impl PathsPlan {
     pub fn outcomes(counters: &[u32]) -> Option<(u32, u32)> {
         let counter = |variable: VariableId| counters.get(variable.0 as usize).copied();
         counter(ACTIVATIONS).zip(counter(BROKEN_OFF))
+    }
+
+    /// Among the counters of a pair, the first one of the outermost call; `None` if that has a record.
+    pub fn outermost(&self, counters: &[u32]) -> Option<u32> {
+        counters.get(SUM.0 as usize).copied().filter(|_| self.has_outermost())
+    }
+
+    /// Whether the outermost call of the function needs no record.
+    fn has_outermost(&self) -> bool {
+        self.below.is_none() && self.metrics.is_empty()
     }
 
     /// The counts of the paths, by the values of all threads together.
@@ -243,7 +262,11 @@ impl PathsPlan {
         let own = [
             code::named("paths", VariableKind::Counter, counts),
             code::named("activations", VariableKind::Activations, Shape::Activations),
-            code::named("sum", VariableKind::PathSum, Shape::Counter),
+            code::named(
+                "sum",
+                VariableKind::PathSum,
+                if self.has_outermost() { Shape::Outermost } else { Shape::Counter },
+            ),
             code::named("broken off", VariableKind::Counter, Shape::Counter),
         ];
         own.into_iter().chain(of_tree.into_iter().flatten()).chain(metrics.variables(counts)).collect()
@@ -377,9 +400,9 @@ mod tests {
         assert_eq!(
             texts(&plan(3, &[(0, 1), (1, 1), (1, 2)], &[], PATHS_MAX)),
             [
-                "Entry open r1 restore v2 { v2 = -1073741824; } v2 = 1073741825;",
-                "Exit v0[(v2 - 1073741824) / 1 < 4] += 1; v2 = -1073741824;",
-                "Exit close r1 restore v2 { v2 = restored; }",
+                "Entry open r1 inside v2 { v2 = -1073741824; } v2 = 1073741825;",
+                "Exit v0[(v2 - 1073741824) / 1 < 4] += 1;",
+                "Exit close r1 inside v2 { }",
                 "Edge v0[(v2 - 1073741825) / 1 < 4] += 1; v2 = 1073741827;",
             ]
         );
@@ -395,10 +418,10 @@ mod tests {
         let [entry, exits @ ..] = all.as_slice() else { panic!("no code") };
         assert_eq!(*entry, (PointKind::Entry, 1));
         assert_eq!(exits[..2], [(PointKind::Exit, 0); 2]);
-        // An addition to the sum costs as little as a meter; the end of a path in a loop may run often.
+        // An addition to the sum costs as little as a meter, and the ends of paths are counted together.
         let texts = texts(&plan);
         for ((_, meters), text) in exits[2..].iter().zip(&texts[3..]) {
-            assert_eq!(*meters, usize::from(text.contains(" = ")), "{text}");
+            assert_eq!(*meters, 0, "{text}");
         }
         assert!(texts[3..].iter().any(|text| !text.contains(" = ")), "{texts:?}");
     }
@@ -467,9 +490,9 @@ mod tests {
     #[test]
     fn many_paths_share_the_places_of_a_table() {
         let diamonds = |n: u32| (0..n).flat_map(|n| [(2 * n, 2 * n + 1), (2 * n, 2 * n + 2), (2 * n + 1, 2 * n + 2)]);
-        let edges: Vec<(u32, u32)> = diamonds(11).collect();
-        let plan = plan(23, &edges, &[], PATHS_MAX);
-        assert_eq!(plan.paths.paths(), 2048);
+        let edges: Vec<(u32, u32)> = diamonds(14).collect();
+        let plan = plan(29, &edges, &[], PATHS_MAX);
+        assert_eq!(plan.paths.paths(), 1 << 14);
         assert!(matches!(plan.variables(0, &plan.metrics)[0].shape, Shape::Table(_)));
         let key = |number: i64| TableKey::Number(number.cast_unsigned());
         assert_eq!(plan.values(), SHORT);

@@ -24,7 +24,7 @@ pub fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32
             Shape::Event => continue,
             // The pair that has the counter gives its rule.
             Shape::Alias(_) => continue,
-            Shape::Timer(_) => birth::KEEP,
+            Shape::Timer(_) | Shape::Outermost => birth::KEEP,
             Shape::Counter => {
                 let restored = records.iter().find(restores);
                 let is_time = restored.is_some_and(|(_, is_time)| *is_time);
@@ -53,6 +53,7 @@ pub fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32
         };
         rules.push((first, first_rule));
         let second = match variable.shape {
+            Shape::Outermost => birth::KEEP,
             Shape::Timer(Clock::Wall) => birth::WALL,
             Shape::Timer(Clock::Cpu) => birth::CPU,
             Shape::Counter

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use ingraft_model::contexts::{self, CURRENT, FIRST, KEY, PARENT, PARENT_BIAS, PLACE, PROBES, TAKEN, TARGET};
 use ingraft_model::layout::{COUNTERS, OWNER, TOP, record};
+use ingraft_model::outermost::FRAME;
 use ingraft_model::{
     CallRecord, Clock, ContextShape, DataArea, Expr, KeptValue, Restore, Stmt, Variable, VariableId, VariableKind,
 };
@@ -259,13 +260,19 @@ impl<'a> Shard<'a> {
     /// no room.
     fn open(&mut self, r: &CallRecord, counters: &[u32], sp: u64) -> bool {
         let Some(name) = offset(counters, r.activations) else { return false };
+        if let Some(Restore::Outermost(v)) = r.restore
+            && self.variable(counters, v) == 0
+        {
+            self.set(counters, v, FRAME, sp.cast_signed());
+            return true;
+        }
         if self.records.len() >= OPEN_MAX {
             let count = self.at(counters, r.activations, UNRECORDED).wrapping_add(1);
             self.set(counters, r.activations, UNRECORDED, count);
             return false;
         }
         let (restore, saved) = match r.restore {
-            Some(Restore::Value(v) | Restore::Flag(v)) => {
+            Some(Restore::Value(v) | Restore::Flag(v) | Restore::Outermost(v)) => {
                 (offset(counters, v).unwrap_or(0), self.variable(counters, v))
             }
             Some(Restore::Timer(v, clock)) => {
@@ -414,6 +421,8 @@ fn name_of(words: &[u64; WORDS]) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use ingraft_model::outermost::VALUE as VALUE_OF_CALL;
+
     use super::*;
     use ingraft_model::{Avma, BinaryOp, ContextTree, KeptValue, Shape, ValueUnit};
     use rustc_hash::FxHashMap;
@@ -484,6 +493,20 @@ mod tests {
         assert_eq!((memory.counter(1), memory.counter(0)), (3, 0));
         assert_eq!(memory.open(), [(900, 0), (800, 1), (700, 2)]);
         assert_eq!(memory.at(LAYOUT.records()), u64::MAX, "what ends every search");
+    }
+
+    #[test]
+    fn the_outermost_call_in_progress_has_no_record() {
+        const SUM: VariableId = VariableId(3);
+        let late = vec![Stmt::Set(SUM, Expr::Const(-7))];
+        let code = [Stmt::Open(record(Some(Restore::Outermost(SUM))), late)];
+        let state = StateChanges::of(&code, &variables()).expect("known").expect("a state");
+        let memory = Memory::default();
+        memory.replay(0, &[(&state, 900), (&state, 800), (&state, 700)]);
+        let of = |n| memory.counter(COUNTERS_OF[3] + n);
+        assert_eq!((of(VALUE_OF_CALL), of(FRAME)), (-7, 900));
+        let saved = (-7_i64).cast_unsigned();
+        assert_eq!(memory.open(), [(800, saved), (700, saved)]);
     }
 
     #[test]
