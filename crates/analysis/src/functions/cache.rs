@@ -15,7 +15,7 @@ use crate::functions::function::{Function, FunctionKind};
 use crate::text::bits::TextBits;
 
 /// Magic bytes with the version, which changes with the format and with every change of the pass's results.
-const FORMAT: &[u8; 8] = b"ingrA\0\0\x0b";
+const FORMAT: &[u8; 8] = b"ingrA\0\0\x0c";
 
 /// The stored results.
 pub(crate) struct StoredResults {

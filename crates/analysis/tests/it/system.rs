@@ -269,7 +269,7 @@ const SWITCH: &str = "
 #[test]
 fn compiled_switches_are_resolved() {
     for arguments in
-        [&["-O2"][..], &["-O2", "-no-pie", "-fno-pie"], &["-O1", "-fcf-protection=full"], &["-O2", "-static"]]
+        [&["-O2"][..], &["-O2", "-no-pie", "-fno-pie"], &["-O1", "-fcf-protection=full"], &["-O2", "-static"], &["-O0"]]
     {
         let Some((_dir, program)) = compile(SWITCH, "gcc", arguments) else { return };
         let image = AnalysedImage::parse(read(&program).unwrap()).unwrap();
@@ -283,6 +283,31 @@ fn compiled_switches_are_resolved() {
         assert!(code.points_of(PointKind::CallBefore).count() >= 1 && code.points_of(PointKind::Exit).count() >= 1);
         assert!(image.entry_site(pick).is_ok() && image.entry_site(find(&image, "threaded")).is_ok());
         assert!(!image.uses_gs(), "{arguments:?}");
+    }
+}
+
+/// The index of a table without a comparison of its own, and code without optimisation.
+#[test]
+fn switches_over_remainders_are_resolved() {
+    let source = "
+        volatile int sink;
+        #define SWITCH switch (x % 10) { \
+            case 0: sink++; return 3; case 1: return x * 7; case 2: return x ^ sink; case 3: sink--; return x - 9; \
+            case 4: return x << 3; case 5: return sink * x; case 6: return x / 3; case 7: sink += 5; return 1; \
+            case 8: return 11 * x; case 9: return sink; } return -1;
+        __attribute__((noinline)) int of_int(unsigned x) { SWITCH }
+        __attribute__((noinline)) int of_long(unsigned long x) { SWITCH }
+        int main(int argc, char **argv) { return of_int(argc) + of_long(argc); }
+    ";
+    for (compiler, level) in ["gcc", "clang"].into_iter().flat_map(|c| ["-O0", "-O1", "-O2"].map(|level| (c, level))) {
+        let Some((_dir, program)) = compile(source, compiler, &[level]) else { continue };
+        let image = AnalysedImage::parse(read(&program).unwrap()).unwrap();
+        for name in ["of_int", "of_long"] {
+            let code = image.analyse(find(&image, name));
+            let tables = code.cfg.edges.iter().filter(|e| e.kind == EdgeKind::JumpTable).count();
+            assert!(code.cfg.unresolved.is_empty(), "{name} {compiler} {level}");
+            assert!(tables == 0 || tables >= 8, "{name} {compiler} {level}: {tables}");
+        }
     }
 }
 

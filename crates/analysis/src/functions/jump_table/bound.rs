@@ -235,12 +235,15 @@ fn learn(mut state: BoundSearch, width: usize, limit: u64) -> BackwardStep {
 /// Goes back over a comparison on which a later branch depends. `None` if the instruction says nothing about the value.
 fn compare(i: &Instruction, state: &mut BoundSearch) -> Option<BackwardStep> {
     let extra = state.flags?;
-    if i.mnemonic() != Mnemonic::Cmp {
+    if !matches!(i.mnemonic(), Mnemonic::Cmp | Mnemonic::Sub) {
         return None;
     }
     state.flags = None;
     let number = immediate(i)?;
     let limit = number.checked_add(extra).filter(|limit| *limit > 0)?;
+    if i.mnemonic() == Mnemonic::Sub {
+        return subtracted(i, *state, limit);
+    }
     match (i.op0_kind(), state.holder) {
         (OpKind::Register, ValueLocation::Register(register)) if low_part(i.op0_register()) == Some(register) => {
             Some(learn(*state, i.op0_register().size(), limit))
@@ -255,6 +258,20 @@ fn compare(i: &Instruction, state: &mut BoundSearch) -> Option<BackwardStep> {
         }
         _ => None,
     }
+}
+
+/// Goes back over a subtraction on which a later branch depends: it compares what the register holds before it, which may be a copy of the value
+/// (clang without optimisation). `None` if the subtraction says nothing.
+fn subtracted(i: &Instruction, state: BoundSearch, limit: u64) -> Option<BackwardStep> {
+    let register = Some(i.op0_register()).filter(|_| i.op0_kind() == OpKind::Register).and_then(low_part)?;
+    let needed = match state.holder {
+        ValueLocation::Register(holder) => holder == register,
+        ValueLocation::Memory(operand) => {
+            [operand.memory_base(), operand.memory_index()].iter().any(|r| r.full_register() == register)
+        }
+    };
+    let other = Some((register, i.op0_register().size(), limit));
+    (!needed).then_some(BackwardStep::On(BoundSearch { other, ..state }))
 }
 
 /// Goes back over the instruction that writes the register of the value.
@@ -364,7 +381,16 @@ fn stored(i: &Instruction, operand: &Instruction, state: BoundSearch) -> Backwar
     let (start, own) = (i.memory_displacement64(), operand.memory_displacement64());
     if start == own && i.mnemonic() == Mnemonic::Mov && i.op1_kind() == OpKind::Register && size >= state.need {
         return match low_part(i.op1_register()) {
-            Some(register) => BackwardStep::On(BoundSearch { holder: ValueLocation::Register(register), ..state }),
+            Some(register) => {
+                let state = BoundSearch { holder: ValueLocation::Register(register), ..state };
+                match state.other {
+                    // The compared register is where the value comes from.
+                    Some((other, width, limit)) if other == register && i.op1_register().size() >= width => {
+                        learn(BoundSearch { other: None, ..state }, width, limit)
+                    }
+                    _ => BackwardStep::On(state),
+                }
+            }
             None => BackwardStep::Failed,
         };
     }

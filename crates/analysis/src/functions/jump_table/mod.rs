@@ -256,16 +256,76 @@ impl JumpResolver<'_> {
     fn distances(&self, definition: ReachingDefinition, base: u64, budget: &mut usize) -> Option<TableTargets> {
         let ReachingDefinition::At(at, _) = definition else { return None };
         let i = &self.code[at];
-        let signed = i.code() == Code::Movsxd_r64_rm32 && i.op1_kind() == OpKind::Memory;
-        if !signed || i.memory_index() == Register::None || i.memory_index_scale() != 4 || i.has_segment_prefix() {
+        match (i.code(), i.op1_kind()) {
+            (Code::Movsxd_r64_rm32, OpKind::Memory) => self.distances_at(at, base, budget),
+            // Without optimisation, gcc extends the sign by an instruction of its own.
+            (Code::Movsxd_r64_rm32, OpKind::Register) => {
+                self.loaded_distances(at, i.op1_register().full_register(), base, budget)
+            }
+            (Code::Cdqe, _) => self.loaded_distances(at, Register::RAX, base, budget),
+            _ => None,
+        }
+    }
+
+    /// Targets of the tables whose entries a register may hold, not extended.
+    fn loaded_distances(&self, at: usize, r: Register, base: u64, budget: &mut usize) -> Option<TableTargets> {
+        self.each_definition(at, r, |load| match (self.code[load].code(), self.code[load].op1_kind()) {
+            (Code::Mov_r32_rm32, OpKind::Memory) => self.distances_at(load, base, budget),
+            _ => None,
+        })
+    }
+
+    /// Targets of the table from which this instruction loads a distance.
+    fn distances_at(&self, load: usize, base: u64, budget: &mut usize) -> Option<TableTargets> {
+        let i = &self.code[load];
+        if i.memory_index() == Register::None || i.has_segment_prefix() {
             return None;
         }
-        self.read_at(at, JumpTable { at: self.table_address(at)?, entries: EntryEncoding::Distances(base) }, budget)
+        let based = i.memory_base() != Register::None;
+        let table = |at| JumpTable { at, entries: EntryEncoding::Distances(base) };
+        match i.memory_index_scale() {
+            4 => self.read_at(load, table(self.table_address(load)?), budget),
+            // The index was multiplied before, as gcc does without optimisation.
+            1 if based => {
+                let (a, b) = (i.memory_base().full_register(), i.memory_index().full_register());
+                let known = |r| self.trace().constant(load, r);
+                let (scaled, at) = [(a, b), (b, a)].into_iter().find_map(|(r, of)| Some((r, known(of)?)))?;
+                let table = table(at.wrapping_add(i.memory_displacement64()));
+                self.each_definition(load, scaled, |at| {
+                    let index = multiplied_by_four(&self.code[at])?;
+                    self.read_by(at, index, table, budget)
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// The targets of all tables that definitions of a register lead to. `None` if one leads to none.
+    fn each_definition(
+        &self,
+        at: usize,
+        r: Register,
+        mut targets: impl FnMut(usize) -> Option<TableTargets>,
+    ) -> Option<TableTargets> {
+        let mut all: Option<TableTargets> = None;
+        for definition in self.trace().definitions(at, r)? {
+            let ReachingDefinition::At(at, _) = definition else { return None };
+            let table = targets(at)?;
+            all = Some(match all {
+                Some(others) => others.and(table),
+                None => table,
+            });
+        }
+        all
     }
 
     /// Targets of the table that an instruction reads.
     fn read_at(&self, at: usize, table: JumpTable, budget: &mut usize) -> Option<TableTargets> {
-        let index = self.code[at].memory_index().full_register();
+        self.read_by(at, self.code[at].memory_index().full_register(), table, budget)
+    }
+
+    /// The same, for an index in this register.
+    fn read_by(&self, at: usize, index: Register, table: JumpTable, budget: &mut usize) -> Option<TableTargets> {
         let bound = self.bound(at, index).or_else(|| self.bound_by_arithmetic(at, index));
         let known = |read: &&ReadTable| read.0 == table && read.1 == bound;
         if let Some(read) = self.memory.read.borrow().iter().find(known) {
@@ -337,6 +397,19 @@ pub(crate) fn constant_address(i: &Instruction) -> Option<u64> {
         return Some(i.ip_rel_memory_address());
     }
     (i.memory_base() == Register::None && i.memory_index() == Register::None).then(|| i.memory_displacement64())
+}
+
+/// The register of which an instruction computes four times the value, and nothing else.
+fn multiplied_by_four(i: &Instruction) -> Option<Register> {
+    match i.code() {
+        Code::Lea_r64_m if i.memory_base() == Register::None && i.memory_displacement64() == 0 => {
+            (i.memory_index_scale() == 4).then(|| i.memory_index().full_register())
+        }
+        Code::Shl_rm64_imm8 if i.op0_kind() == OpKind::Register && i.immediate8() == 2 => {
+            Some(i.op0_register().full_register())
+        }
+        _ => None,
+    }
 }
 
 /// The number that an instruction moves into a register.
