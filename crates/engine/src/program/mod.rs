@@ -17,6 +17,7 @@ pub(crate) mod modules;
 pub(crate) mod packages;
 pub(crate) mod pattern;
 pub(crate) mod stack_switches;
+pub(crate) mod stubs;
 pub(crate) mod suggestions;
 pub(crate) mod symbols;
 pub(crate) mod text_pages;

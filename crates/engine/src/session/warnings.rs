@@ -9,6 +9,7 @@ use crate::measure::{calls, request, sizes};
 use crate::pairs::PairKey;
 use crate::program::labels;
 use crate::program::modules::Modules;
+use crate::program::stubs;
 use crate::weaving::cost::Prices;
 
 use super::control::Control;
@@ -48,6 +49,7 @@ pub(super) fn of_request(
     }
     warnings.extend(is_stopped(target).then(|| STOPPED.to_owned()));
     warnings.extend(labels::warning(modules, &request.functions));
+    warnings.extend(stubs::warning(modules, &request.functions));
     warnings.extend(kind.warnings(modules));
     warnings
 }
