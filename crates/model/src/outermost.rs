@@ -1,4 +1,4 @@
-//! What a thread keeps for the outermost open call of a function, in place of an activation record.
+//! State that a thread keeps for the outermost open call of a function, in place of an activation record.
 //!
 //! ```text
 //! 0         a value of the call; 0 if no call of the function is open
@@ -12,8 +12,9 @@
 //! Code writes the value first at the beginning of a call, and clears it first at the end. So a signal handler that calls the function in between
 //! finds either a value, and has a record, or none, and then leaves both words 0.
 //!
-//! A call that ends without an exit leaves its value behind. From then on, all calls of the function in that thread have records, as if they were inside
-//! of that one.
+//! A call that ends without an exit leaves both words behind. From then on, all calls of the function in that thread have records, as if they were inside
+//! of that one. If one of them has the same stack pointer, the outermost call is gone: it counts as left, and the word for its stack pointer becomes 0.
+//! The value stays, because it may be that of another call with a record.
 
 /// Number of counters.
 pub const SLOTS: u32 = 3;

@@ -211,6 +211,24 @@ fn handlers_have_paths_of_their_own() {
     assert!(outcome.all("path").len() > 40);
 }
 
+/// A longjmp leaves a call. Then a call with the same place on the stack is inside of another one that began later.
+#[test]
+fn calls_where_others_were_left_have_paths_of_their_own() {
+    const THREADS: u64 = 400;
+    let mut target = Mutatee::start("levels", &[]);
+    let pid = target.pid_text();
+    let mut session = tool().start(["profile", "paths", "-p", &pid, "levels:f_way"]);
+    session.wait_for("attached");
+    let reply = target.ask(&format!("sweep {THREADS}"));
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let same = reply.lines.iter().find_map(|line| line.strip_prefix("same ")).expect("a number");
+    assert_ne!(same, "0", "no call lies where another one was left");
+    let counts: Vec<u64> = outcome.all("path").iter().map(|path| number(path, "count")).collect();
+    assert_eq!(counts, [THREADS; 2]);
+    let paths = outcome.one("paths");
+    assert_eq!(["late", "open", "left"].map(|of| number(paths, of)), [0, 0, THREADS], "{paths}");
+}
+
 /// `inspect --path` shows each path as it was told, in the graph of its function, also where paths were cut.
 #[test]
 fn paths_are_inspected_by_their_numbers() {

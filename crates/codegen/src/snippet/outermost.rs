@@ -14,20 +14,21 @@ impl Generator<'_> {
     pub(crate) fn open_outermost(&mut self, v: VariableId, r: &CallRecord, body: &[Stmt]) -> Result<(), Assembly> {
         self.refuse_moving()?;
         self.used = [true; 3];
-        let [mut outermost, mut inside, mut end] = std::array::from_fn(|_| self.a.create_label());
+        let [mut inside, mut known, mut end] = std::array::from_fn(|_| self.a.create_label());
         self.a.cmp(self.slot(v, VALUE)?, 0)?;
-        self.a.je(outermost)?;
-        // A call with the frame of this one has ended without an exit.
-        self.call()?;
-        self.a.cmp(self.slot(v, FRAME)?, rdx)?;
         self.a.jne(inside)?;
-        self.a.inc(self.slot(r.activations, LEFT)?)?;
-        self.place(&mut outermost)?;
         self.stmts(body)?;
         self.call()?;
         self.a.mov(self.slot(v, FRAME)?, rdx)?;
         self.a.jmp(end)?;
         self.place(&mut inside)?;
+        // The call with the frame of this one has ended without an exit. The value may be that of another call, which is open and has a record.
+        self.call()?;
+        self.a.cmp(self.slot(v, FRAME)?, rdx)?;
+        self.a.jne(known)?;
+        self.a.inc(self.slot(r.activations, LEFT)?)?;
+        self.a.mov(self.slot(v, FRAME)?, 0)?;
+        self.place(&mut known)?;
         self.open_record(r, body)?;
         self.place(&mut end)
     }

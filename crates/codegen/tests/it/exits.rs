@@ -749,9 +749,9 @@ fn only_a_call_inside_of_another_one_of_its_function_has_a_record() {
         ((own[4], own[5], own[6]), own[12], (own[20], own[21] != 0))
     };
     assert_eq!(run(&[0, 0, 0]), ((0, 0, 0), 303, (0, false)));
-    // The second call passes no exit. Its value stays, until the third one finds that both calls were left.
+    // The second call passes no exit, and its value stays. The third one finds that both calls were left.
     assert_eq!(run(&[0, 1]), ((0, 0, 0), 101, (1, true)));
-    assert_eq!(run(&[0, 1, 0, 0]), ((2, 0, 0), 303, (0, false)));
+    assert_eq!(run(&[0, 1, 0, 0]), ((2, 0, 0), 303, (100, false)));
     // Calls that had begun before have neither.
     let out = nest.run(GLIBC, [&snippet(vec![]), &end], [&begin(1), &end], &[0, 0]);
     assert_eq!((out.shards[2][5], out.shards[2][12], out.shards[2][20]), (2, 2, 0));

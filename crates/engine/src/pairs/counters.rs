@@ -10,7 +10,8 @@ use ingraft_process::EventAttributes;
 use crate::error::{Error, Reason};
 use crate::measure::event_places::EventPlaces;
 use crate::measure::sizes;
-use crate::readings::values::CounterAllocator;
+
+use super::free_counters::CounterAllocator;
 
 /// Number of counters in a cache line.
 const LINE: u32 = 8;

@@ -3,6 +3,7 @@
 mod admitted;
 mod alike;
 pub mod counters;
+mod free_counters;
 mod groups;
 mod info;
 mod key;

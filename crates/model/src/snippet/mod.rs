@@ -45,7 +45,7 @@ pub enum Shape {
     /// longjmp, or because their thread ended). The others count exits whose entry was not seen, entries that could not be recorded, and
     /// calls that ended in a tail jump that the engine cannot follow.
     Activations,
-    /// What a thread keeps for the outermost open call of one function, see [`crate::outermost`].
+    /// State of the outermost open call of one function, see [`crate::outermost`].
     Outermost,
     /// Values by key (see [`crate::table`]).
     Table(TableShape),

@@ -1,4 +1,4 @@
-//! What the code of a point does, one step after the other.
+//! Steps of the code of a point, one after the other.
 
 use ingraft_model::contexts::CURRENT;
 use ingraft_model::layout::COUNTERS;

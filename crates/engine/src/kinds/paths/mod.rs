@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use ingraft_model::contexts::VALUES;
 use ingraft_model::layout::COUNTERS;
-use ingraft_model::outermost::{FRAME, LEFT, VALUE};
+use ingraft_model::outermost::{FRAME, LEFT};
 use ingraft_model::{
     Activations, Avma, BlockId, ContextTree, CountedValue, FunctionId, KeyTable, Offset, Refusal, Scale, Shape, Svma,
     Tid, VariableId,
@@ -367,12 +367,9 @@ fn table(columns: &Columns<'_>, first: Option<&u32>, shape: Option<Shape>) -> Ke
 
 /// The stack pointers of the outermost open calls of a function, each with its thread.
 fn outermost_of(columns: &Columns<'_>, first: u32) -> Vec<(Option<Tid>, Avma)> {
-    let value = |of: &[(usize, i64)], n: u32| of.iter().find(|(at, _)| *at == n as usize).map(|(_, value)| *value);
-    let words: Vec<u32> = [VALUE, FRAME].into_iter().map(|n| first + n).collect();
-    let frame = |(tid, of): &(Option<Tid>, NonzeroCounters)| {
-        value(of, VALUE).map(|_| (*tid, Avma(value(of, FRAME).unwrap_or(0).cast_unsigned())))
-    };
-    columns.rows(&words).held.iter().filter_map(frame).collect()
+    let frame =
+        |(tid, of): &(Option<Tid>, NonzeroCounters)| of.first().map(|(_, frame)| (*tid, Avma(frame.cast_unsigned())));
+    columns.rows(&[first + FRAME]).held.iter().filter_map(frame).collect()
 }
 
 /// Numbers of calls by outcome.
