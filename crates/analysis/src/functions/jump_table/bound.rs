@@ -183,11 +183,8 @@ impl JumpResolver<'_> {
                 if moved {
                     return BackwardStep::Failed;
                 }
-                if stores && !self.before.is_guess() {
-                    stored(i, &operand, state)
-                } else {
-                    BackwardStep::On(forget(info, i, state))
-                }
+                let state = forget(info, i, state);
+                if stores && !self.before.is_guess() { stored(i, &operand, state) } else { BackwardStep::On(state) }
             }
             ValueLocation::Register(register) => {
                 // The compared register is a copy of the index.
@@ -270,7 +267,9 @@ fn subtracted(i: &Instruction, state: BoundSearch, limit: u64) -> Option<Backwar
             [operand.memory_base(), operand.memory_index()].iter().any(|r| r.full_register() == register)
         }
     };
-    let other = Some((register, i.op0_register().size(), limit));
+    // A fact about another register stays. One about this register is about the difference.
+    let known = state.other.filter(|(other, ..)| *other != register);
+    let other = known.or(Some((register, i.op0_register().size(), limit)));
     (!needed).then_some(BackwardStep::On(BoundSearch { other, ..state }))
 }
 

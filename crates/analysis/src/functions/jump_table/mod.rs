@@ -234,27 +234,15 @@ impl JumpResolver<'_> {
     fn sum(&self, at: usize, a: Register, b: Register, budget: &mut usize) -> ResolvedJump {
         for (distance, base) in [(a, b), (b, a)] {
             let Some(base) = self.trace().constant(at, base) else { continue };
-            let Some(definitions) = self.trace().definitions(at, distance) else { continue };
-            let mut all: Option<TableTargets> = None;
-            for definition in definitions {
-                let Some(table) = self.distances(definition, base, budget) else {
-                    return self.unknown();
-                };
-                all = Some(match all {
-                    Some(others) => others.and(table),
-                    None => table,
-                });
-            }
-            if let Some(all) = all {
+            if let Some(all) = self.each_definition(at, distance, |load| self.distances(load, base, budget)) {
                 return ResolvedJump::Table(all);
             }
         }
         self.unknown()
     }
 
-    /// Targets of the table from which an instruction loads a distance.
-    fn distances(&self, definition: ReachingDefinition, base: u64, budget: &mut usize) -> Option<TableTargets> {
-        let ReachingDefinition::At(at, _) = definition else { return None };
+    /// Targets of the table whose entry an instruction writes to a register, as a distance.
+    fn distances(&self, at: usize, base: u64, budget: &mut usize) -> Option<TableTargets> {
         let i = &self.code[at];
         match (i.code(), i.op1_kind()) {
             (Code::Movsxd_r64_rm32, OpKind::Memory) => self.distances_at(at, base, budget),
