@@ -596,6 +596,12 @@ impl<'a, S: Shards> Columns<'a, S> {
         }
     }
 
+    /// The values of a counter that are not 0, each with its thread, if that is known. Values of ended threads are not among them.
+    pub fn of_threads(&self, counter: u32) -> impl Iterator<Item = (Option<Tid>, i64)> {
+        let values = self.held.iter().map(move |held| (held.tid, self.load(held, counter)));
+        values.filter(|(_, value)| *value != 0)
+    }
+
     /// A counter's sum over all threads.
     pub fn sum(&self, counter: u32) -> i64 {
         self.sum_of(self.held.iter(), counter)

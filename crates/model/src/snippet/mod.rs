@@ -181,7 +181,7 @@ pub enum Restore {
     /// The number of starts of a timer. To set it back, the timer is stopped or continued.
     Timer(VariableId, Clock),
     /// The value of a variable of [`Shape::Outermost`]. The outermost call has no record, and leaves the value 0 behind. The end of a call inside of it sets
-    /// the value back by itself, whatever the statements of [`Stmt::Close`] do.
+    /// the value back by itself. The statements of [`Stmt::Close`] run only for a call with a record.
     Outermost(VariableId),
 }
 

@@ -6,7 +6,7 @@
 use ingraft_model::layout::record;
 use ingraft_model::outermost::{FRAME, VALUE};
 
-use crate::snippet::encoding::{BranchCondition, InlineOperand, OperandWidth};
+use crate::snippet::encoding::{BranchCondition, OperandWidth};
 
 use super::InlinePart;
 use super::steps::InlineStep;
@@ -67,15 +67,14 @@ impl InlineWriter<'_> {
         self.look_for_keys(steps)?;
         steps.iter().filter(|other| **other != step).try_for_each(|step| self.act(*step))?;
         self.restore();
-        let word = |writer: &Self, v: u32| -> InlineOperand { writer.counter(v) };
         match step {
             InlineStep::Begin { v, .. } => {
-                let noted = word(self, v + FRAME);
+                let noted = self.counter(v + FRAME);
                 self.code().store(noted, STACK);
             }
             InlineStep::End { v, .. } => {
                 for v in [v + VALUE, v + FRAME] {
-                    let word = word(self, v);
+                    let word = self.counter(v);
                     self.code().store_number(OperandWidth::Whole, word, 0);
                 }
             }

@@ -33,11 +33,11 @@ const RED_ZONE: i32 = 128;
 #[derive(Clone, Copy)]
 pub(super) struct InlineRegisters {
     /// The top of the records.
-    pub(super) top: Gpr,
+    top: Gpr,
     /// A value that is needed for some instructions. It is `top` if there is one register only.
-    pub(super) value: Gpr,
+    value: Gpr,
     /// The number of a place, from the look to the change.
-    pub(super) place: Option<Gpr>,
+    place: Option<Gpr>,
     /// The address of the return address; `None` if that is the stack pointer.
     pub(super) frame: Option<Gpr>,
 }
@@ -47,7 +47,7 @@ pub(super) struct InlineRegisters {
 pub(super) struct InlineLabel(usize);
 
 /// Search of a context that is not at its first place.
-pub(super) struct ContextSearch {
+struct ContextSearch {
     tree: u32,
     shape: ContextShape,
     /// Where it begins.
@@ -57,27 +57,27 @@ pub(super) struct ContextSearch {
 }
 
 pub(super) struct InlineWriter<'e> {
-    pub(super) env: &'e Environment,
+    env: &'e Environment,
     pub(super) point: InlinePoint,
     pub(super) registers: InlineRegisters,
     /// Registers on the stack, in the order in which they were pushed.
     pub(super) pushed: Vec<Gpr>,
-    pub(super) main: Encoder,
-    pub(super) aside: Encoder,
+    main: Encoder,
+    aside: Encoder,
     /// Part to which instructions are added.
     pub(super) part: InlinePart,
     /// The labels, as far as they are placed.
-    pub(super) labels: Vec<Option<(InlinePart, u32)>>,
+    labels: Vec<Option<(InlinePart, u32)>>,
     /// Displacements, each with the label to which it leads.
-    pub(super) branches: Vec<((InlinePart, u32), InlineLabel)>,
+    branches: Vec<((InlinePart, u32), InlineLabel)>,
     /// The way to the probe, with registers on the stack.
     pub(super) unusual: InlineLabel,
     /// The same without registers on the stack.
     pub(super) way_out: Option<InlineLabel>,
     /// Searches of contexts that are not at their first places.
-    pub(super) searches: Vec<ContextSearch>,
+    searches: Vec<ContextSearch>,
     /// Counts of numbers outside of their ranges: where each begins, what it adds 1 to, and where it goes on.
-    pub(super) outside: Vec<(InlineLabel, InlineOperand, InlineLabel)>,
+    outside: Vec<(InlineLabel, InlineOperand, InlineLabel)>,
     /// Distance in bytes of the top of the records from the register that holds it; `None` if no register does.
     pub(super) top: Option<i32>,
     /// Number of bytes of records that were found and not closed.

@@ -29,7 +29,7 @@ use crate::error::{Error, Reason};
 use crate::measure::request::{WantedPair, refuse_large};
 use crate::measure::sizes;
 use crate::program::modules::Modules;
-use crate::readings::values::{Columns, NonzeroCounters, Ruler, Slots};
+use crate::readings::values::{Columns, Ruler, Slots};
 use crate::session::{InsertedPairs, KindRequest, Locked, Running};
 use crate::weaving::positions::Observer;
 use crate::weaving::trial::text_of;
@@ -367,9 +367,7 @@ fn table(columns: &Columns<'_>, first: Option<&u32>, shape: Option<Shape>) -> Ke
 
 /// The stack pointers of the outermost open calls of a function, each with its thread.
 fn outermost_of(columns: &Columns<'_>, first: u32) -> Vec<(Option<Tid>, Avma)> {
-    let frame =
-        |(tid, of): &(Option<Tid>, NonzeroCounters)| of.first().map(|(_, frame)| (*tid, Avma(frame.cast_unsigned())));
-    columns.rows(&[first + FRAME]).held.iter().filter_map(frame).collect()
+    columns.of_threads(first + FRAME).map(|(tid, frame)| (tid, Avma(frame.cast_unsigned()))).collect()
 }
 
 /// Numbers of calls by outcome.

@@ -259,14 +259,11 @@ impl PathsPlan {
         };
         let alias = |name, counter| code::named(name, VariableKind::Scratch, Shape::Alias(counter));
         let of_tree = self.below.map(|_| [alias("tree", tree), alias("current", tree + CURRENT)]);
+        let sum = if self.has_outermost() { Shape::Outermost } else { Shape::Counter };
         let own = [
             code::named("paths", VariableKind::Counter, counts),
             code::named("activations", VariableKind::Activations, Shape::Activations),
-            code::named(
-                "sum",
-                VariableKind::PathSum,
-                if self.has_outermost() { Shape::Outermost } else { Shape::Counter },
-            ),
+            code::named("sum", VariableKind::PathSum, sum),
             code::named("broken off", VariableKind::Counter, Shape::Counter),
         ];
         own.into_iter().chain(of_tree.into_iter().flatten()).chain(metrics.variables(counts)).collect()
