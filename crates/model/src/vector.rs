@@ -1,7 +1,8 @@
 //! Values by index, for numbers in a known range: one counter for each granule of the range.
 //!
 //! ```text
-//! 0         the number of additions, wrapping: readers skip the rest while it is 0, and it tells how often code has run
+//! 0         the number of additions, which tells how often code has run. In shard 0, where threads would have to take turns, it is 1 once a
+//!           number was added. Readers skip the rest while it is 0
 //! 1         the sum of additions for numbers outside of the range
 //! 2 ..      a value for each granule, and room up to a power of two
 //! ```
@@ -11,7 +12,7 @@ use std::sync::Arc;
 
 use crate::table::{Fold, KeyTable, TableKey};
 
-/// Index of the counter of additions. Those for constant numbers need not be in it.
+/// Index of the counter of additions.
 pub const USED: u32 = 0;
 /// Index of the counter for numbers outside of the range.
 pub const OUTSIDE: u32 = 1;

@@ -109,7 +109,11 @@ impl Generator<'_> {
             let _ = self.a.lock();
         }
         self.add(self.word_of(v, n)?, &source)?;
-        Ok(self.a.mov(self.word_of(v, USED)?, 1)?)
+        let used = self.word_of(v, USED)?;
+        match self.access {
+            ShardAccess::Own => Ok(self.a.inc(used)?),
+            ShardAccess::Shared => Ok(self.a.mov(used, 1)?),
+        }
     }
 
     /// Adds an amount that is known, or pops it from the stack.

@@ -502,6 +502,8 @@ fn values_by_index_fall_into_their_granules() {
         assert_eq!(out.shards[2][12], 2 * inside.sum::<i64>(), "{ranges:?}");
         let expected = expected.into_iter().map(|(key, value): (u64, i64)| (TableKey::Number(key), value)).collect();
         assert_eq!((table.values, table.others), (expected, outside), "{ranges:?}");
+        let additions = 3 * calls * numbers.len() as i64;
+        assert_eq!(out.shards[2][20 + vector::USED as usize], additions, "all of them are counted");
     }
 }
 
