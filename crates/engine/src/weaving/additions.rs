@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::weaving::plan::{PlannedChange, Woven, append, codegen_error};
 use crate::weaving::points::Point;
 use crate::weaving::unproven::defect;
-use crate::weaving::wanted::{NewMini, NewPoint, place_among};
+use crate::weaving::wanted::{NewMini, NewPoint, place_among, to_add};
 
 /// Snippets that were added to points of one arena, and that are not proven yet.
 #[derive(Default)]
@@ -43,11 +43,12 @@ impl Woven {
             let refused = lacking.map(|m| ((found.point.function, m.pair), Refusal::ArgumentOverwritten));
             let refused: Vec<_> = refused.collect();
             let is_refused = |mini: &NewMini<'_>| refused.iter().any(|((_, pair), _)| *pair == mini.pair);
-            for mini in found.minis.iter().copied().filter(|mini| !is_refused(mini)) {
+            let kind = found.point.point.kind();
+            for mini in to_add(&found.minis, kind).into_iter().filter(|mini| !is_refused(mini)) {
                 if point.woven.minis.iter().any(|known| known.id == mini.id) {
                     continue;
                 }
-                let mut plan = Arc::make_mut(point).add(env, arena, found.point.point.kind(), mini, &mut templates)?;
+                let mut plan = Arc::make_mut(point).add(env, arena, kind, mini, &mut templates)?;
                 its.code.append(&mut plan.code);
                 its.added.push((plan, Arc::clone(point), mini));
             }

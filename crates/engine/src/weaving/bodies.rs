@@ -24,7 +24,7 @@ use crate::weaving::plan::{PlannedChange, Subject, Unit, Woven, WovenAnew, appen
 use crate::weaving::points::functions_of;
 use crate::weaving::sites::{FoundPoint, Text, host, whole};
 use crate::weaving::unproven::unproven;
-use crate::weaving::wanted::{NewMini, NewPoint, WantedPoints, place_among};
+use crate::weaving::wanted::{NewMini, NewPoint, WantedPoints, place_among, to_add};
 
 /// The copy of a function.
 #[derive(Clone, Debug)]
@@ -209,9 +209,10 @@ pub(super) fn body_points<'a, 'p: 'a>(env: &Environment, points: impl Iterator<I
             all.insert(point.point, (point.site, point.minis.clone()));
             continue;
         };
-        for mini in &point.minis {
+        let kind = point.point.point.kind();
+        for mini in to_add(&point.minis, kind) {
             if known.iter().all(|known| known.id != mini.id) {
-                let index = place_among(known.iter().map(|known| known.role), point.point.point.kind(), mini.role);
+                let index = place_among(known.iter().map(|known| known.role), kind, mini.role);
                 known.insert(index, mini);
             }
         }
@@ -512,16 +513,18 @@ mod tests {
         let count = Arc::new(Snippet { stmts: vec![Stmt::Add(VariableId(0), Expr::Const(1))] });
         let free = FreeRegisters { scratch: vec![Gpr(0)], flags: true };
         let site = Site::new(SiteKind::Block { free }, Svma(0x1000), Svma(0x1000), vec![0x90; 8]);
-        let minis = [(1, &[5][..]), (2, &[7])]
+        let minis = [(1, &[5][..]), (2, &[7]), (3, &[9])]
             .map(|(id, counters)| NewMini { counters: counters.into(), ..NewMini::plain(id, 0, &count) });
         let point = FunctionPoint { function: functions_of(ModuleId(0)).start, point: PointId::Entry };
-        let new = |mini| NewPoint { point, site: &site, minis: vec![mini], in_copy: true };
-        let (env, points) = (environment(), minis.iter().map(new).collect::<Vec<_>>());
+        let (first, later) = minis.split_at(1);
+        let points = [first, later].map(|minis| minis.iter().collect());
+        let points = points.map(|minis| NewPoint { point, site: &site, minis, in_copy: true });
+        let env = environment();
         let bodies = body_points(&env, points.iter());
         let woven = bodies.get(&point.function).expect("points of the function");
-        // The later one is in front of the other, as where a call begins.
-        let both = [(&*count, &[7][..]), (&*count, &[5])];
-        let code = BodyCode::of(&env, InlinePoint::of(&site), both.into_iter());
+        // The later ones are in front of the other, as where a call begins, in their own order.
+        let all = [(&*count, &[7][..]), (&*count, &[9]), (&*count, &[5])];
+        let code = BodyCode::of(&env, InlinePoint::of(&site), all.into_iter());
         assert!(matches!(code, BodyCode::Inline(_)), "{code:?}");
         assert_eq!(woven.iter().map(|point| (point.point, &point.code)).collect::<Vec<_>>(), [(PointId::Entry, &code)]);
     }

@@ -192,6 +192,15 @@ impl WantedPoints<'_> {
     }
 }
 
+/// Snippets in the order in which [`place_among`] must add them to a point so that they run there in their own order.
+pub(super) fn to_add<M: Copy>(minis: &[M], kind: PointKind) -> Vec<M> {
+    let mut minis = minis.to_vec();
+    if kind.opens() {
+        minis.reverse();
+    }
+    minis
+}
+
 /// Where a snippet is added among others, by their roles in the order in which they run: before those of its role at points where a call begins,
 /// otherwise after them. So the pair that begins first ends last.
 pub(super) fn place_among(known: impl Iterator<Item = Option<Role>>, kind: PointKind, role: Option<Role>) -> usize {
