@@ -10,11 +10,12 @@
 //! 9 + 4 p       2 plus the context from which it was called
 //! 10 + 4 p      the number of calls
 //! 11 + 4 p      the context that becomes that of the thread: this one, or for a recursive call the first one of the function above it
-//! 8 + 4 (places + p) + m   the value of metric m in place p
+//! 8 + 4 (places + 7 + p) + m   the value of metric m in place p
 //! ```
 //!
 //! A context is found at the entry of its function by the thread's context, the return address and the function, so no code is needed at
-//! calls. The places are an open-addressing hash table. Code compares the place of the hash, and a routine compares the next ones.
+//! calls. The places are an open-addressing hash table. Code compares the place of the hash and a few next ones, and a routine all that a key may have.
+//! Behind the last place are as many that are always free as the code compares, so that it need not go on at the first one.
 //!
 //! A goroutine moves between threads, so all threads share the contexts of goroutines. Keys, parents and targets are in shard 0. Each thread has the
 //! numbers of calls and the values of metrics in its own shard, at the same places. Word 0 is unused: the activation record of a call keeps its context.
@@ -57,6 +58,8 @@ pub const FUNCTIONS_MAX: u32 = (1 << (u64::BITS - ADDRESS_BITS)) - 1;
 pub const VALUES: u32 = 1 << (u64::BITS - ADDRESS_BITS - 1);
 /// Number of places that are compared for a key.
 pub const PROBES: u32 = 64;
+/// Number of places behind that of the hash which code compares without a call of the routine, and of free ones behind the last place.
+pub const FURTHER: u32 = 7;
 /// Largest number of metrics.
 pub const METRICS_MAX: usize = PLACE as usize;
 /// Distance by which the context is shifted before it is mixed with the key.
@@ -119,12 +122,12 @@ impl ContextShape {
 
     /// Number of counters in every shard.
     pub const fn slots(self) -> u32 {
-        FIRST + PLACE * self.places() * (1 + self.metrics as u32)
+        self.values() + PLACE * self.places() * self.metrics as u32
     }
 
     /// Index of the counter with the first metric's value in the first place.
     pub const fn values(self) -> u32 {
-        FIRST + PLACE * self.places()
+        FIRST + PLACE * (self.places() + FURTHER)
     }
 
     /// The value of a metric that a counter holds: the context, 0 for the one outside of all, and the number of the metric. `None` for other
@@ -144,7 +147,7 @@ impl ContextShape {
     /// values of metrics.
     pub const fn is_of_thread(self, counter: u32) -> bool {
         let is_calls = FIRST <= counter && (counter - FIRST) % PLACE == CALLS;
-        counter == FULL || self.value_in(counter).is_some() || is_calls && counter < self.values()
+        counter == FULL || self.value_in(counter).is_some() || is_calls && counter < FIRST + PLACE * self.places()
     }
 
     /// The context that a word in the counter [`CURRENT`] names; 0 outside of all contexts.

@@ -10,8 +10,8 @@ use iced_x86::code_asm::{
     r11, r12, r13, rax, rcx, rdi, rdx, rsi,
 };
 use ingraft_model::contexts::{
-    ADDRESS_BITS, CALLS, CONTEXT_SHIFT, CURRENT, FIRST, FULL, KEY, METRICS_MAX, OUTSIDE, PARENT, PARENT_BIAS, PLACE,
-    PROBES, TAKEN, TARGET, VALUES, key,
+    ADDRESS_BITS, CALLS, CONTEXT_SHIFT, CURRENT, FIRST, FULL, FURTHER, KEY, METRICS_MAX, OUTSIDE, PARENT, PARENT_BIAS,
+    PLACE, PROBES, TAKEN, TARGET, VALUES, key,
 };
 use ingraft_model::layout::{COUNTERS, TOP, goroutine, record};
 use ingraft_model::table::MULTIPLIER;
@@ -401,9 +401,9 @@ impl Listing<'_> {
         self.a.add(qword_ptr(r9 + goroutine::INSIDE), r12)?;
         self.a.set_label(&mut alone)?;
         self.load_tree(done)?;
-        // The values follow the places, and are as many.
+        // The values follow the places and those that are always free, and are as many as the former.
         self.a.lea(rax, qword_ptr(r8 + r8))?;
-        self.a.lea(rax, qword_ptr(r9 + rax * 8 + 8 * (FIRST + 2 * PLACE)))?;
+        self.a.lea(rax, qword_ptr(r9 + rax * 8 + 8 * (FIRST + (FURTHER + 2) * PLACE)))?;
         self.a.cmp(rax, self.holes.records as i32)?;
         self.a.ja(done)?;
         self.a.shr(ecx, FULL_BIT - 32)?;
@@ -414,7 +414,7 @@ impl Listing<'_> {
         self.a.and(r11, r8)?;
         self.a.lea(r11, qword_ptr(r11 + r8))?;
         self.a.lea(r9, qword_ptr(r9 + r11 * 8))?;
-        self.a.add(self.of_tree(FIRST + PLACE), r13)?;
+        self.a.add(self.of_tree(FIRST + (FURTHER + 1) * PLACE), r13)?;
         self.a.jmp(done)?;
         self.a.set_label(&mut outside)?;
         self.a.add(self.of_tree(OUTSIDE), r13)?;

@@ -156,6 +156,11 @@ impl Encoder {
         self.on(OperandWidth::Whole, &[0x81], 0, to, &number.to_le_bytes());
     }
 
+    /// Adds a small number to the lower half of a register.
+    pub fn add_small_half(&mut self, to: Gpr, number: i8) {
+        self.on(OperandWidth::Half, &[0x83], 0, to, &number.to_le_bytes());
+    }
+
     /// Masks the lower half of a register.
     pub fn and_half(&mut self, to: Gpr, mask: i32) {
         self.on(OperandWidth::Half, &[0x81], 4, to, &mask.to_le_bytes());
@@ -332,6 +337,7 @@ mod tests {
             code.test(b);
             code.load_number(b, 1 << 61);
             code.add_number(a, -2);
+            code.add_small_half(b, 4);
             code.and_half(b, 1023);
             code.or(a, b);
             code.xor(b, a);
@@ -349,13 +355,14 @@ mod tests {
             assert_eq!(field as usize, code.bytes.len() - 4);
         });
         assert_eq!(
-            shown[..18],
+            shown[..19],
             [
                 "cmp r11,5",
                 "cmp eax,5",
                 "test r11,r11",
                 "mov r11,2000000000000000h",
                 "add rax,0FFFFFFFFFFFFFFFEh",
+                "add r11d,4",
                 "and r11d,3FFh",
                 "or rax,r11",
                 "xor r11,rax",
@@ -371,6 +378,6 @@ mod tests {
                 "pop rcx",
             ]
         );
-        assert!(shown[18].starts_with("jbe "), "{}", shown[18]);
+        assert!(shown[19].starts_with("jbe "), "{}", shown[19]);
     }
 }

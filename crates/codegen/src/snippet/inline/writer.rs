@@ -1,7 +1,8 @@
 //! Writes the code of a point: all looks first, and then what is done once they have passed.
 
 use ingraft_model::contexts::{
-    ADDRESS_BITS, CALLS, CONTEXT_SHIFT, CURRENT, FIRST as FIRST_CONTEXT, KEY, PARENT, PARENT_BIAS, PLACE, TARGET, key,
+    ADDRESS_BITS, CALLS, CONTEXT_SHIFT, CURRENT, FIRST as FIRST_CONTEXT, FURTHER, KEY, PARENT, PARENT_BIAS, PLACE,
+    TARGET, key,
 };
 use ingraft_model::layout::{COUNTERS, TOP, record};
 use ingraft_model::table::{FIRST as FIRST_PLACE, MULTIPLIER};
@@ -24,8 +25,6 @@ pub(super) const STACK: Gpr = Gpr(4);
 pub(super) const RECORD: i32 = record::SIZE as i32;
 /// Largest number of calls that end together with one that they have jumped to, right in a counting copy.
 const HANDED_MAX: i32 = 3;
-/// Number of further places that are compared for a context.
-const FURTHER: usize = 3;
 /// Number of bytes of the red zone.
 const RED_ZONE: i32 = 128;
 
@@ -510,29 +509,47 @@ impl<'e> InlineWriter<'e> {
         Some(())
     }
 
-    /// Adds the comparisons with further places: other contexts may have taken the first one.
+    /// Adds the comparisons with further places: other contexts may have taken the first one. The register for the place changes only once the context
+    /// is found.
     fn search(&mut self, ContextSearch { tree, shape, further, found }: ContextSearch) -> Option<()> {
         let place = self.registers.place?;
+        let all: Vec<InlineLabel> = (0..FURTHER).map(|_| self.label()).collect();
         let mut next = further;
-        for n in 0..FURTHER {
+        for (n, there) in (1..).zip(&all) {
             self.place(next);
-            self.code().add_number(place, PLACE as i32);
-            self.code().and_half(place, shape.mask() as i32);
-            next = if n + 1 < FURTHER { self.label() } else { self.unusual };
-            self.compare_context(tree, next)?;
-            self.jump(found);
+            next = if n < FURTHER { self.label() } else { self.unusual };
+            self.compare_place(tree, n, KEY)?;
+            self.branch(BranchCondition::NotEqual, next);
+            self.compare_place(tree, n, PARENT)?;
+            if n < FURTHER {
+                self.branch(BranchCondition::Equal, *there);
+            } else {
+                self.branch(BranchCondition::NotEqual, next);
+            }
         }
+        for there in all.into_iter().rev() {
+            self.place(there);
+            self.code().add_small_half(place, PLACE as i8);
+        }
+        self.code().and_half(place, shape.mask() as i32);
+        self.jump(found);
         Some(())
     }
 
     /// Compares the words of the place of a context with those that are sought.
     fn compare_context(&mut self, tree: u32, unless: InlineLabel) -> Option<()> {
-        let place = self.registers.place?;
-        for (word, with) in [(KEY, self.registers.top), (PARENT, self.registers.value)] {
-            let at = self.at_place(place, tree + FIRST_CONTEXT + word);
-            self.code().compare(at, with);
+        for word in [KEY, PARENT] {
+            self.compare_place(tree, 0, word)?;
             self.branch(BranchCondition::NotEqual, unless);
         }
+        Some(())
+    }
+
+    /// Compares a word of the n-th place after the one in the register.
+    fn compare_place(&mut self, tree: u32, n: u32, word: u32) -> Option<()> {
+        let with = if word == KEY { self.registers.top } else { self.registers.value };
+        let at = self.at_place(self.registers.place?, tree + FIRST_CONTEXT + n * PLACE + word);
+        self.code().compare(at, with);
         Some(())
     }
 
