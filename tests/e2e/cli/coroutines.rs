@@ -39,6 +39,33 @@ fn coroutines_that_move_between_threads() {
     target::assert_clean(target.pid(), &before);
 }
 
+/// Calls on a stack that no thread executes are in progress. Nothing is missing once they have ended.
+#[test]
+fn paths_of_calls_on_waiting_stacks_are_in_progress() {
+    const DEPTH: u64 = 4;
+    for contexts in [&[][..], &["--contexts"]] {
+        for ends in [false, true] {
+            let mut target = Mutatee::start("yields", &[]);
+            let pid = target.pid_text();
+            let words = ["profile", "paths", "-p", &pid, "yields:f_deep"];
+            let mut session = tool().start(words.iter().chain(contexts));
+            session.wait_for("attached");
+            target.ask(&format!("suspend {DEPTH}"));
+            if ends {
+                target.ask("resume");
+            }
+            let outcome = session.interrupt().assert_code(0).assert_removed();
+            let paths = outcome.one("paths");
+            let [late, open, left] =
+                ["late", "open", "left"].map(|of| paths[of].as_u64().unwrap_or_else(|| panic!("no {of} in {paths}")));
+            let in_progress = if ends { 0 } else { DEPTH };
+            assert_eq!((late, open + left), (0, in_progress), "{contexts:?} {paths}");
+            let told: u64 = outcome.all("path").iter().filter_map(|path| path["count"].as_u64()).sum();
+            assert!(ends == (told >= DEPTH), "{contexts:?}: {told} paths of {paths}");
+        }
+    }
+}
+
 /// Calls by the functions around them and their own, the outermost one first.
 type Chains = BTreeMap<Vec<String>, u64>;
 

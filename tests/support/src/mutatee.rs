@@ -131,6 +131,7 @@ fn recipe(name: &str) -> Recipe {
         "latencies" => ("g++", &["-O2", "-g", "-pthread", "-Wall", "-Wextra"], &["latencies.cpp"], false),
         "paths" => ("g++", &["-O1", "-g", "-pthread", "-Wall", "-Wextra"], &["paths.cpp"], false),
         "levels" => ("gcc", C, &["levels.c"], false),
+        "yields" => ("gcc", C, &["yields.c"], false),
         "strolls" => ("gcc", C, &["strolls.c"], false),
         "kinds" => ("gcc", C, &["kinds.c"], false),
         "kinds-clang" => ("clang-19", C, &["kinds.c"], false),

@@ -32,6 +32,8 @@ pub trait Shards {
     fn clear(&self, counters: Range<u32>);
     /// The names of the open records of a shard.
     fn open(&self, shard: u32) -> Vec<u32>;
+    /// The names of the records of open calls on stacks that no thread executes.
+    fn set_aside(&self) -> Vec<u32>;
     /// Detaches the open records with these names, so that their ends change nothing.
     fn forget(&self, names: &FxHashSet<u32>);
 }
@@ -69,6 +71,10 @@ impl Shards for SharedArea {
 
     fn open(&self, shard: u32) -> Vec<u32> {
         self.open_names(shard).unwrap_or_default()
+    }
+
+    fn set_aside(&self) -> Vec<u32> {
+        self.names_set_aside().unwrap_or_default()
     }
 
     fn forget(&self, names: &FxHashSet<u32>) {
@@ -575,10 +581,12 @@ impl<'a, S: Shards> Columns<'a, S> {
         tree
     }
 
-    /// The number of open records of all threads, by name. A call that was left has a record until its thread makes another call.
+    /// The number of open records of all threads, and of stacks that no thread executes, by name. A call that was left has a record until its thread
+    /// makes another call.
     pub fn open(&self) -> FxHashMap<u32, u64> {
         let mut open: FxHashMap<u32, u64> = FxHashMap::default();
-        for name in self.held.iter().flat_map(|held| self.shards.open(held.shard)) {
+        let of_threads = self.held.iter().flat_map(|held| self.shards.open(held.shard));
+        for name in of_threads.chain(self.shards.set_aside()) {
             *open.entry(name).or_default() += 1;
         }
         open
@@ -653,6 +661,9 @@ mod tests {
         }
         fn open(&self, shard: u32) -> Vec<u32> {
             vec![8; shard as usize]
+        }
+        fn set_aside(&self) -> Vec<u32> {
+            vec![8, 9]
         }
         fn forget(&self, _: &FxHashSet<u32>) {}
     }

@@ -1,5 +1,7 @@
 //! The engine's access to the data area: the memory in which the target counts.
 
+mod aside;
+
 use std::collections::HashSet;
 use std::fs::File;
 use std::hash::BuildHasher;
