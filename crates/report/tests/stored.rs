@@ -131,6 +131,7 @@ fn contexts() -> ContextProfile {
         left: 1,
         unseen: 2,
         unrecorded: u64::MAX,
+        left_by_tail_jump: 0,
     };
     let context = |parent, function, kind, (module, at), calls, metrics: [i64; 2]| {
         let site = ReturnSite { module, at: Svma(at) };

@@ -444,6 +444,22 @@ fn assert_called(outcome: &Outcome, expected: &[(&str, &str, &str, u64)]) {
     assert_eq!([&outcome.one("contexts")["left"], &outcome.one("contexts")["unseen"]], [0, 0]);
 }
 
+/// A function that is called by a jump through a register is below the caller of the one that has jumped, and the answer tells how many such jumps there were.
+#[test]
+fn jumps_that_cannot_be_followed_are_told() {
+    const CALLS: u64 = 100;
+    let mut target = Mutatee::start("yields", &[]);
+    let pid = target.pid_text();
+    let words = ["profile", "contexts", "-p", &pid, "yields:f_from", "yields:f_jumper", "yields:f_there"];
+    let mut session = tool().start(words);
+    session.wait_for("attached");
+    target.ask(&format!("jump {CALLS}"));
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.one("contexts")["left_by_tail_jump"], CALLS, "{}", outcome.one("contexts"));
+    let below = |function| ("f_from", function, "call", CALLS);
+    assert_called(&outcome, &[("", "f_from", "call", CALLS), below("f_jumper"), below("f_there")]);
+}
+
 /// A recursion from one place has equal return addresses, but no tail jumps.
 #[test]
 fn a_recursion_is_no_tail_jump() {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ingraft_report::LiveFacts;
 use serde::Serialize;
 
-use super::Host;
+use super::{Host, is_zero};
 
 /// A function in a calling context.
 #[derive(Clone, Debug, Serialize)]
@@ -97,6 +97,9 @@ pub(crate) struct ContextsObject {
     pub(crate) unseen: u64,
     /// Number of calls that ended without an exit.
     pub(crate) left: u64,
+    /// Number of calls that ended in a jump to a function that could not be followed; left out if it is 0.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) left_by_tail_jump: u64,
     /// Values of the metrics outside of all contexts.
     pub(crate) outside: BTreeMap<String, i64>,
     /// Number of looks at threads; left out without looks.

@@ -21,6 +21,8 @@ impl ContextProfile {
             sum.left = sum.left.checked_add(function.left).ok_or_else(too_large)?;
             sum.unseen = sum.unseen.checked_add(function.unseen).ok_or_else(too_large)?;
             sum.unrecorded = sum.unrecorded.checked_add(function.unrecorded).ok_or_else(too_large)?;
+            let jumped = sum.left_by_tail_jump.checked_add(function.left_by_tail_jump);
+            sum.left_by_tail_jump = jumped.ok_or_else(too_large)?;
         }
         for (context, number) in other.contexts.iter().zip(&contexts) {
             let Some(sum) = self.contexts.get_mut(*number) else { continue };
@@ -64,8 +66,9 @@ impl ContextProfile {
             let module = module(function.module);
             let number = *known.entry((module, function.start)).or_insert_with(|| {
                 let name = function.name.clone();
-                let (left, unseen, unrecorded) = (0, 0, 0);
-                self.functions.push(ContextFunction { module, name, left, unseen, unrecorded, ..*function });
+                let (left, unseen, unrecorded, left_by_tail_jump) = (0, 0, 0, 0);
+                let new = ContextFunction { module, name, left, unseen, unrecorded, left_by_tail_jump, ..*function };
+                self.functions.push(new);
                 self.functions.len() - 1
             });
             functions.push(number);

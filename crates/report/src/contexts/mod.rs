@@ -104,6 +104,8 @@ pub struct ContextFunction {
     pub unseen: u64,
     /// Number of calls without a context, because their thread had too many open calls, or no memory of its own.
     pub unrecorded: u64,
+    /// Number of calls that have ended in a jump to a function that could not be followed. What is called there is in the contexts of the callers.
+    pub left_by_tail_jump: u64,
 }
 
 /// A function in a calling context.

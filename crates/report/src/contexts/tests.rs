@@ -85,7 +85,8 @@ pub(crate) fn tree(modules: usize) -> impl Strategy<Value = ContextProfile> {
                 }
             }
             let function = |(module, name, [size, left, unseen, unrecorded]): (usize, String, [u64; 4])| {
-                ContextFunction { module, name, start: Svma(size ^ left), size, left, unseen, unrecorded }
+                let (start, left_by_tail_jump) = (Svma(size ^ left), left / 3);
+                ContextFunction { module, name, start, size, left, unseen, unrecorded, left_by_tail_jump }
             };
             let functions = functions.into_iter().map(function).collect();
             let (names, mut outside) = (["wall_ns", "bytes"], vec![one, two]);
@@ -290,7 +291,8 @@ proptest! {
     fn a_sum_has_the_values_of_both_trees(one in tree(2), other in tree(2)) {
         // The functions of trees have random addresses and numbers, and one metric more or less.
         let metrics = one.metrics.clone();
-        let function = |f: &ContextFunction| ContextFunction { left: 1, unseen: 2, unrecorded: 3, ..f.clone() };
+        let function =
+            |f: &ContextFunction| ContextFunction { left: 1, unseen: 2, unrecorded: 3, left_by_tail_jump: 4, ..f.clone() };
         let functions: Vec<_> = one.functions.iter().map(function).collect();
         let one = ContextProfile { functions: functions.clone(), outside: vec![1; metrics.len()], ..one };
         let mut other = ContextProfile { functions, outside: vec![0; metrics.len()], metrics, ..other };

@@ -101,7 +101,7 @@ impl From<LiveMemory> for LiveFacts {
 
 impl From<&ContextFunction> for TrackedFunction {
     fn from(function: &ContextFunction) -> Self {
-        let ContextFunction { module, name, start, size, left, unseen, unrecorded } = function;
+        let ContextFunction { module, name, start, size, left, unseen, unrecorded, left_by_tail_jump } = function;
         TrackedFunction {
             module: *module as u64,
             symbol: name.clone(),
@@ -110,6 +110,7 @@ impl From<&ContextFunction> for TrackedFunction {
             left: *left,
             unseen: *unseen,
             unrecorded: *unrecorded,
+            left_by_tail_jump: *left_by_tail_jump,
         }
     }
 }
@@ -210,9 +211,10 @@ fn call_times(message: ContextTimes, functions: usize, contexts: usize) -> Resul
 }
 
 fn function(message: TrackedFunction, modules: usize) -> Result<ContextFunction, FileError> {
-    let TrackedFunction { module, symbol, start, size, left, unseen, unrecorded } = message;
+    let TrackedFunction { module, symbol, start, size, left, unseen, unrecorded, left_by_tail_jump } = message;
     let module = index(module, modules, "a function with contexts is in no module")?;
-    Ok(ContextFunction { module, name: symbol, start: Svma(start), size, left, unseen, unrecorded })
+    let start = Svma(start);
+    Ok(ContextFunction { module, name: symbol, start, size, left, unseen, unrecorded, left_by_tail_jump })
 }
 
 /// Adds the contexts of a message to those of the messages before it.

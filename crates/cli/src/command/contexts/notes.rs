@@ -148,6 +148,12 @@ fn facts(shown: &ShownContexts<'_>, names: &ContextNames<'_>) -> Vec<String> {
             "{what} ended without a return, by an exception, by longjmp, or with the thread: {functions}{lacks}"
         ));
     }
+    if let Some((sum, functions)) = sum(shown, names, |function| function.left_by_tail_jump) {
+        let what = plural(sum, "call has", "calls have");
+        lines.push(format!(
+            "{what} ended in a jump to a function that could not be followed; what is called there is in the contexts of the callers: {functions}"
+        ));
+    }
     if let Some((sum, functions)) = sum(shown, names, |function| function.unseen) {
         let what = plural(sum, "call has", "calls have");
         lines.push(format!("{what} returned whose beginning was not seen: {functions}"));

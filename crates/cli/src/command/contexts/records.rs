@@ -94,6 +94,7 @@ impl ShownContexts<'_> {
             unrecorded: sum(|function| function.unrecorded),
             unseen: sum(|function| function.unseen),
             left: sum(|function| function.left),
+            left_by_tail_jump: sum(|function| function.left_by_tail_jump),
             outside,
             looks: self.looked.map(|looked| looked.count),
             effective_looks: self.looked.map(|looked| looked.effective.round() as u64),

@@ -183,6 +183,7 @@ impl ContextsKind {
                 left: outcome.left,
                 unseen: outcome.unseen,
                 unrecorded: outcome.unrecorded,
+                left_by_tail_jump: outcome.left_by_tail_jump,
             }
         };
         // After a tail jump, the call goes on that was made of the function that has jumped, so it does not return to that function.

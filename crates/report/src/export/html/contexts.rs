@@ -58,6 +58,10 @@ impl HtmlPage {
         };
         note(tree.full, "calls had no room for their contexts");
         note(sum(|function| function.unrecorded), "calls were not recorded");
+        note(
+            sum(|function| function.left_by_tail_jump),
+            "calls ended in a jump to a function that could not be followed, and what is called there is in the contexts of the callers",
+        );
         note(sum(|function| function.left), "calls ended without an exit");
         note(sum(|function| function.unseen), "calls began unseen");
         note(program.profile().refused.len() as u64, "functions are not measured");
