@@ -17,7 +17,7 @@ use crate::program::modules::{Module, ModuleFile, Modules};
 use crate::program::pattern::Pattern;
 use crate::recovery::journal::{Contents, KeptMeasurement};
 use crate::recovery::leftover;
-use crate::recovery::signature::SIGNATURE;
+use crate::recovery::signature::{SIGNATURE, is_arena};
 use crate::session::replaced::Before;
 use crate::weaving::parts::{Generated, GeneratedPoint};
 use crate::weaving::sites::Text;
@@ -181,12 +181,7 @@ fn pair_of(kept: &[KeptMeasurement], owner: u64) -> Option<String> {
 /// Executable memory of a target that begins with the signature of an arena.
 fn signed(target: &Target) -> Vec<AvmaRange> {
     let Ok(maps) = target.maps() else { return Vec::new() };
-    let is_arena = |start: Avma| {
-        let mut bytes = [0; SIGNATURE.len()];
-        target.read(start, &mut bytes).is_ok() && bytes == *SIGNATURE
-    };
-    let code = maps.into_iter().filter(|m| m.exec && !m.is_file());
-    code.filter(|m| is_arena(m.range.start)).map(|m| m.range).collect()
+    maps.into_iter().filter(|m| is_arena(target, m)).map(|m| m.range).collect()
 }
 
 pub(super) fn named(file: &ModuleFile, function: &Function) -> NamedFunction {

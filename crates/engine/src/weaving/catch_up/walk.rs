@@ -12,6 +12,7 @@ use rustc_hash::FxHashMap;
 use crate::background::in_background;
 use crate::program::modules::Modules;
 use crate::program::wall;
+use crate::recovery::signature::is_arena;
 use crate::weaving::plan::Woven;
 
 /// Largest number of frames that are unwound.
@@ -153,10 +154,11 @@ impl Walker {
         walker
     }
 
-    /// Finds the code that the target has mapped now, for frames by the frame pointer.
+    /// Finds the code that the target has mapped now, for frames by the frame pointer. Generated code is not among it: the frame pointer there may be
+    /// that of the caller. Nor is it known right after an insertion.
     pub fn find_code(&mut self, target: &Target) {
         let Ok(maps) = target.maps() else { return };
-        self.guessed = maps.into_iter().filter(|m| m.exec).map(|m| m.range).collect();
+        self.guessed = maps.into_iter().filter(|m| m.exec && !is_arena(target, m)).map(|m| m.range).collect();
         self.guessed.sort_unstable_by_key(|range| range.start);
     }
 
