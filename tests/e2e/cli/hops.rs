@@ -35,7 +35,8 @@ fn stacks_of(name: &str) {
     stacks.wait_for("attached");
     let base = |samples: &Value| samples["base"].as_u64().expect("a number");
     let begin = base(&hot.wait_for("samples"));
-    while base(&hot.wait_for("samples")) < begin + ENOUGH {}
+    // On a busy machine, the samples of stacks begin later than the first answer, and are fewer.
+    while base(&hot.wait_for("samples")) < begin + 4 * ENOUGH {}
     let truth = target.ask("rest");
     truth.assert_right();
     let hot = hot.interrupt().assert_code(0);
