@@ -14,8 +14,8 @@
 //! ```
 //!
 //! A context is found at the entry of its function by the thread's context, the return address and the function, so no code is needed at
-//! calls. The places are an open-addressing hash table. Code compares the place of the hash and a few next ones, and a routine all that a key may have.
-//! Behind the last place are as many that are always free as the code compares, so that it need not go on at the first one.
+//! calls. The places are an open-addressing hash table. Code compares the place of the hash and the next seven, and
+//! a routine compares more. The seven places after the last one are always free, so that the code need not go on at the first one.
 //!
 //! A goroutine moves between threads, so all threads share the contexts of goroutines. Keys, parents and targets are in shard 0. Each thread has the
 //! numbers of calls and the values of metrics in its own shard, at the same places. Word 0 is unused: the activation record of a call keeps its context.
@@ -58,7 +58,7 @@ pub const FUNCTIONS_MAX: u32 = (1 << (u64::BITS - ADDRESS_BITS)) - 1;
 pub const VALUES: u32 = 1 << (u64::BITS - ADDRESS_BITS - 1);
 /// Number of places that are compared for a key.
 pub const PROBES: u32 = 64;
-/// Number of places behind that of the hash which code compares without a call of the routine, and of free ones behind the last place.
+/// Number of places after that of the hash that code compares before it calls the routine. As many places after the last one are always free.
 pub const FURTHER: u32 = 7;
 /// Largest number of metrics.
 pub const METRICS_MAX: usize = PLACE as usize;

@@ -401,7 +401,7 @@ impl Listing<'_> {
         self.a.add(qword_ptr(r9 + goroutine::INSIDE), r12)?;
         self.a.set_label(&mut alone)?;
         self.load_tree(done)?;
-        // The values follow the places and those that are always free, and are as many as the former.
+        // The values follow the free places after the last one, and are as many as the places of contexts.
         self.a.lea(rax, qword_ptr(r8 + r8))?;
         self.a.lea(rax, qword_ptr(r9 + rax * 8 + 8 * (FIRST + (FURTHER + 2) * PLACE)))?;
         self.a.cmp(rax, self.holes.records as i32)?;

@@ -154,8 +154,8 @@ impl Walker {
         walker
     }
 
-    /// Finds the code that the target has mapped now, for frames by the frame pointer. Generated code is not among it: the frame pointer there may be
-    /// that of the caller. Nor is it known right after an insertion.
+    /// Finds the code that the target has mapped now, for frames by the frame pointer. Generated code is left out, because
+    /// the frame pointer there may still be that of the caller. Samples learn only some time after an insertion where such code lies.
     pub fn find_code(&mut self, target: &Target) {
         let Ok(maps) = target.maps() else { return };
         self.guessed = maps.into_iter().filter(|m| m.exec && !is_arena(target, m)).map(|m| m.range).collect();
