@@ -157,7 +157,7 @@ fn purpose(command: &Command) -> Use {
         | Command::Trace(_)
         | Command::Watch(_)
         | Command::Inspect(_) => Use::Measures,
-        Command::Hot(args) if args.calls || !args.command.is_empty() => Use::Measures,
+        Command::Hot(args) if args.calls || !args.target.command.is_empty() => Use::Measures,
         _ => Use::Reads,
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::{RunningTargets, duration, percent};
+use super::{SampledTargets, duration, percent};
 
 /// Longest time of a search.
 const LONGEST: Duration = Duration::from_secs(20);
@@ -12,11 +12,13 @@ const LONGEST: Duration = Duration::from_secs(20);
 /// `ingraft diagnose`.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "ingraft diagnose [OPTIONS] <-p <PID>|-n <NAME> [--all]|--cgroup <PATH>>",
+    override_usage = "ingraft diagnose [OPTIONS] <-p <PID>|-n <NAME> [--all]|--cgroup <PATH>>\n       \
+                      ingraft diagnose [OPTIONS] -- <COMMAND>...",
     after_help = "Examples:
   ingraft diagnose -n redis-server                     what the time goes to, and where
   ingraft diagnose -n postgres --all                   which processes of a server have what problem
   ingraft diagnose -p 4711 --for 20s                   a longer search has smaller errors
+  ingraft diagnose -- ./simulate data                  a program from its start on
   ingraft diagnose -p 4711 --format json | jq 'select(.type == \"finding\" and .holds)'
 
 The search tests one hypothesis after the other: processor bound, waits for memory, retries, waits
@@ -30,11 +32,13 @@ work, and if they did nothing in the whole time. A hypothesis holds from 20 % on
 Each finding names a command that shows it, and what would refute it.
 Of several processes, the search says first which of them have what problem. It goes on in at most
 three: for each problem, the process in which most threads have it.
+A program that the command has started runs on after the search. If it ends first, what was seen
+until then is told, without times of calls.
 Ctrl-C ends the search and prints what was found until then."
 )]
 pub(crate) struct DiagnoseArgs {
     #[command(flatten)]
-    pub(crate) target: RunningTargets,
+    pub(crate) target: SampledTargets,
 
     /// Time of the whole search, e.g. 10s, 500ms, or 10 for seconds; at most 20s
     #[arg(long = "for", value_name = "DURATION", value_parser = at_most, allow_hyphen_values = true, default_value = "10s")]

@@ -1,6 +1,5 @@
 //! The arguments of `ingraft hot`.
 
-use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -8,7 +7,7 @@ use clap::{Args, ValueEnum};
 use ingraft_api::SampledState;
 use ingraft_report::Exporter;
 
-use super::{RunningTargets, duration, interval, percent};
+use super::{SampledTargets, duration, interval, percent};
 
 /// A column of `ingraft hot`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -68,9 +67,6 @@ waiting there.
 Ctrl-C ends the command and prints the final values."
 )]
 pub(crate) struct HotArgs {
-    #[command(flatten)]
-    pub(crate) target: RunningTargets,
-
     /// Stop after this time, e.g. 10s, 500ms, 2min, or 10 for seconds; without it until Ctrl-C or the end of the target
     #[arg(long = "for", value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) duration: Option<Duration>,
@@ -111,13 +107,9 @@ pub(crate) struct HotArgs {
     #[arg(value_name = "FUNCTION")]
     pub(crate) functions: Vec<String>,
 
-    /// Exit with the status of ingraft, not with that of COMMAND
-    #[arg(long)]
-    pub(crate) own_status: bool,
-
-    /// Start this command and sample it to its end
-    #[arg(last = true, value_name = "COMMAND", num_args = 1.., conflicts_with_all = ["pids", "name", "all", "cgroup"])]
-    pub(crate) command: Vec<OsString>,
+    // The field follows the positional arguments, because COMMAND is the last of them.
+    #[command(flatten)]
+    pub(crate) target: SampledTargets,
 }
 
 impl HotArgs {

@@ -344,6 +344,21 @@ pub(crate) struct TargetArgs {
     pub(crate) own_status: bool,
 }
 
+/// Running processes, or a command to start, of which samples are taken.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct SampledTargets {
+    #[command(flatten)]
+    pub(crate) running: RunningTargets,
+
+    /// Start this command and sample it while it runs
+    #[arg(last = true, value_name = "COMMAND", num_args = 1.., conflicts_with_all = ["pids", "name", "all", "cgroup"])]
+    pub(crate) command: Vec<OsString>,
+
+    /// Exit with the status of ingraft, not with that of COMMAND
+    #[arg(long)]
+    pub(crate) own_status: bool,
+}
+
 /// Processes and programs that are measured besides the targets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FollowMode {
@@ -822,6 +837,13 @@ impl TargetArgs {
     }
 }
 
+impl SampledTargets {
+    /// Whether the flags name a target besides those of `running`.
+    fn has_others(&self) -> bool {
+        !self.command.is_empty() || self.running.cgroup.is_some()
+    }
+}
+
 impl Cli {
     /// Checks rules that clap cannot express, or whose violation clap does not explain well enough.
     pub(crate) fn check(&self) -> Result<(), Failure> {
@@ -894,8 +916,8 @@ impl Cli {
             Command::Watch(args) => (&args.target.running.single, args.target.has_others()),
             Command::Functions(args) => (&args.target, false),
             Command::Inspect(args) => (&args.target, false),
-            Command::Hot(args) => (&args.target.single, !args.command.is_empty() || args.target.cgroup.is_some()),
-            Command::Diagnose(args) => (&args.target.single, args.target.cgroup.is_some()),
+            Command::Hot(args) => (&args.target.running.single, args.target.has_others()),
+            Command::Diagnose(args) => (&args.target.running.single, args.target.has_others()),
             Command::Detach(args) => (&args.target, args.all || args.cgroup.is_some()),
             Command::Ps(_)
             | Command::Where(_)

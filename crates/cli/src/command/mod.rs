@@ -28,6 +28,7 @@ pub(crate) mod replay;
 pub(crate) mod report;
 mod rows;
 pub(crate) mod slow;
+mod started;
 pub(crate) mod status;
 mod summary;
 pub(crate) mod trace;

@@ -33,7 +33,8 @@ use self::groups::ProcessProblems;
 use self::pasted::Pasted;
 use self::trials::TrialResult;
 use super::hot;
-use crate::args::{DiagnoseArgs, Format};
+use super::started::{self, StartedProgram};
+use crate::args::{DiagnoseArgs, Format, SampledTargets};
 use crate::conn::{Client, InsertionRequest, RequestTarget};
 use crate::exit::{Exit, Failure, Stop};
 use crate::measure::{CommandContext, announcement};
@@ -113,10 +114,47 @@ pub(crate) async fn run(args: DiagnoseArgs, context: CommandContext<'_>, out: &m
         format: context.common.format,
         stop: stopped,
     };
-    let mut targets = Vec::new();
-    let mut missing = Vec::new();
+    let mut running = RunningSearches { stop, look: tokio::time::interval(LOOK), reader_gone: false };
+    if !args.target.command.is_empty() {
+        started::share_output(&context, out)?;
+    }
+    let mut programs = Vec::new();
+    let searched = search((&args.target, &context), &plan, (&mut running, &mut programs), &mut signals, out).await;
+    let (several, mut all) = match searched {
+        Ok(searched) => searched,
+        Err(stop) => {
+            let stop = StartedProgram::stop(&programs, stop);
+            // The programs run on.
+            for program in programs {
+                program.finish(None).await?;
+            }
+            return Err(stop);
+        }
+    };
+    let failed = all.iter_mut().find_map(|searched| searched.failure.take());
+    let failed = failed.map(|failure| StartedProgram::stop(&programs, failure.into()));
+    for program in programs {
+        let ends = all.iter_mut().filter_map(|searched| searched.ended.as_mut());
+        let its = ends.into_iter().find(|ended| ended.pid == program.pid());
+        if let Some(status) = program.finish(its).await?.filter(|_| !args.target.own_status) {
+            context.status.set(status);
+        }
+    }
+    print(&all, several, context.common.format, out)?;
+    failed.map_or(Ok(()), Err)
+}
+
+/// Searches all targets. Returns the results, and whether several targets were looked at. `programs` gets the programs that were started.
+async fn search(
+    (target, context): (&SampledTargets, &CommandContext<'_>),
+    plan: &SearchPlan,
+    (running, programs): (&mut RunningSearches, &mut Vec<StartedProgram>),
+    signals: &mut Signals,
+    out: &Output,
+) -> Result<(bool, Vec<Searched>), Stop> {
+    let (mut targets, mut missing) = (Vec::new(), Vec::new());
     for (at, client) in context.engines.clients().iter().enumerate() {
-        match hot::targets(client, &args.target, context.common.format).await {
+        match hot::targets(client, &target.running, context.common.format).await {
             Ok(found) => targets.extend(found.into_iter().map(|found| (at, client.clone(), found.target))),
             // If there are several hosts, a target need not exist on each of them.
             Err(failure) if context.engines.clients().len() > 1 && failure.exit == Exit::NotFound => {
@@ -124,9 +162,14 @@ pub(crate) async fn run(args: DiagnoseArgs, context: CommandContext<'_>, out: &m
             }
             Err(failure) => return Err(failure.into()),
         }
+        if !target.command.is_empty() {
+            let mut progress = Progress::new("starting the program", plan.format);
+            let program = StartedProgram::start(client, target.command.clone(), &mut progress).await?;
+            targets.push((at, client.clone(), RequestTarget::Pid(program.pid())));
+            programs.push(program);
+        }
     }
     missing.iter().for_each(|failure| output::warn(&words::at_host(failure), context.common.format));
-    let mut running = RunningSearches { stop, look: tokio::time::interval(LOOK), reader_gone: false };
     let looks = targets.into_iter().enumerate().map(|(number, (at, client, target))| {
         let common = context.common.clone();
         // Of several searches, one tells what goes on.
@@ -134,7 +177,7 @@ pub(crate) async fn run(args: DiagnoseArgs, context: CommandContext<'_>, out: &m
         let plan = SearchPlan { format, ..plan.clone() };
         tokio::spawn(async move { look(client, target, &plan, &(common, at)).await })
     });
-    let looked = running.finish(looks.collect(), &mut signals, out).await?;
+    let looked = running.finish(looks.collect(), signals, out).await?;
     let several = looked.len() > 1;
     let (looked, failed): (Vec<LookedAt>, Vec<LookedAt>) =
         looked.into_iter().partition(|looked| !several || looked.searched.failure.is_none());
@@ -151,15 +194,11 @@ pub(crate) async fn run(args: DiagnoseArgs, context: CommandContext<'_>, out: &m
         let is_chosen = !several || chosen.contains(&number);
         tokio::spawn(async move { test(looked, &plan, is_chosen).await })
     });
-    let all = running.finish(tests.collect(), &mut signals, out).await?;
+    let all = running.finish(tests.collect(), signals, out).await?;
     if running.reader_gone {
         return Err(Stop::ReaderGone);
     }
-    print(&all, several, context.common.format, out)?;
-    match all.into_iter().find_map(|searched| searched.failure) {
-        Some(failure) => Err(failure.into()),
-        None => Ok(()),
-    }
+    Ok((several, all))
 }
 
 /// The searches of a command while they go on.

@@ -5,7 +5,6 @@ mod classes;
 mod graph;
 mod rows;
 mod sites;
-mod started;
 mod text;
 
 use std::collections::{BTreeMap, HashSet};
@@ -20,8 +19,8 @@ use self::graph::StackGraph;
 use self::rows::HotRows;
 use self::sites::{HotSite, ReadingRounds};
 pub(super) use self::sites::{NamedTarget, targets};
-use self::started::StartedProgram;
 use self::text::HeadingTarget;
+use super::started::{self, StartedProgram};
 use crate::args::{Format, HotArgs, HotSort};
 use crate::conn::{Client, RequestTarget};
 use crate::exit::{Exit, Failure, Stop};
@@ -50,16 +49,12 @@ pub(crate) async fn run(args: HotArgs, context: CommandContext<'_>, out: &mut Ou
     let interval = interval(args.interval, args.duration);
     let (send, arriving) = mpsc::channel(16);
     let (mut sites, mut programs) = (Vec::new(), Vec::new());
-    if !args.command.is_empty() {
-        out.shared();
-        // A daemon gives the programs that it starts no output.
-        if context.engines.is_embedded() {
-            out.apart_from_program()?;
-        }
+    if !args.target.command.is_empty() {
+        started::share_output(&context, out)?;
     }
     let mut missing = Vec::new();
     for client in context.engines.clients() {
-        let mut targets = match targets(client, &args.target, context.common.format).await {
+        let mut targets = match targets(client, &args.target.running, context.common.format).await {
             Ok(targets) => targets,
             // If there are several hosts, a target need not exist on each of them.
             Err(failure) if context.engines.clients().len() > 1 && failure.exit == Exit::NotFound => {
@@ -68,9 +63,9 @@ pub(crate) async fn run(args: HotArgs, context: CommandContext<'_>, out: &mut Ou
             }
             Err(failure) => return Err(failure.into()),
         };
-        if !args.command.is_empty() {
+        if !args.target.command.is_empty() {
             let mut progress = Progress::new("starting the program", context.common.format);
-            let program = StartedProgram::start(client, args.command.clone(), &mut progress).await?;
+            let program = StartedProgram::start(client, args.target.command.clone(), &mut progress).await?;
             targets.push(NamedTarget { target: RequestTarget::Pid(program.pid()), title: String::new() });
             programs.push(program);
         }
@@ -93,6 +88,7 @@ pub(crate) async fn run(args: HotArgs, context: CommandContext<'_>, out: &mut Ou
     let mut run = HotRun { args, interval, context, sites, rounds, graph, has_told: false, notes };
     let followed = run.follow(arriving, &mut signals, out).await;
     let followed = followed.and(run.tell_failures(true).map_err(Stop::from));
+    let followed = followed.map_err(|stop| StartedProgram::stop(&programs, stop));
     // The code is removed also if the readings have failed.
     let mut removed = Ok(());
     for site in &mut run.sites {
@@ -147,12 +143,8 @@ impl HotRun<'_> {
         let pid = program.pid();
         let ends = self.sites.iter_mut().filter_map(|site| site.ended.as_mut());
         let its = ends.into_iter().find(|ended| ended.pid == pid);
-        let Some(ended) = program.finish(its.is_some()).await? else { return Ok(()) };
-        if let Some(its) = its {
-            (its.status, its.signal) = (ended.status, ended.signal);
-        }
-        let status = ended.status.or(ended.signal.map(|signal| 128 + signal));
-        if let Some(status) = status.and_then(|status| u8::try_from(status).ok()).filter(|_| !self.args.own_status) {
+        let status = program.finish(its).await?;
+        if let Some(status) = status.filter(|_| !self.args.target.own_status) {
             self.context.status.set(status);
         }
         Ok(())
