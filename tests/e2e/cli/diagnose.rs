@@ -174,16 +174,16 @@ fn each_problem_of_several_processes_is_found_in_its_process() {
 
 #[test]
 fn a_program_is_started_and_searched() {
-    // The shell computes longer than the search takes: it runs on, until it is ended here.
-    let outcome = tool().run(["diagnose", "--for", "4s", "--", "sh", "-c", "while :; do :; done"]).assert_code(0);
+    let counting = |n: u32| format!("i=0; while [ $i -lt {n} ]; do i=$((i+1)); done; exit 5");
+    // The shell counts longer than the search takes: it runs on, until it is ended here.
+    let outcome = tool().run(["diagnose", "--for", "4s", "--", "sh", "-c", &counting(100_000_000)]).assert_code(0);
     let finding = first(&outcome);
     assert_eq!(finding["hypothesis"], "processor bound", "{outcome:#?}");
     assert!(outcome.all("ended").is_empty(), "{outcome:#?}");
     let pid = finding["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).expect("a process");
     kill(Pid::from_raw(pid), Signal::SIGKILL).expect("the program runs on");
     // A program that ends first ends the search, and the command has its exit status.
-    let script = "i=0; while [ $i -lt 1000000 ]; do i=$((i+1)); done; exit 5";
-    let outcome = tool().run(["diagnose", "--for", "20s", "--", "sh", "-c", script]).assert_code(5);
+    let outcome = tool().run(["diagnose", "--for", "20s", "--", "sh", "-c", &counting(1_000_000)]).assert_code(5);
     assert_eq!(outcome.one("ended")["status"], 5, "{outcome:#?}");
     assert_eq!(first(&outcome)["hypothesis"], "processor bound", "{outcome:#?}");
     // Little or nothing is seen of a program that ends at once.

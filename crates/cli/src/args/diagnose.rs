@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::{SampledTargets, duration, percent};
+use super::{TargetArgs, duration, percent};
 
 /// Longest time of a search.
 const LONGEST: Duration = Duration::from_secs(20);
@@ -12,6 +12,7 @@ const LONGEST: Duration = Duration::from_secs(20);
 /// `ingraft diagnose`.
 #[derive(Debug, Args)]
 #[command(
+    mut_arg("command", |arg| arg.help("Start this command and sample it while it runs")),
     override_usage = "ingraft diagnose [OPTIONS] <-p <PID>|-n <NAME> [--all]|--cgroup <PATH>>\n       \
                       ingraft diagnose [OPTIONS] -- <COMMAND>...",
     after_help = "Examples:
@@ -38,7 +39,7 @@ Ctrl-C ends the search and prints what was found until then."
 )]
 pub(crate) struct DiagnoseArgs {
     #[command(flatten)]
-    pub(crate) target: SampledTargets,
+    pub(crate) target: TargetArgs,
 
     /// Time of the whole search, e.g. 10s, 500ms, or 10 for seconds; at most 20s
     #[arg(long = "for", value_name = "DURATION", value_parser = at_most, allow_hyphen_values = true, default_value = "10s")]

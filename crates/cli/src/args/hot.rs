@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use ingraft_api::SampledState;
 use ingraft_report::Exporter;
 
-use super::{SampledTargets, duration, interval, percent};
+use super::{TargetArgs, duration, interval, percent};
 
 /// A column of `ingraft hot`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -30,6 +30,7 @@ fn stack_formats() -> impl TypedValueParser<Value = &'static Exporter> {
 /// `ingraft hot`.
 #[derive(Debug, Args)]
 #[command(
+    mut_arg("command", |arg| arg.help("Start this command and sample it while it runs")),
     override_usage = "ingraft hot [OPTIONS] <-p <PID>|-n <NAME> [--all]|--cgroup <PATH>> [FUNCTION]...\n       \
                       ingraft hot [OPTIONS] [FUNCTION]... -- <COMMAND>...",
     after_help = "Examples:
@@ -109,7 +110,7 @@ pub(crate) struct HotArgs {
 
     // The field follows the positional arguments, because COMMAND is the last of them.
     #[command(flatten)]
-    pub(crate) target: SampledTargets,
+    pub(crate) target: TargetArgs,
 }
 
 impl HotArgs {

@@ -344,21 +344,6 @@ pub(crate) struct TargetArgs {
     pub(crate) own_status: bool,
 }
 
-/// Running processes, or a command to start, of which samples are taken.
-#[derive(Debug, Clone, Default, Args)]
-pub(crate) struct SampledTargets {
-    #[command(flatten)]
-    pub(crate) running: RunningTargets,
-
-    /// Start this command and sample it while it runs
-    #[arg(last = true, value_name = "COMMAND", num_args = 1.., conflicts_with_all = ["pids", "name", "all", "cgroup"])]
-    pub(crate) command: Vec<OsString>,
-
-    /// Exit with the status of ingraft, not with that of COMMAND
-    #[arg(long)]
-    pub(crate) own_status: bool,
-}
-
 /// Processes and programs that are measured besides the targets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FollowMode {
@@ -831,13 +816,6 @@ pub(crate) struct DemoArgs {
 }
 
 impl TargetArgs {
-    /// Whether the flags name a target besides those of `running`.
-    fn has_others(&self) -> bool {
-        !self.command.is_empty() || self.running.cgroup.is_some()
-    }
-}
-
-impl SampledTargets {
     /// Whether the flags name a target besides those of `running`.
     fn has_others(&self) -> bool {
         !self.command.is_empty() || self.running.cgroup.is_some()

@@ -34,7 +34,7 @@ use self::pasted::Pasted;
 use self::trials::TrialResult;
 use super::hot;
 use super::started::{self, StartedProgram};
-use crate::args::{DiagnoseArgs, Format, SampledTargets};
+use crate::args::{DiagnoseArgs, Format, TargetArgs};
 use crate::conn::{Client, InsertionRequest, RequestTarget};
 use crate::exit::{Exit, Failure, Stop};
 use crate::measure::{CommandContext, announcement};
@@ -120,24 +120,21 @@ pub(crate) async fn run(args: DiagnoseArgs, context: CommandContext<'_>, out: &m
     }
     let mut programs = Vec::new();
     let searched = search((&args.target, &context), &plan, (&mut running, &mut programs), &mut signals, out).await;
-    let (several, mut all) = match searched {
-        Ok(searched) => searched,
-        Err(stop) => {
-            let stop = StartedProgram::stop(&programs, stop);
-            // The programs run on.
-            for program in programs {
-                program.finish(None).await?;
-            }
-            return Err(stop);
+    let (several, mut all, failed) = match searched {
+        Ok((several, mut all)) => {
+            let failed = all.iter_mut().find_map(|searched| searched.failure.take());
+            (several, all, failed.map(Stop::from))
         }
+        Err(stop) => (false, Vec::new(), Some(stop)),
     };
-    let failed = all.iter_mut().find_map(|searched| searched.failure.take());
-    let failed = failed.map(|failure| StartedProgram::stop(&programs, failure.into()));
+    let mut failed = failed.map(|stop| StartedProgram::stop(&programs, stop));
     for program in programs {
         let ends = all.iter_mut().filter_map(|searched| searched.ended.as_mut());
         let its = ends.into_iter().find(|ended| ended.pid == program.pid());
-        if let Some(status) = program.finish(its).await?.filter(|_| !args.target.own_status) {
-            context.status.set(status);
+        match program.finish(its).await {
+            Ok(status) => status.filter(|_| !args.target.own_status).into_iter().for_each(|s| context.status.set(s)),
+            // The first failure is told.
+            Err(failure) => failed = failed.or(Some(failure.into())),
         }
     }
     print(&all, several, context.common.format, out)?;
@@ -146,7 +143,7 @@ pub(crate) async fn run(args: DiagnoseArgs, context: CommandContext<'_>, out: &m
 
 /// Searches all targets. Returns the results, and whether several targets were looked at. `programs` gets the programs that were started.
 async fn search(
-    (target, context): (&SampledTargets, &CommandContext<'_>),
+    (target, context): (&TargetArgs, &CommandContext<'_>),
     plan: &SearchPlan,
     (running, programs): (&mut RunningSearches, &mut Vec<StartedProgram>),
     signals: &mut Signals,
