@@ -125,7 +125,7 @@ impl CountedCopies {
             let PointId::Block(at) = probe.point else { return None };
             let block = body.blocks.get(body.block_at(Svma(body.function.0 + at.0.unsigned_abs()))?)?;
             let code = if block.free.flags { BodyCode::Count(counter) } else { BodyCode::Elsewhere };
-            Some(BodyPoint { point: probe.point, code })
+            Some(BodyPoint { point: probe.point, code, with_copy: None })
         };
         let points: Vec<BodyPoint> = (0..1000).cycle().zip(&trial.body.probes).filter_map(point).collect();
         let request = BodyRequest { points: &points, ..request };

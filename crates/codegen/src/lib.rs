@@ -50,6 +50,7 @@ pub use patch::rehost::{Rehosted, rehost};
 pub use patch::renewal::{CountingRenewal, renew_counting};
 pub use patch::text_space::TextSpace;
 pub use patch::weave::{PointRequest, Weave, weave_points, weave_points_on};
+pub use patch::with_copy::{WithCopy, share_slow_routines};
 pub use snippet::inline::{BoundSnippet, InlineCode, InlinePoint};
 pub use snippet::mini::MiniRequest;
 pub use snippet::template::Templates;

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use ingraft_model::machine::ENDBR_LEN;
 use ingraft_model::{
-    Avma, AvmaRange, BlockId, FreeRegisters, IndexVec, Key, Offset, PatchPlan, PcMove, PointId, PointKind, Refusal,
-    Site, SiteKind, TextWrite,
+    Avma, AvmaRange, BlockId, FreeRegisters, Gpr, IndexVec, Key, Offset, PatchPlan, PcMove, PointId, PointKind,
+    Refusal, Site, SiteKind, TextWrite,
 };
 
 use crate::code::block::{jmp_bytes, text_write};
@@ -16,6 +16,17 @@ pub(crate) const PROBE: usize = 5;
 
 /// Instruction at a probe that carries no point: `nop dword [rax+rax+0]`.
 pub(crate) const PROBE_NOP: [u8; PROBE] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
+
+/// Length in bytes of `lea rsp, [rsp - 128]`, with which the code of a point in a copy begins: below lies what the function keeps there.
+const LOWER: u64 = 5;
+/// Length in bytes of `lea rsp, [rsp + 128]`, with which this code ends.
+const RAISE: u64 = 8;
+/// Length in bytes of a slot.
+const SLOT: u64 = 9;
+
+/// Length in bytes of `lea r, [slot]` and of the jump to the slow routine, which lie right before the slot. A short branch leads over them after
+/// the comparison of the thread with the owner of its shard.
+pub(crate) const WAY_TO_SLOW: u64 = 12;
 
 /// Five bytes in the copy of a function that a point may overwrite with a jump to its code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,6 +54,17 @@ pub enum Held {
     Jump(Way),
     /// A conditional jump of six bytes. The second field is the way of a thread that does not take it.
     Branch(Way, Way),
+    /// The code of a point that was woven together with the copy: the check of the shard in this register, and the slot. At a branch, it is on
+    /// the way of a thread that has taken it.
+    Point(Gpr),
+}
+
+impl Held {
+    /// Address of the slot in the code of a point that begins at `at` and was woven together with the copy.
+    pub(crate) const fn slot_of(r: Gpr, at: u64) -> u64 {
+        let compare = if r.0 < 8 { 8 } else { 9 };
+        at + LOWER + 2 * compare + 2 + WAY_TO_SLOW
+    }
 }
 
 /// Address at which control continues.
@@ -59,7 +81,7 @@ impl Probe {
     pub(crate) fn ways(&self) -> impl Iterator<Item = Way> {
         let own = Way { copy: self.copy, original: self.original };
         let (first, second) = match self.holds {
-            Held::Nop | Held::Called => (Some(self.next()), None),
+            Held::Nop | Held::Called | Held::Point(_) => (Some(self.next()), None),
             Held::Jump(way) => (Some(way), None),
             Held::Branch(taken, next) => (Some(taken), Some(next)),
         };
@@ -75,9 +97,23 @@ impl Probe {
     pub(crate) fn next(&self) -> Way {
         match self.holds {
             Held::Nop | Held::Called => Way { copy: self.copy.offset(PROBE as i64), original: self.original },
+            Held::Point(r) => Way { copy: Avma(Held::slot_of(r, self.copy.0) + SLOT + RAISE), original: self.original },
             Held::Jump(to) => to,
             Held::Branch(_, next) => next,
         }
+    }
+
+    /// The slot of the point that was woven together with the copy; `None` if there is none.
+    pub fn slot(&self) -> Option<Avma> {
+        match self.holds {
+            Held::Point(r) => Some(Avma(Held::slot_of(r, self.copy.0))),
+            Held::Nop | Held::Called | Held::Jump(_) | Held::Branch(..) => None,
+        }
+    }
+
+    /// Whether a thread at an address is in the code of the point that was woven together with the copy, and not at its first instruction.
+    pub fn is_within(&self, at: Avma) -> bool {
+        self.slot().is_some() && self.copy < at && at < self.next().copy
     }
 
     /// Address in the text of the point, in a function that begins at `function`: at an entry, that of the block to which callers come.
@@ -90,7 +126,7 @@ impl Probe {
     pub fn passed(&self) -> Option<Avma> {
         match (self.point.kind(), self.holds) {
             (PointKind::Exit, Held::Nop) | (PointKind::CallBefore, _) => Some(self.next().copy),
-            (PointKind::Exit, Held::Called | Held::Jump(_) | Held::Branch(..))
+            (PointKind::Exit, Held::Called | Held::Jump(_) | Held::Branch(..) | Held::Point(_))
             | (PointKind::Entry | PointKind::CallAfter | PointKind::Block | PointKind::Edge, _) => None,
         }
     }
@@ -230,6 +266,12 @@ impl WovenBody {
         let Some(counting) = self.counting.as_ref().filter(|counting| counting.code.contains(&at)) else { return at };
         let after = counting.moves.partition_point(|m| m.from <= at);
         after.checked_sub(1).and_then(|index| counting.moves.get(index)).map_or(at, |m| m.to)
+    }
+
+    /// Whether a thread at an address in the ordinary copy is in the code of a point that was woven together with the copy, and not at its first
+    /// instruction.
+    pub fn is_within_point(&self, at: Avma) -> bool {
+        self.probes.iter().any(|probe| probe.is_within(at))
     }
 
     /// Whether threads may run the counting copy.

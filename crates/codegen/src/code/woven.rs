@@ -117,6 +117,11 @@ impl WovenPoint {
         self.first.as_ref().is_some_and(|first| first.spoils(snippet))
     }
 
+    /// Whether the point was woven together with the copy of its function: its code is a part of the copy.
+    pub fn is_with_copy(&self) -> bool {
+        self.probe.is_some_and(|probe| probe.copy == self.base)
+    }
+
     /// Copies that this point changes in the code of other points. These copies must stay as long as this point does.
     pub fn needs(&self) -> impl Iterator<Item = &DisplacedCopy> {
         self.host.iter().chain(&self.redirected)

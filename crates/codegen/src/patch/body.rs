@@ -21,13 +21,14 @@ use crate::code::arena::Arena;
 use crate::code::block::{Back, CodeBuffer, EmitError, jmp_bytes, straddles, text_write};
 use crate::code::body::{CountingCopy, Held, PROBE, PROBE_NOP, Probe, Way, WovenBody};
 use crate::code::environment::{CodegenError, Environment};
-use crate::code::woven::RemovalRecord;
+use crate::code::woven::{RemovalRecord, WovenPoint};
 use crate::patch::back_branches::Redirect;
 use crate::patch::counting;
 use crate::patch::relocate::{self, Displaced};
 use crate::patch::springboard::{self, AllowedForms, ChosenSpringboard, DISPLACEMENT, SpringboardForm};
 use crate::patch::text_space::TextSpace;
 use crate::patch::weave::PointRequest;
+use crate::patch::with_copy::{self, PointsWithCopy, WithCopy};
 use crate::snippet::inline::{BoundSnippet, InlineCode, InlinePoint};
 
 /// Alignment in bytes of the copy of a function.
@@ -36,6 +37,9 @@ pub(super) const ALIGNMENT: u64 = 16;
 const PIECE: u64 = 32;
 /// Estimated room in bytes for the copies of that many bytes of a block, with probes and counts.
 const ROOM_OF_PIECE: u64 = 192;
+
+/// Estimated room in bytes for the code of a point that is woven together with the copy.
+const ROOM_OF_POINT: u64 = 56;
 
 /// Number of blocks before another one that are examined for an instruction that overlaps it.
 const OVERLAPPING: usize = 16;
@@ -58,8 +62,19 @@ impl BodyRequest<'_> {
     /// Estimated room for the copy in bytes, with the counting copy. Few copies need more.
     pub fn room(&self) -> u64 {
         let pieces = self.body.blocks.iter().map(|block| 1 + block.bytes.len() as u64 / PIECE).sum::<u64>();
-        let codes = self.points.iter().map(|point| point.code.room()).sum::<u64>();
+        let codes = self
+            .points
+            .iter()
+            .map(|point| point.code.room() + point.with_copy.map_or(0, |_| ROOM_OF_POINT))
+            .sum::<u64>();
         pieces.saturating_mul(ROOM_OF_PIECE).saturating_add(codes)
+    }
+
+    /// The point at an edge; `None` if the function has no such blocks.
+    pub(super) fn edge(&self, from: BlockId, to: BlockId, kind: EdgeKind) -> Option<PointId> {
+        let body = self.body;
+        let offset = |block| Some(Offset::between(body.function.0, body.blocks.get(block)?.block.range.start.0));
+        Some(PointId::Edge { from: offset(from)?, to: offset(to)?, kind })
     }
 
     /// The blocks of the function in the text, by their first address and their end.
@@ -77,6 +92,9 @@ pub struct BodyPoint {
     pub point: PointId,
     /// The code of the point in the counting copy.
     pub code: BodyCode,
+    /// What the point needs if it is to be woven together with the copy, if that can be. `None` for a point that is woven later, or is woven
+    /// already.
+    pub with_copy: Option<WithCopy>,
 }
 
 /// Code of a point in the counting copy of a function.
@@ -123,6 +141,8 @@ pub struct BodyWeave {
     pub plan: PatchPlan,
     /// The copy.
     pub body: WovenBody,
+    /// The points that were woven together with the copy, sorted by point. The others of the request are woven later, at their probes.
+    pub points: Vec<Box<WovenPoint>>,
 }
 
 /// An instruction of a block.
@@ -435,6 +455,18 @@ pub(super) struct Copy<'a> {
     probes: Vec<PlacedProbe>,
     /// Addresses of the original instructions, with the equivalent ones in the copy.
     moves: Vec<PcMove>,
+    /// The points that are woven together with the copy.
+    own: &'a PointsWithCopy,
+    /// Taken branches whose points are among these: their code comes after the blocks.
+    stubs: Vec<Stub>,
+}
+
+/// Code that a taken branch runs through on its way to a block.
+struct Stub {
+    /// Displacement of the branch.
+    field: u64,
+    point: PointId,
+    to: BlockId,
 }
 
 impl Copy<'_> {
@@ -465,9 +497,25 @@ impl Copy<'_> {
         }
     }
 
-    /// Adds a nop that a point may replace.
-    fn nop(&mut self, point: PointId, original: u64) {
-        self.replaceable(point, original, Held::Nop);
+    /// Fills up with nops until a point may stand here.
+    fn make_fit(&mut self, point: &PointId, back: Back) {
+        while !self.own.fits(point, self.out.here()) {
+            self.out.put(&[0x90], back);
+        }
+    }
+
+    /// Adds the code of a point, or a nop that it may replace.
+    fn nop(&mut self, point: PointId, original: u64) -> Result<(), EmitError> {
+        if !self.own.has(&point) {
+            self.replaceable(point, original, Held::Nop);
+            return Ok(());
+        }
+        self.make_fit(&point, Back::To(original));
+        let copy = self.out.here();
+        if let Some(holds) = self.own.emit(&mut self.out, &point, original)? {
+            self.held(point, (copy, original), holds, None);
+        }
+        Ok(())
     }
 
     fn replaceable(&mut self, point: PointId, original: u64, holds: Held) {
@@ -484,11 +532,11 @@ impl Copy<'_> {
         let points = self.arrivals_of(block)?;
         let start = self.start(block)?;
         for point in points.iter().flatten() {
-            self.on_one_page(PROBE as u64, Back::To(start));
+            self.make_fit(point, Back::To(start));
             if self.arrivals.get(block) == Some(&None) {
                 self.arrivals.set(block, Some(self.out.here()));
             }
-            self.nop(*point, start);
+            self.nop(*point, start)?;
         }
         Ok(points.iter().any(Option::is_some))
     }
@@ -558,7 +606,8 @@ impl Copy<'_> {
             true => self.arrivals_of(index)?.iter().any(Option::is_some),
             false => self.arrive(index)?,
         };
-        self.on_one_page(PROBE as u64, Back::To(start));
+        let own = PointId::Block(self.offset(start));
+        self.make_fit(&own, Back::To(start));
         let label = self.out.here();
         self.labels.push(label);
         if !arrives {
@@ -566,7 +615,7 @@ impl Copy<'_> {
         }
         let called = self.is_called(index);
         if !called {
-            self.nop(PointId::Block(self.offset(start)), start);
+            self.nop(own, start)?;
         }
         self.moves.push(PcMove { from: Avma(start), to: Avma(label) });
         for part in &block.parts {
@@ -620,13 +669,19 @@ impl Copy<'_> {
     fn instruction(&mut self, from: BlockId, d: &Displaced) -> Result<bool, EmitError> {
         let Some(original) = d.branch_target() else {
             if d.ends && self.leaves(from) {
-                self.nop(PointId::Exit(self.offset(d.at)), d.at);
+                self.nop(PointId::Exit(self.offset(d.at)), d.at)?;
             }
             self.note_part(from);
             relocate::emit(d, |target| target, &mut self.out)?;
             return Ok(d.ends);
         };
         let inner = self.block_at(original);
+        if let Some(to) = inner
+            && let point = self.edge(from, to, EdgeKind::Taken)?
+            && self.own.has(&point)
+        {
+            return self.branch_through(from, d, (point, to, original)).map(|()| d.ends);
+        }
         let back = Back::To(d.at);
         // The jump is the last instruction of what replaces the original, and lies on one page.
         self.on_one_page(d.copy_len(), back);
@@ -654,6 +709,40 @@ impl Copy<'_> {
         Ok(d.ends)
     }
 
+    /// Copies a branch to a block, whose point is woven together with the copy. A thread in its code has taken the branch.
+    fn branch_through(
+        &mut self,
+        from: BlockId,
+        d: &Displaced,
+        (point, to, target): (PointId, BlockId, u64),
+    ) -> Result<(), EmitError> {
+        if d.ends && d.condition().is_none() {
+            self.make_fit(&point, Back::To(d.at));
+            self.note_part(from);
+            self.nop(point, target)?;
+            return self.jump(to, target);
+        }
+        self.note_part(from);
+        let begin = self.out.here();
+        // The displacement is written later.
+        relocate::emit(d, |_| begin, &mut self.out)?;
+        self.stubs.push(Stub { field: self.out.here() - 4, point, to });
+        Ok(())
+    }
+
+    /// Adds the code of points that taken branches run through.
+    fn stubs(&mut self) -> Result<(), EmitError> {
+        for Stub { field, point, to } in std::mem::take(&mut self.stubs) {
+            let target = self.start(to)?;
+            self.make_fit(&point, Back::To(target));
+            let here = self.out.here();
+            self.out.patch_relative(field, here)?;
+            self.nop(point, target)?;
+            self.jump(to, target)?;
+        }
+        Ok(())
+    }
+
     pub(super) fn block_at(&self, at: u64) -> Option<BlockId> {
         self.request.body.block_at(Svma(at.wrapping_sub(self.request.bias.0)))
     }
@@ -661,11 +750,11 @@ impl Copy<'_> {
     /// Leads control from the end of a block to the block there. Returns whether the copy runs on into what follows it.
     fn run_on(&mut self, from: BlockId, end: u64) -> Result<bool, EmitError> {
         let Some(to) = self.block_at(end) else {
-            self.nop(PointId::Exit(self.offset(end)), end);
+            self.nop(PointId::Exit(self.offset(end)), end)?;
             self.out.jmp(end, Back::To(end))?;
             return Ok(false);
         };
-        self.nop(self.edge(from, to, EdgeKind::FallThrough)?, end);
+        self.nop(self.edge(from, to, EdgeKind::FallThrough)?, end)?;
         if to.index() == from.index() + 1 {
             return Ok(true);
         }
@@ -691,8 +780,8 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// Writes the displacements, and returns the probes.
-    fn finish(&mut self) -> Result<Vec<Probe>, EmitError> {
+    /// Writes the displacements, and returns the probes, and the points that have no probe because they have several.
+    fn finish(&mut self) -> Result<(Vec<Probe>, Vec<PointId>), EmitError> {
         for Fixup { field, block } in std::mem::take(&mut self.fixups) {
             self.out.patch_relative(field, self.label(block)?)?;
         }
@@ -710,18 +799,19 @@ impl Copy<'_> {
         let twice: Vec<PointId> =
             probes.windows(2).filter(|pair| pair[0].point == pair[1].point).map(|pair| pair[0].point).collect();
         probes.retain(|probe| twice.binary_search(&probe.point).is_err());
-        Ok(probes)
+        Ok((probes, twice))
     }
 }
 
-/// Writes the ordinary copy of all blocks at an address. `calls` are those that lead to the copy, sorted by block, and `exposed` the blocks that
-/// may run in the text.
+/// Writes the ordinary copy of all blocks at an address, with the points that are woven together with it. `calls` are those that lead to the
+/// copy, sorted by block, and `exposed` the blocks that may run in the text.
 pub(super) fn ordinary<'a>(
     request: &'a BodyRequest<'a>,
     code: &'a DecodedBlocks,
+    own: &'a PointsWithCopy,
     (calls, exposed): (&'a [Calling], &[BlockId]),
     at: u64,
-) -> Result<(Copy<'a>, Vec<Probe>), EmitError> {
+) -> Result<(Copy<'a>, Vec<Probe>, Vec<PointId>), EmitError> {
     let count = code.blocks.len();
     let mixed = mixed(request.body, exposed);
     let mut out = CodeBuffer::default();
@@ -740,28 +830,31 @@ pub(super) fn ordinary<'a>(
         fixups: Vec::new(),
         probes: Vec::new(),
         moves: Vec::new(),
+        own,
+        stubs: Vec::new(),
     };
     let mut falls = false;
     for (index, block) in code.blocks.entries() {
         falls = copy.block(index, block, falls)? && copy.run_on(index, block.end)?;
     }
     copy.arrivals()?;
+    copy.stubs()?;
     copy.calls()?;
-    let probes = copy.finish()?;
-    Ok((copy, probes))
+    let (probes, twice) = copy.finish()?;
+    Ok((copy, probes, twice))
 }
 
 /// Writes the ordinary copy and the counting copy at an address.
 fn copy<'a>(
     env: &Environment,
     request: &'a BodyRequest<'a>,
-    (code, doors): (&'a DecodedBlocks, &'a Doors),
+    (code, doors, own): (&'a DecodedBlocks, &'a Doors, &'a PointsWithCopy),
     at: u64,
-) -> Result<(Copy<'a>, Vec<Probe>, Option<CountingCopy>), EmitError> {
-    let (mut copy, probes) = ordinary(request, code, (&doors.calls, &doors.exposed), at)?;
+) -> Result<(Copy<'a>, Vec<Probe>, Option<CountingCopy>, Vec<PointId>), EmitError> {
+    let (mut copy, probes, twice) = ordinary(request, code, own, (&doors.calls, &doors.exposed), at)?;
     let springboards = doors.heads.iter().map(|(block, ..)| *block).collect();
     let counting = counting::emit(env, &mut copy, &probes, &springboards)?;
-    Ok((copy, probes, counting))
+    Ok((copy, probes, counting, twice))
 }
 
 /// Writes the copy into the arena, and the springboards that lead to it.
@@ -775,9 +868,15 @@ pub(super) fn emit(
     let aligned = |a: u64| a.next_multiple_of(ALIGNMENT);
     let place = |room: u64| Some((arena.place(room, aligned)?, room));
     let (mut at, mut room) = place(request.room()).or_else(|| place(0)).ok_or(EmitError::ArenaFull)?;
+    let (own, none) = (PointsWithCopy::of(env, arena, request), PointsWithCopy::default());
+    let mut with = &own;
     // The length depends on the address, because probes lie on one page. The room only grows, so that the search ends.
-    let (copy, probes, counting) = loop {
-        let written = copy(env, request, (code, doors), at)?;
+    let (copy, probes, counting, _) = loop {
+        let written = copy(env, request, (code, doors, with), at)?;
+        if written.3.iter().any(|twice| with.has(twice)) {
+            with = &none;
+            continue;
+        }
         let len = written.0.out.bytes.len() as u64;
         if len <= room {
             break written;
@@ -837,8 +936,9 @@ pub(super) fn emit(
     plan.moves.sort_unstable();
     plan.moves.dedup();
     arena.take(at, len);
+    let points = with_copy::woven(env, arena, request, (&body, &copy.out));
     plan.code.push(ArenaCode { at: Avma(at), bytes: copy.out.bytes });
-    Ok(BodyWeave { plan, body })
+    Ok(BodyWeave { plan, body, points })
 }
 
 /// Adds the writes of one springboard, which leads to `to`, with its island.

@@ -25,7 +25,7 @@ use crate::snippet::template::Templates;
 
 /// Registers that the check of the shard may use, best first. None of them holds an argument: an argument register may be dead for the
 /// function and yet be read by a snippet.
-const PREFERRED: [Gpr; 3] = [Gpr(0), Gpr(10), Gpr(11)];
+pub(crate) const PREFERRED: [Gpr; 3] = [Gpr(0), Gpr(10), Gpr(11)];
 
 /// Number of words in the red zone, the 128 bytes below the stack pointer that signal handlers leave alone.
 pub(crate) const RED_ZONE_WORDS: u8 = 16;
@@ -237,7 +237,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Slow routine for `r`; it is written now if this arena has none yet.
-    fn slow(&mut self, r: Gpr) -> Result<SlowRoutine, EmitError> {
+    pub(crate) fn slow(&mut self, r: Gpr) -> Result<SlowRoutine, EmitError> {
         if let Some(slow) = self.arena.slow(r) {
             return Ok(slow.clone());
         }

@@ -206,7 +206,13 @@ pub fn remove_within(
         for m in &mut plan.moves {
             m.to = probe.in_copy(m.to);
         }
-        plan.text.push(probe.leading(point.base)?.inverse());
+        if point.is_with_copy() {
+            let slot = Slot::of(point);
+            let empty = slot.leading_to(point.leave.0);
+            plan.text.extend(if slot == empty { Vec::new() } else { slot.becomes(empty)? });
+        } else {
+            plan.text.push(probe.leading(point.base)?.inverse());
+        }
         plan.text.sort_unstable_by_key(|w| w.at);
         return Some(plan);
     }

@@ -36,10 +36,10 @@ const SHORT_BRANCH: u64 = 2;
 const SHORT_REACH: u64 = 127;
 
 /// `lea rsp, [rsp - 128]`, as long as the jump that closes a gate.
-const LOWER_STACK: [u8; PROBE] = [0x48, 0x8d, 0x64, 0x24, 0x80];
+pub(super) const LOWER_STACK: [u8; PROBE] = [0x48, 0x8d, 0x64, 0x24, 0x80];
 
 /// `lea rsp, [rsp + 128]`.
-const RAISE_STACK: [u8; 8] = [0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0];
+pub(super) const RAISE_STACK: [u8; 8] = [0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0];
 
 /// Register in which a gate compares.
 #[derive(Clone, Copy)]

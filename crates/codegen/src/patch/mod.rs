@@ -17,3 +17,4 @@ pub(crate) mod renewal;
 pub(crate) mod springboard;
 pub(crate) mod text_space;
 pub(crate) mod weave;
+pub(crate) mod with_copy;

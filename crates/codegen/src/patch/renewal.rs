@@ -12,6 +12,7 @@ use crate::code::environment::{CodegenError, Environment};
 use crate::code::woven::RemovalRecord;
 use crate::patch::body::{ALIGNMENT, BodyRequest, Calling, DecodedBlocks, ordinary};
 use crate::patch::counting;
+use crate::patch::with_copy::PointsWithCopy;
 
 /// Largest number of places at which a counting copy is tried: its length depends on its place.
 const PLACES_MAX: usize = 8;
@@ -23,7 +24,8 @@ pub struct CountingRenewal {
     pub plan: PatchPlan,
     /// The counting copy, which lies apart from the ordinary one.
     pub counting: CountingCopy,
-    /// The ordinary copy without any point, as it must lie in the target except for the probes.
+    /// The ordinary copy without any point, as it must lie in the target except for the probes, and for the slots of points that were woven
+    /// together with it.
     pub ordinary: Vec<u8>,
 }
 
@@ -57,7 +59,8 @@ fn renewed(
     };
     let calls: Option<Vec<Calling>> = body.called.iter().map(calling).collect();
     let Some(calls) = calls else { return Ok(None) };
-    let (mut copy, probes) = ordinary(request, &code, (&calls, &body.exposed), body.removal.code.start.0)?;
+    let own = PointsWithCopy::known(env, arena, &body.probes);
+    let (mut copy, probes, _) = ordinary(request, &code, &own, (&calls, &body.exposed), body.removal.code.start.0)?;
     let same = copy.labels.iter().copied().eq(body.blocks.iter().map(|way| way.copy.0)) && probes == body.probes;
     if !same || request.body.entry != body.entry {
         return Ok(None);

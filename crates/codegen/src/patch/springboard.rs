@@ -319,7 +319,7 @@ pub(crate) fn within(
 pub(crate) fn at_probe(request: &PointRequest<'_>, probe: Probe) -> ChosenSpringboard {
     let place = LocatedSite::new(request);
     let jump = match probe.holds {
-        Held::Nop | Held::Called => None,
+        Held::Nop | Held::Called | Held::Point(_) => None,
         Held::Jump(to) => Some(Displaced::jump(probe.original.0, to.copy.0)),
         Held::Branch(to, _) => Some(Displaced::branch(probe.original.0, probe.bytes, to.copy.0)),
     };

@@ -24,6 +24,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::counting;
 use super::equivalence::equal;
 use super::memory::{Memory, decode};
+use super::with_copy::PointRules;
 use super::{Flaw, VerifyError, check_writes, fail};
 use crate::code::arena::Arena;
 use crate::code::body::{Held, PROBE, Probe, Way, WovenBody};
@@ -60,10 +61,11 @@ pub fn verify_body(
     request: &BodyRequest<'_>,
     weave: &BodyWeave,
 ) -> Result<(), VerifyError> {
-    let BodyWeave { plan, body } = weave;
+    let BodyWeave { plan, body, points } = weave;
     check_writes(&plan.text)?;
     let memory = Memory::new(&plan.code, &arena.range())?;
-    let mut proof = BodyProof::new(request, body, &memory);
+    let rules = PointRules::of_request(env, arena, request.points);
+    let mut proof = BodyProof::new(request, body, &memory, rules);
     proof.claims(plan)?;
     proof.ordinary()?;
     let whole = body.counting.as_ref().is_none_or(|counting| counting.apart.is_none());
@@ -73,6 +75,7 @@ pub fn verify_body(
     counting::prove(env, arena, &mut proof)?;
     proof.tiled(std::slice::from_ref(&body.removal.code))?;
     proof.probes()?;
+    proof.points_with_copy(points)?;
     let doors = proof.springboards(text)?;
     proof.exposed(&doors)?;
     proof.moves(plan, &doors)
@@ -82,6 +85,8 @@ pub(super) struct BodyProof<'a> {
     pub(super) request: &'a BodyRequest<'a>,
     pub(super) body: &'a WovenBody,
     pub(super) memory: &'a Memory<'a>,
+    /// Rules for points that are woven together with the copy.
+    pub(super) rules: PointRules<'a>,
     /// Instructions of the copies that are proven: end, and equivalent address in the text.
     pub(super) ends: FxHashMap<u64, (u64, u64)>,
     /// Instructions of the code of points, in which threads have no equivalent address: first byte and end.
@@ -120,11 +125,17 @@ struct CopySpringboards {
 
 impl<'a> BodyProof<'a> {
     /// A proof that has not begun.
-    pub(super) fn new(request: &'a BodyRequest<'a>, body: &'a WovenBody, memory: &'a Memory<'a>) -> Self {
+    pub(super) fn new(
+        request: &'a BodyRequest<'a>,
+        body: &'a WovenBody,
+        memory: &'a Memory<'a>,
+        rules: PointRules<'a>,
+    ) -> Self {
         BodyProof {
             request,
             body,
             memory,
+            rules,
             ends: FxHashMap::default(),
             inside: BTreeMap::new(),
             mixed: FxHashSet::default(),
@@ -251,10 +262,10 @@ impl<'a> BodyProof<'a> {
         if twice { fail(at, Flaw::Untiled) } else { Ok(()) }
     }
 
-    /// Ranges of the instructions that threads leave by single-stepping.
-    pub(super) fn inside(&self) -> Vec<AvmaRange> {
+    /// Ranges of the instructions from an address on that threads leave by single-stepping.
+    pub(super) fn inside(&self, from: u64) -> Vec<AvmaRange> {
         let mut ranges: Vec<AvmaRange> = Vec::new();
-        for (at, end) in &self.inside {
+        for (at, end) in self.inside.range(from..) {
             match ranges.last_mut() {
                 Some(last) if last.end.0 == *at => last.end = Avma(*end),
                 _ => ranges.push(Avma(*at)..Avma(*end)),
@@ -271,9 +282,20 @@ impl<'a> BodyProof<'a> {
         Ok(at)
     }
 
-    /// Takes the nop of a probe, and the nops before it. Returns the address after it.
+    /// Takes the nop of a probe or the code of its point, and the nops before it. Returns the address after it.
     fn probe(&mut self, at: u64, point: PointId, original: u64) -> Result<u64, VerifyError> {
-        self.replaceable(at, point, original, Held::Nop)
+        match self.held_at(&point) {
+            Some(Held::Point(r)) => {
+                let at = self.nops(at, original)?;
+                self.point_with_copy(at, (point, r), original)
+            }
+            _ => self.replaceable(at, point, original, Held::Nop),
+        }
+    }
+
+    /// Notes a probe that was met.
+    pub(super) fn met(&mut self, point: PointId, at: u64, original: u64, held: Held) {
+        self.held.push((point, Avma(at), original, held));
     }
 
     fn replaceable(&mut self, at: u64, point: PointId, original: u64, held: Held) -> Result<u64, VerifyError> {
@@ -377,6 +399,16 @@ impl<'a> BodyProof<'a> {
         let label = to.map_or(Ok(target), |to| self.label(to))?;
         let copy = self.nops(copy, at)?;
         self.copied.insert((from, at), copy);
+        let point = match to {
+            Some(to) => self.edge(from, to, EdgeKind::Taken)?,
+            None => PointId::Exit(self.offset(at)),
+        };
+        // The code of the point is on the way of a thread that has taken the branch.
+        let own = self.held_at(&point).filter(|held| matches!(held, Held::Point(_)));
+        if own.is_some() && o.is_jmp_short_or_near() {
+            let after = self.probe(copy, point, target)?;
+            return self.jumps(after, target, label).map(|()| None);
+        }
         let first = self.take(copy, at)?;
         let (jump, right) = if o.is_jmp_short_or_near() {
             (first, first.is_jmp_near())
@@ -392,6 +424,11 @@ impl<'a> BodyProof<'a> {
                 && over.near_branch_target() == jump.next_ip();
             (jump, same && leads && jump.is_jmp_near())
         };
+        if right && own.is_some() {
+            let after = self.probe(jump.near_branch_target(), point, target)?;
+            self.jumps(after, target, label)?;
+            return Ok(Some(jump.next_ip()));
+        }
         if !right || jump.near_branch_target() != label {
             return fail(copy, Flaw::NotEquivalent);
         }
@@ -400,12 +437,15 @@ impl<'a> BodyProof<'a> {
         let taken = way(label, target);
         let held = if conditional { Held::Branch(taken, way(end, o.next_ip())) } else { Held::Jump(taken) };
         let before = if jump.ip() == copy { at } else { target };
-        let point = match to {
-            Some(to) => self.edge(from, to, EdgeKind::Taken)?,
-            None => PointId::Exit(self.offset(at)),
-        };
         self.jump(point, jump.ip(), before, held)?;
         Ok((!o.is_jmp_short_or_near()).then_some(end))
+    }
+
+    /// Takes a jump of five bytes to an address in the copy.
+    fn jumps(&mut self, at: u64, original: u64, to: u64) -> Result<(), VerifyError> {
+        let jump = self.take(at, original)?;
+        let right = jump.code() == Code::Jmp_rel32_64 && jump.near_branch_target() == to;
+        if right { Ok(()) } else { fail(at, Flaw::NotEquivalent) }
     }
 
     /// Notes a jump as a probe.
@@ -723,7 +763,7 @@ impl<'a> BodyProof<'a> {
             return fail(plan.moves.first().map_or(self.body.function.0, |m| m.from.0), Flaw::BadMove);
         }
         let record = &self.body.removal;
-        if record.step_out != self.inside() {
+        if record.step_out != self.inside(0) {
             return fail(record.code.start.0, Flaw::BadMove);
         }
         let mut inside = 0;

@@ -3,7 +3,7 @@
 use std::borrow::Borrow;
 
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{Avma, AvmaRange, PatchPlan, PcMove};
+use ingraft_model::{Avma, AvmaRange, PatchPlan, PcMove, TextWrite};
 use rustc_hash::FxHashSet;
 
 use super::interpreter::{Interpreter, PlanFacts};
@@ -67,11 +67,14 @@ pub fn verify_removed_within(
     body_stays: bool,
 ) -> Result<(), VerifyError> {
     check_writes(&plan.text)?;
+    let with_copy = point.is_with_copy() && body_stays;
+    let emptied = if with_copy { emptied(point)? } else { Vec::new() };
     let probe = point.probe.filter(|_| body_stays);
     let host = point.host.filter(|host| stays(host));
     let redirected: Vec<&DisplacedCopy> = point.redirected.iter().filter(|inner| stays(inner)).collect();
     let own = point.removal.text.len();
-    if plan.text.len() != own + redirected.len() + usize::from(host.is_some()) + usize::from(probe.is_some()) {
+    let probed = usize::from(probe.is_some() && !with_copy) + emptied.len();
+    if plan.text.len() != own + redirected.len() + usize::from(host.is_some()) + probed {
         return fail(point.at.0, Flaw::Unmatched);
     }
     for write in &plan.text {
@@ -82,11 +85,13 @@ pub fn verify_removed_within(
             let leads = old.is_some_and(|(opcode, d)| *opcode == 0xe9 && back(host.copy.0 + 5, d) == Some(point.base));
             write.at == host.copy && write.new_bytes() == host.bytes && leads
         });
-        let probed = probe.is_some_and(|probe| {
-            let old = write.old_bytes().split_first();
-            let leads = old.is_some_and(|(opcode, d)| *opcode == 0xe9 && back(probe.copy.0 + 5, d) == Some(point.base));
-            write.at == probe.copy && write.new_bytes() == probe.bytes && leads
-        });
+        let probed = !with_copy
+            && probe.is_some_and(|probe| {
+                let old = write.old_bytes().split_first();
+                let leads =
+                    old.is_some_and(|(opcode, d)| *opcode == 0xe9 && back(probe.copy.0 + 5, d) == Some(point.base));
+                write.at == probe.copy && write.new_bytes() == probe.bytes && leads
+            });
         let redirected = redirected.iter().any(|inner| {
             let end = inner.copy.0 + if inner.next.is_some() { 6 } else { 5 };
             let (old, new) = (back(end, write.old_bytes()), back(end, write.new_bytes()));
@@ -96,7 +101,7 @@ pub fn verify_removed_within(
                 && inner.leads.is_some()
                 && new == inner.leads
         });
-        if !own && !held && !redirected && !probed {
+        if !own && !held && !redirected && !probed && !emptied.contains(write) {
             return fail(write.at.0, Flaw::NotOriginal);
         }
     }
@@ -116,11 +121,19 @@ pub fn verify_removed_within(
     if right { Ok(()) } else { fail(point.at.0, Flaw::BadMove) }
 }
 
+/// The writes that take the last snippet out of the slot of a point whose code stays in the copy.
+fn emptied(point: &WovenPoint) -> Result<Vec<TextWrite>, VerifyError> {
+    let slot = Slot::of(point);
+    let empty = slot.leading_to(point.leave.0);
+    let writes = if slot == empty { Some(Vec::new()) } else { slot.becomes(empty) };
+    writes.ok_or(VerifyError { at: point.slot, flaw: Flaw::Astray })
+}
+
 /// Address at which a thread resumes that leaves the code of a point at a probe which stays: in the copy, where it has an equivalent there.
 fn equivalent(probe: Option<&Probe>, to: Avma) -> Avma {
     let Some(probe) = probe else { return to };
     let ways = match probe.holds {
-        Held::Nop | Held::Called => [None, None],
+        Held::Nop | Held::Called | Held::Point(_) => [None, None],
         Held::Jump(taken) => [Some(taken), None],
         Held::Branch(taken, next) => [Some(taken), Some(next)],
     };

@@ -30,7 +30,7 @@ use crate::patch::body::BodyCode;
 use crate::snippet::inline::InlineCode;
 
 /// First bytes of `inc qword gs:[disp32]`.
-const INCREMENT: [u8; 5] = [0x65, 0x48, 0xff, 0x04, 0x25];
+pub(super) const INCREMENT: [u8; 5] = [0x65, 0x48, 0xff, 0x04, 0x25];
 
 /// Proves the counting copy, if there is one.
 pub(super) fn prove(env: &Environment, arena: &Arena, proof: &mut BodyProof<'_>) -> Result<(), VerifyError> {
@@ -87,7 +87,7 @@ pub(super) fn prove(env: &Environment, arena: &Arena, proof: &mut BodyProof<'_>)
     }
     checked.moves.sort_unstable();
     checked.saving.sort_unstable_by_key(|range| range.start);
-    if checked.proof.inside() != counting.inside || checked.saving != counting.saving {
+    if checked.proof.inside(counting.code.start.0) != counting.inside || checked.saving != counting.saving {
         return fail(at, Flaw::BadMove);
     }
     let all = checked.moves.first().is_some_and(|first| first.from == counting.code.start) && counting.code.end == end;
@@ -494,7 +494,7 @@ fn without_flags(at: u64, (offset, owner): (u32, u32), arrival: u64) -> Option<V
 }
 
 /// Whether an instruction adds a number to the stack pointer, and does nothing else.
-fn moves_stack(i: &Instruction, by: u64) -> bool {
+pub(super) fn moves_stack(i: &Instruction, by: u64) -> bool {
     i.code() == Code::Lea_r64_m
         && i.op0_register() == Register::RSP
         && i.memory_base() == Register::RSP
@@ -503,7 +503,7 @@ fn moves_stack(i: &Instruction, by: u64) -> bool {
 }
 
 /// Whether the memory operand of an instruction is an absolute address, in this segment if it names one.
-fn at_address(i: &Instruction, segment: Register, address: u64) -> bool {
+pub(super) fn at_address(i: &Instruction, segment: Register, address: u64) -> bool {
     let operand = (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::Memory);
     operand
         && i.memory_base() == Register::None

@@ -183,6 +183,8 @@ impl PointProof<'_> {
             Held::Nop | Held::Called => {
                 leaves(interpreter, &mut pairs, tail, Way { copy: Avma(copy + ROOM as u64), ..own })?;
             }
+            // The jump to this point stands over the code of another one, which has nothing to do any more.
+            Held::Point(_) => leaves(interpreter, &mut pairs, tail, probe.next())?,
             // A thread that has not executed the jump yet may execute the one in the text.
             Held::Jump(to) => leaves(interpreter, &mut pairs, tail, Way { copy: to.copy, ..own })?,
             Held::Branch(taken, next) => {
@@ -210,14 +212,17 @@ impl PointProof<'_> {
         }
         let begin = match probe.holds {
             Held::Branch(..) => interpreter.memory().decode(base)?.next_ip(),
-            Held::Nop | Held::Called | Held::Jump(_) => base,
+            Held::Nop | Held::Called | Held::Jump(_) | Held::Point(_) => base,
         };
         self.snippets(interpreter, begin, &pairs)?;
         // The thread is about to leave the function, or to make the call.
         let passed = match (site.point_kind(), probe.holds) {
             (PointKind::Exit, Held::Nop) | (PointKind::CallBefore, Held::Called) => Some(Avma(copy + ROOM as u64)),
             (PointKind::CallBefore, Held::Jump(call)) => Some(call.copy),
-            (PointKind::Exit | PointKind::CallBefore, Held::Nop | Held::Called | Held::Jump(_) | Held::Branch(..))
+            (
+                PointKind::Exit | PointKind::CallBefore,
+                Held::Nop | Held::Called | Held::Jump(_) | Held::Branch(..) | Held::Point(_),
+            )
             | (PointKind::Entry | PointKind::CallAfter | PointKind::Block | PointKind::Edge, _) => None,
         };
         expected.extend(passed.map(|from| PcMove { from, to: point.base }));

@@ -33,6 +33,7 @@ mod rules;
 mod state;
 mod system_call;
 mod waiting;
+mod with_copy;
 
 use iced_x86::Code;
 use ingraft_model::{Avma, IslandRoom, PcMove, PointKind, Site, TextWrite};

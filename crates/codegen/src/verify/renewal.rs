@@ -11,6 +11,7 @@ use ingraft_model::{Avma, PcMove};
 
 use super::body::BodyProof;
 use super::memory::Memory;
+use super::with_copy::PointRules;
 use super::{Flaw, VerifyError, check_writes, counting, fail};
 use crate::code::arena::Arena;
 use crate::code::block::{jmp_bytes, text_write};
@@ -61,7 +62,7 @@ pub fn verify_renewal(
     let all = [ArenaCode { at: start, bytes: ordinary.clone() }, code.clone()];
     let memory = Memory::new(&all, &arena.range())?;
     let body = WovenBody { counting: Some(counting.clone()), ..body.clone() };
-    let mut proof = BodyProof::new(request, &body, &memory);
+    let mut proof = BodyProof::new(request, &body, &memory, PointRules::of_known(env, arena));
     proof.ordinary()?;
     counting::prove(env, arena, &mut proof)?;
     proof.tiled(&[start..end, counting.code.clone()])?;

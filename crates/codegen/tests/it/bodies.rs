@@ -127,7 +127,7 @@ fn check_moves(functions: &[Function], identity: ThreadIdentity, kinds: &[PointK
     let copies = Copies::new(identity, &parts, &paddings, &count(), kinds);
     let mut pairs: Vec<(Avma, Avma)> = Vec::new();
     for f in copies.functions.iter().flatten() {
-        let points: Vec<_> = f.points.woven.iter().flatten().cloned().collect();
+        let points = f.all_points();
         let all = remove_points(&points);
         pairs.extend(f.weave.plan.moves.iter().map(|m| (m.from, m.to)));
         let own = f.weave.body.removal.moves.iter().chain(&all.moves).map(|m: &PcMove| (m.to, m.from));
@@ -192,7 +192,7 @@ proptest! {
 #[test]
 fn most_random_functions_can_be_copied() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
-    let (mut woven, mut all, mut called, mut gates, mut renewed) = (0, 0, 0, 0, 0);
+    let (mut woven, mut all, mut called, mut gates, mut renewed, mut with_copies) = (0, 0, 0, 0, 0, 0);
     for _ in 0..10 {
         let functions = functions().new_tree(&mut runner).expect("a value").current();
         let (image, sites, paddings) = lay_out(&functions);
@@ -202,6 +202,7 @@ fn most_random_functions_can_be_copied() {
         let counting = copies.functions.iter().flatten().filter_map(|f| f.weave.body.counting.as_ref());
         gates += counting.map(|counting| counting.gates.len()).sum::<usize>();
         renewed += copies.functions.iter().flatten().filter(|f| f.renewed.is_some()).count();
+        with_copies += copies.functions.iter().flatten().map(|f| f.weave.points.len()).sum::<usize>();
         let (w, a) = check(&functions, GLIBC, &count(), &ALL);
         woven += w;
         all += a;
@@ -210,6 +211,7 @@ fn most_random_functions_can_be_copied() {
     assert!(called > 10, "{called} calls lead to copies");
     assert!(gates > 10, "{gates} ways lead into counting copies");
     assert!(renewed > 10, "{renewed} counting copies were made again");
+    assert!(with_copies > 10, "{with_copies} points were woven together with copies");
 }
 
 /// Texts of a copy's instructions, without bits of the encoding that have no effect.
@@ -256,6 +258,7 @@ fn mutated(weave: &BodyWeave, kind: u8, n: usize, bit: u8) -> Option<BodyWeave> 
                 (0, _) => flip(&mut probe.copy),
                 (1, _) => flip(&mut probe.original),
                 (_, Held::Branch(way, _) | Held::Jump(way)) => flip(&mut way.original),
+                (_, Held::Point(r)) => r.0 ^= 1 << (bit % 4),
                 (_, Held::Nop | Held::Called) => probe.bytes[3] ^= 1,
             }
         }
@@ -282,6 +285,25 @@ fn mutated(weave: &BodyWeave, kind: u8, n: usize, bit: u8) -> Option<BodyWeave> 
                 }
             }
         }
+        18 => {
+            let point = pick(w.points.len()).and_then(|at| w.points.get_mut(at))?;
+            match bit % 12 {
+                0 => flip(&mut point.at),
+                1 => flip(&mut point.base),
+                2 => flip(&mut point.slot),
+                3 => flip(&mut point.leave),
+                4 => flip(&mut point.tail),
+                5 => flip(&mut point.home),
+                6 => flip(point.resume.as_mut()?),
+                7 => point.scratch.as_mut()?.0 ^= 1 << (n % 4),
+                8 => point.pushed ^= 1 << (n % 5),
+                9 => point.minis[0].id ^= 1,
+                10 => *point.minis[0].count.as_mut()? ^= 1 << (n % 16),
+                _ => point.removal.step_out.clear(),
+            }
+        }
+        19 => _ = w.points.remove(pick(w.points.len())?),
+        20 => flip(&mut pick(w.body.removal.step_out.len()).and_then(|at| w.body.removal.step_out.get_mut(at))?.end),
         _ => flip(&mut pick(w.body.removal.text.len()).and_then(|at| w.body.removal.text.get_mut(at))?.at),
     }
     Some(w)
@@ -360,7 +382,7 @@ proptest! {
     }
 
     #[test]
-    fn false_copies_are_rejected(functions in functions(), changes in prop::collection::vec((0..19u8, any::<usize>(), any::<u8>()), 400), all in any::<bool>()) {
+    fn false_copies_are_rejected(functions in functions(), changes in prop::collection::vec((0..22u8, any::<usize>(), any::<u8>()), 400), all in any::<bool>()) {
         let (image, sites, paddings) = lay_out(&functions);
         let kinds = if all { &ALL[..] } else { &PROFILE[..] };
         let copies = Copies::new(GLIBC, &parts(&image, &sites), &paddings, &count(), kinds);

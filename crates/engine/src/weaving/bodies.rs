@@ -4,12 +4,12 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ingraft_codegen::verify::{verify_bodies_on, verify_body};
+use ingraft_codegen::verify::{verify_bodies_on, verify_body, verify_weave};
 use ingraft_codegen::{
-    Arena, BodyCode, BodyPoint, BodyRequest, Chain, Environment, InlinePoint, RemovalRecord, TextSpace, WovenBody,
-    weave_bodies_on,
+    Arena, BodyCode, BodyPoint, BodyRequest, Chain, Environment, InlinePoint, RemovalRecord, TextSpace, WithCopy,
+    WovenBody, WovenPoint, share_slow_routines, weave_bodies_on,
 };
-use ingraft_model::{FunctionBody, FunctionId, FunctionPoint, ModuleId, PatchPlan, Placing, Refusal, Site};
+use ingraft_model::{FunctionBody, FunctionId, FunctionPoint, ModuleId, PatchPlan, Placing, PointId, Refusal, Site};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::background::Quick;
@@ -23,7 +23,7 @@ use crate::weaving::original::OriginalText;
 use crate::weaving::plan::{PlannedChange, Subject, Unit, Woven, WovenAnew, append, codegen_error};
 use crate::weaving::points::functions_of;
 use crate::weaving::sites::{FoundPoint, Text, host, whole};
-use crate::weaving::unproven::unproven;
+use crate::weaving::unproven::{defect, unproven};
 use crate::weaving::wanted::{NewMini, NewPoint, WantedPoints, place_among, to_add};
 
 /// The copy of a function.
@@ -220,7 +220,7 @@ pub(super) fn body_points<'a, 'p: 'a>(env: &Environment, points: impl Iterator<I
     let mut bodies = BodyPoints::default();
     for (FunctionPoint { function, point }, (site, minis)) in all {
         let code = code_in_copy(env, site, &minis);
-        bodies.entry(function).or_default().push(BodyPoint { point, code });
+        bodies.entry(function).or_default().push(BodyPoint { point, code, with_copy: None });
     }
     bodies
 }
@@ -232,9 +232,17 @@ fn code_in_copy(env: &Environment, site: &Site, minis: &[&NewMini<'_>]) -> BodyC
 }
 
 impl NewPoint<'_> {
-    /// The point as one that is woven together with the copy of its function; `None` for a point in the text.
+    /// The point as one that is known when its function is copied; `None` for a point in the text.
     fn in_copy(&self, env: &Environment) -> Option<BodyPoint> {
-        self.in_copy.then(|| BodyPoint { point: self.point.point, code: code_in_copy(env, self.site, &self.minis) })
+        let only = match self.minis.as_slice() {
+            [only] => Some(only.id),
+            _ => None,
+        };
+        self.in_copy.then(|| BodyPoint {
+            point: self.point.point,
+            code: code_in_copy(env, self.site, &self.minis),
+            with_copy: only.map(|id| WithCopy { id, at: InlinePoint::of(self.site) }),
+        })
     }
 }
 
@@ -325,10 +333,16 @@ impl Woven {
                 (None, _) => {}
             }
         }
+        let mut with_copies: FxHashMap<FunctionPoint, (FileId, usize, Box<WovenPoint>)> = FxHashMap::default();
         for tasks in tasks.chunk_by(|a, b| a.function.module == b.function.module) {
-            for (task, woven) in tasks.iter().zip(self.weave_tasks(subject, tasks, mapped)?) {
+            for (task, woven) in tasks.iter().zip(self.weave_tasks(subject, tasks, (&mut change.plan, mapped))?) {
                 match woven {
-                    Ok((file, body, plan)) => {
+                    Ok(CopiedFunction { file, body, plan, points }) => {
+                        for woven in points {
+                            let point = woven.probe.map_or(PointId::Entry, |probe| probe.point);
+                            let function = task.function;
+                            with_copies.insert(FunctionPoint { function, point }, (file, body.arena, woven));
+                        }
                         self.bodies.insert(task.function, Arc::clone(&body));
                         made.0.insert(task.function, MadeBody { file, body, plan });
                     }
@@ -336,11 +350,17 @@ impl Woven {
                 }
             }
         }
-        let bodies = &self.bodies;
+        let (bodies, woven) = (&self.bodies, &mut self.points);
         points.values_mut().for_each(|points| {
             points.retain(|p| {
                 if !p.in_copy {
                     return true;
+                }
+                if let Some((file, arena, own)) = with_copies.remove(&p.point) {
+                    let point = Arc::new(p.woven_as(own, arena));
+                    change.new_points.push(WovenAnew::new(file, Unit::Point(Arc::clone(&point))));
+                    woven.insert(p.point, point);
+                    return false;
                 }
                 let Some(body) = bodies.get(&p.point.function) else { return false };
                 let probe = body.woven.probe(p.point.point);
@@ -353,12 +373,12 @@ impl Woven {
         Ok(())
     }
 
-    /// Copies functions of one module. Returns the result for each, in order.
+    /// Copies functions of one module. Returns the result for each, in order. Routines that the copies share are added to `plan`.
     fn weave_tasks(
         &mut self,
         Subject { target, modules, env }: Subject<'_>,
         tasks: &[CopyTask<'_>],
-        mapped: &mut NewArenas<'_>,
+        (plan, mapped): (&mut PatchPlan, &mut NewArenas<'_>),
     ) -> Result<Vec<Result<CopiedFunction, Refusal>>, Error> {
         let Some(first) = tasks.first() else { return Ok(Vec::new()) };
         let number = first.function.module;
@@ -389,6 +409,9 @@ impl Woven {
                 let index = arena_for(&mut self.arenas, target, &file.text(), bytes, mapped)?;
                 let Some(arena) = self.arenas.get_mut(index) else { break };
                 let requests: Vec<BodyRequest<'_>> = left.iter().map(|(_, request)| *request).collect();
+                let shared = share_slow_routines(env, arena).map_err(codegen_error)?;
+                verify_weave(env, arena, text, &[], &shared).map_err(|e| defect(&e))?;
+                append(plan, shared.plan);
                 let mut woven = weave_bodies_on(&quick, env, arena, text, &requests).map_err(codegen_error)?;
                 let of_proof = requests.iter().zip(&woven).filter_map(|(r, woven)| Some((r, woven.as_ref().ok()?)));
                 let of_proof: Vec<_> = of_proof.collect();
@@ -407,8 +430,8 @@ impl Woven {
                 for ((number, request), woven) in left.iter().zip(woven) {
                     let done = woven.map(|woven| {
                         let original = OriginalText::of(request.body, module.bias);
-                        let body = Body { woven: woven.body, original, arena: index };
-                        (file.id(), Arc::new(body), woven.plan)
+                        let body = Arc::new(Body { woven: woven.body, original, arena: index });
+                        CopiedFunction { file: file.id(), body, plan: woven.plan, points: woven.points }
                     });
                     if let Some(copied) = copied.get_mut(*number) {
                         *copied = done;
@@ -490,7 +513,13 @@ impl MadeBodies {
 }
 
 /// A copy, with the file whose text it changes and the plan that inserts it.
-type CopiedFunction = (FileId, Arc<Body>, PatchPlan);
+struct CopiedFunction {
+    file: FileId,
+    body: Arc<Body>,
+    plan: PatchPlan,
+    /// The points that were woven together with it.
+    points: Vec<Box<WovenPoint>>,
+}
 
 /// Refusal of a function that gets points in the text.
 fn overlap(modules: &Modules, function: FunctionId) -> Refusal {

@@ -127,9 +127,7 @@ impl Woven {
         for (p, woven) in points.iter().zip(weave.woven) {
             match woven {
                 Ok(woven) => {
-                    let minis = p.minis.iter().map(|m| m.known()).collect();
-                    let inline = InlinePoint::of(p.site);
-                    let point = Arc::new(Point { woven, arena: arena_index, minis, inline });
+                    let point = Arc::new(p.woven_as(woven, arena_index));
                     change.new_points.push(WovenAnew::new(file, Unit::Point(Arc::clone(&point))));
                     self.points.insert(p.point, point);
                 }
@@ -180,6 +178,12 @@ impl<'a> NewPointInputs<'a> {
 }
 
 impl NewPoint<'_> {
+    /// The point, with its code in this arena.
+    pub(super) fn woven_as(&self, woven: Box<WovenPoint>, arena: usize) -> Point {
+        let minis = self.minis.iter().map(|m| m.known()).collect();
+        Point { woven, arena, minis, inline: InlinePoint::of(self.site) }
+    }
+
     fn is_plain(&self) -> bool {
         self.minis.iter().all(|m| m.snippet.as_increment().is_some())
     }

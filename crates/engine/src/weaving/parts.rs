@@ -65,7 +65,7 @@ impl GeneratedPoint {
         if let Some(host) = &woven.host {
             parts.add(host.copy..host.copy.offset(LINK), CodePart::Springboard);
         }
-        if let Some(probe) = &woven.probe {
+        if let Some(probe) = woven.probe.as_ref().filter(|_| !woven.is_with_copy()) {
             parts.add(probe.copy..probe.copy.offset(LINK), CodePart::Springboard);
         }
         for mini in &woven.minis {
@@ -78,12 +78,14 @@ impl GeneratedPoint {
                 None => parts.add_for(woven.slot..woven.slot.offset(SLOT), CodePart::Snippet, pair),
             }
         }
-        parts.add(code.start..woven.base, CodePart::SlowPath);
+        if !woven.is_with_copy() {
+            parts.add(code.start..woven.base, CodePart::SlowPath);
+            parts.add(woven.tail_end..code.end, CodePart::Room);
+        }
         parts.add(woven.base..woven.slot, CodePart::Base);
         parts.add(woven.slot..woven.slot.offset(SLOT), CodePart::Slot);
         parts.add(woven.tail..woven.tail_end, CodePart::Relocated);
         parts.add(woven.leave..woven.tail, CodePart::Restore);
-        parts.add(woven.tail_end..code.end, CodePart::Room);
         // Where a call leads to the probe, a thread that leaves the code goes on in the callee.
         let called = woven.probe.filter(|probe| probe.holds == Held::Called).map(|probe| probe.at(woven.function));
         let point = called.unwrap_or_else(|| match woven.kind {

@@ -70,7 +70,10 @@ impl<'w> CodeMap<'w> {
             jumps.extend(body.removal.text.iter().map(|write| (write.at, write)));
         }
         for (_, point) in woven.points() {
-            code.push((point.removal.code.clone(), GeneratedCode::Point(point)));
+            // The code of other points is a part of the copy of their function.
+            if !point.is_with_copy() {
+                code.push((point.removal.code.clone(), GeneratedCode::Point(point)));
+            }
             jumps.extend(point.removal.text.iter().map(|write| (write.at, write)));
         }
         code.sort_unstable_by_key(|(range, _)| range.start);
@@ -120,7 +123,7 @@ impl<'w> CodeMap<'w> {
     /// Whether an address is in the text, or in the copy of a function and not in the code of a point.
     fn is_outside_points(&self, pc: Avma) -> bool {
         match self.code_at(pc) {
-            Some(GeneratedCode::Body(body)) => !body.is_within_code(pc),
+            Some(GeneratedCode::Body(body)) => !body.is_within_code(pc) && !body.is_within_point(pc),
             Some(GeneratedCode::Point(_)) => false,
             None => !self.arenas.iter().any(|arena| arena.contains(&pc)),
         }
@@ -169,7 +172,8 @@ fn in_body(body: &WovenBody, at: Avma) -> GraphPosition {
         PointKind::Entry | PointKind::CallAfter | PointKind::Block | PointKind::Edge => Some(last),
     };
     match of_block {
-        Some(probe) if probe.copy == at => before(probe, body.function),
+        // The count of a point that was woven together with the copy is its slot.
+        Some(probe) if at <= probe.slot().unwrap_or(probe.copy) => before(probe, body.function),
         Some(probe) => after(probe, body.function),
         None => GraphPosition::Unknown,
     }
@@ -209,7 +213,7 @@ fn before(probe: &Probe, function: Avma) -> GraphPosition {
         (PointId::Edge { from, .. }, Instruction::Jump(_) | Instruction::Branch(..)) => {
             GraphPosition::Block(function.offset(from.0))
         }
-        (PointId::Edge { from, .. }, Instruction::Nop | Instruction::Called) => {
+        (PointId::Edge { from, .. }, Instruction::Nop | Instruction::Called | Instruction::Point(_)) => {
             GraphPosition::Left(function.offset(from.0), at)
         }
         (PointId::Exit(_) | PointId::CallBefore(_), _) => GraphPosition::Unknown,
@@ -238,7 +242,9 @@ fn after(probe: &Probe, function: Avma) -> GraphPosition {
         (PointId::Edge { from, .. }, Instruction::Jump(_) | Instruction::Branch(..)) => {
             GraphPosition::Block(function.offset(from.0))
         }
-        (PointId::Edge { .. }, Instruction::Nop | Instruction::Called) => GraphPosition::Arrival(at),
+        (PointId::Edge { .. }, Instruction::Nop | Instruction::Called | Instruction::Point(_)) => {
+            GraphPosition::Arrival(at)
+        }
         (PointId::Exit(_) | PointId::CallBefore(_), _) => GraphPosition::Unknown,
     }
 }

@@ -18,7 +18,7 @@ impl Point {
     /// The point as one that a counting copy passes.
     fn in_copy(&self, env: &Environment, point: PointId) -> BodyPoint {
         let snippets = self.minis.iter().map(|mini| (&*mini.snippet, &*mini.counters));
-        BodyPoint { point, code: BodyCode::of(env, self.inline, snippets) }
+        BodyPoint { point, code: BodyCode::of(env, self.inline, snippets), with_copy: None }
     }
 }
 
@@ -78,16 +78,21 @@ impl Woven {
     }
 }
 
-/// Whether the ordinary copy of a function lies in the target as it was made, apart from its probes.
+/// Length in bytes of a slot.
+const SLOT: u64 = 9;
+
+/// Whether the ordinary copy of a function lies in the target as it was made, apart from its probes and slots.
 fn is_there(target: &Target, body: &WovenBody, ordinary: &[u8]) -> bool {
     let start = body.removal.code.start;
     let mut present = vec![0; ordinary.len()];
     if target.read(start, &mut present).is_err() {
         return false;
     }
-    for probe in &body.probes {
-        let from = usize::try_from(probe.copy.0.wrapping_sub(start.0)).unwrap_or(usize::MAX);
-        let range = from..from.saturating_add(SPRINGBOARD as usize);
+    let probes = body.probes.iter().map(|probe| (probe.copy, SPRINGBOARD));
+    let slots = body.probes.iter().filter_map(|probe| Some((probe.slot()?, SLOT)));
+    for (at, len) in probes.chain(slots) {
+        let from = usize::try_from(at.0.wrapping_sub(start.0)).unwrap_or(usize::MAX);
+        let range = from..from.saturating_add(len as usize);
         if let (Some(present), Some(made)) = (present.get_mut(range.clone()), ordinary.get(range)) {
             present.copy_from_slice(made);
         }

@@ -58,6 +58,11 @@ impl InlinePoint {
         self.flags
     }
 
+    /// Whether calls move between threads.
+    pub(crate) fn is_moving(self) -> bool {
+        self.moving
+    }
+
     /// Whether the words below the stack pointer may be in use.
     pub(crate) fn has_red_zone(self) -> bool {
         matches!(self.kind, PointKind::Block | PointKind::Edge)

@@ -7,7 +7,8 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 use ingraft_codegen::verify::{VerifyError, verify_body, verify_renewal, verify_weave};
 use ingraft_codegen::{
     Arena, BodyCode, BodyPoint, BodyRequest, BodyWeave, CountingRenewal, Environment, Held, InlinePoint, MiniRequest,
-    PointRequest, Probe, TextSpace, Weave, WovenBody, renew_counting, weave_body, weave_points,
+    PointRequest, Probe, TextSpace, Weave, WithCopy, WovenBody, WovenPoint, renew_counting, share_slow_routines,
+    weave_body, weave_points,
 };
 use ingraft_model::point::Padding;
 use ingraft_model::{
@@ -175,6 +176,15 @@ pub struct Copies {
     pub text: TextSpace,
     pub functions: Vec<Result<Copied, Refusal>>,
     pub counters: usize,
+    /// The plan of the slow routines.
+    pub shared: PatchPlan,
+}
+
+impl Copied {
+    /// All points.
+    pub fn all_points(&self) -> Vec<Box<WovenPoint>> {
+        self.points.woven.iter().flatten().chain(&self.weave.points).cloned().collect()
+    }
 }
 
 impl Copies {
@@ -205,7 +215,16 @@ impl Copies {
         let env = super::environment(identity);
         let (mut arena, mut text) = (super::arena(), TextSpace::new());
         text.add_padding(Bias(0), paddings);
-        let mut copies = Copies { env, arena: arena.clone(), text: text.clone(), functions: Vec::new(), counters: 0 };
+        let shared = share_slow_routines(&env, &mut arena).expect("room for the routines");
+        verify_weave(&env, &arena, &text, &[], &shared).expect("the routines are right");
+        let mut copies = Copies {
+            env,
+            arena: arena.clone(),
+            text: text.clone(),
+            functions: Vec::new(),
+            counters: 0,
+            shared: shared.plan,
+        };
         for (number, (bytes, start)) in functions.iter().enumerate() {
             let body = body_of(bytes, *start);
             let trial = BodyRequest { body: &body, bias: Bias(0), name: "f", points: &[] };
@@ -215,7 +234,11 @@ impl Copies {
                 let snippets = of(number, probe.point.kind(), n);
                 let snippets = snippets.iter().map(|(snippet, counters)| (snippet, counters.as_slice()));
                 let code = BodyCode::of(&env, InlinePoint::of(&probe.site(&site)), snippets);
-                BodyPoint { point: probe.point, code: if inline { code } else { BodyCode::Elsewhere } }
+                let code = if inline { code } else { BodyCode::Elsewhere };
+                // In some functions, points are woven together with the copy.
+                let with_copy = WithCopy { id: 0, at: InlinePoint::of(&site) };
+                let with_copy = (number % 4 > 1 && elsewhere.is_none()).then_some(with_copy);
+                BodyPoint { point: probe.point, code, with_copy }
             };
             let all = tried.as_ref().map_or(Vec::new(), |woven| {
                 let found = woven
@@ -266,10 +289,8 @@ impl Copies {
                 .iter()
                 .map(|its| (0..).zip(its.iter().map(|(s, c)| (s, c))).map(requested).collect())
                 .collect();
-            let requests: Vec<_> = probes
-                .iter()
-                .zip(&sites)
-                .zip(&minis)
+            let later = probes.iter().zip(&sites).zip(&minis).filter(|((probe, _), _)| probe.slot().is_none());
+            let requests: Vec<_> = later
                 .map(|((probe, site), minis)| PointRequest {
                     site,
                     bias: Bias(0),
@@ -292,7 +313,11 @@ impl Copies {
                 if let Err(e) = verify_renewal(&env, &arena, &request, &without, &renewal) {
                     panic!("{e}\n{}\n{}", super::list(&weave.plan, &[]), super::list(&renewal.plan, &[]));
                 }
-                assert!(weave.plan.code[0].bytes.starts_with(&renewal.ordinary), "the ordinary copy is the same");
+                let mut made = weave.plan.code[0].bytes.clone();
+                for slot in weave.points.iter().map(|point| (point.slot.0 - weave.body.removal.code.start.0) as usize) {
+                    made[slot..slot + 9].copy_from_slice(&renewal.ordinary[slot..slot + 9]);
+                }
+                assert!(made.starts_with(&renewal.ordinary), "the ordinary copy is the same");
                 Some(Renewed { given_up, body: without, points: all, renewal })
             });
             copies.functions.push(Ok(Copied { body, weave, own, points, counted, renewed }));
@@ -308,7 +333,7 @@ impl Copies {
             let renewed = renewed.iter().flat_map(|renewed| [&renewed.given_up, &renewed.renewal.plan]);
             [&weave.plan, &points.plan].into_iter().chain(renewed)
         };
-        self.functions.iter().flatten().flat_map(plans).collect()
+        std::iter::once(&self.shared).chain(self.functions.iter().flatten().flat_map(plans)).collect()
     }
 
     /// Proves a new counting copy of one of the functions again, with another plan.

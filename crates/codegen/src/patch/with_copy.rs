@@ -1,0 +1,213 @@
+//! Points that are woven together with the copy of their function. Their code stands right at them in the ordinary copy, so no jump leads to it
+//! and none back, and it is proven with the copy. It is that of any point with a plain count: the check of the shard, the way to the slow
+//! routine, and the slot, through which snippets come and go later.
+
+use ingraft_model::layout::OWNER;
+use ingraft_model::patch::ArenaCode;
+use ingraft_model::{Avma, AvmaRange, EdgeKind, Entered, Gpr, PatchPlan, PointId, PointKind, ThreadIdentity};
+use rustc_hash::FxHashMap;
+
+use crate::code::arena::Arena;
+use crate::code::block::{Back, CodeBuffer, EmitError, straddles};
+use crate::code::body::{Held, PROBE, Probe, WAY_TO_SLOW, WovenBody};
+use crate::code::environment::{CodegenError, Environment};
+use crate::code::woven::{RemovalRecord, StackView, WovenMini, WovenPoint};
+use crate::patch::body::{BodyCode, BodyPoint, BodyRequest};
+use crate::patch::build::{Builder, PREFERRED, RED_ZONE_WORDS};
+use crate::patch::counting::{LOWER_STACK, RAISE_STACK};
+use crate::patch::weave::Weave;
+use crate::snippet::inline::InlinePoint;
+use crate::snippet::slot::{self, Holds, Slot};
+
+/// Condition code of `je`.
+const EQUAL: u8 = 4;
+
+/// What a point needs that is woven together with the copy of its function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WithCopy {
+    /// Number of the only snippet, by which it is removed again.
+    pub id: u64,
+    /// The point, with the registers that are free there.
+    pub at: InlinePoint,
+}
+
+impl WithCopy {
+    /// Register for the check of the shard; `None` if no register is free.
+    pub(crate) fn register(&self) -> Option<Gpr> {
+        PREFERRED.into_iter().find(|r| self.at.registers() >> r.0 & 1 != 0)
+    }
+}
+
+impl BodyPoint {
+    /// Register for the check of the shard and displacement of the counter, if the point is woven together with the copy: it is in a block or at
+    /// an edge, and has a plain count and a free register.
+    pub(crate) fn with_copy(&self, env: &Environment) -> Option<(WithCopy, Gpr, u32)> {
+        let ThreadIdentity::FsOffset(_) = env.identity else { return None };
+        let (BodyCode::Count(counter), Some(with)) = (&self.code, self.with_copy) else { return None };
+        let is_of_graph = matches!(self.point.kind(), PointKind::Block | PointKind::Edge);
+        let right = is_of_graph && with.at.flags() && !with.at.is_moving() && *counter < env.data.counters();
+        let r = with.register().filter(|_| right)?;
+        Some((with, r, env.data.counter(*counter)))
+    }
+}
+
+/// The points that are woven together with a copy, as its code needs them.
+#[derive(Default)]
+pub(super) struct PointsWithCopy {
+    points: FxHashMap<PointId, PointCode>,
+    /// Displacement of the thread's identity from the fs base, and of the owner in a shard.
+    identity: (u32, u32),
+}
+
+/// The code of one of these points.
+#[derive(Clone, Copy)]
+struct PointCode {
+    r: Gpr,
+    counter: u32,
+    /// First byte of the slow routine.
+    slow: u64,
+}
+
+impl PointsWithCopy {
+    /// The points of a request. Those whose slow routine the arena lacks are left out.
+    pub fn of(env: &Environment, arena: &Arena, request: &BodyRequest<'_>) -> Self {
+        let code = |point: &BodyPoint| {
+            let (_, r, counter) = point.with_copy(env)?;
+            Some((point.point, PointCode { r, counter, slow: arena.slow(r)?.range.start.0 }))
+        };
+        let mut own = Self::new(env, request.points.iter().filter_map(code).collect());
+        if own.points.is_empty() {
+            return own;
+        }
+        // Arrivals along such an edge pass one place if they come from the text, and another one if they come from the copy.
+        for (to, block) in request.body.blocks.entries() {
+            if let Entered::Along { from, kind } = block.entered
+                && kind != EdgeKind::CallReturn
+                && let Some(edge) = request.edge(from, to, kind)
+            {
+                own.points.remove(&edge);
+            }
+        }
+        own
+    }
+
+    /// The points of a copy that exists. Their counters are not known.
+    pub fn known(env: &Environment, arena: &Arena, probes: &[Probe]) -> Self {
+        let code = |probe: &Probe| match probe.holds {
+            Held::Point(r) => Some((probe.point, PointCode { r, counter: 0, slow: arena.slow(r)?.range.start.0 })),
+            Held::Nop | Held::Called | Held::Jump(_) | Held::Branch(..) => None,
+        };
+        Self::new(env, probes.iter().filter_map(code).collect())
+    }
+
+    fn new(env: &Environment, points: FxHashMap<PointId, PointCode>) -> Self {
+        let identity = match env.identity {
+            ThreadIdentity::FsOffset(offset) => offset,
+            ThreadIdentity::FsBase | ThreadIdentity::Locked => return PointsWithCopy::default(),
+        };
+        PointsWithCopy { points, identity: (identity, env.data.displacement(OWNER)) }
+    }
+
+    /// Whether a point is one of these.
+    pub fn has(&self, point: &PointId) -> bool {
+        self.points.contains_key(point)
+    }
+
+    /// Whether a point may stand at an address: a write that removes or changes it must lie on one page.
+    pub fn fits(&self, point: &PointId, at: u64) -> bool {
+        let Some(code) = self.points.get(point) else { return !straddles(at, PROBE as u64) };
+        !straddles(at, PROBE as u64) && !straddles(Held::slot_of(code.r, at), slot::LEN)
+    }
+
+    /// Writes the code of a point, if it is one of these. A thread that has not begun it resumes at `original`. Returns what the place holds.
+    pub fn emit(&self, out: &mut CodeBuffer, point: &PointId, original: u64) -> Result<Option<Held>, EmitError> {
+        let Some(PointCode { r, counter, slow }) = self.points.get(point).copied() else { return Ok(None) };
+        let (offset, owner) = self.identity;
+        let at = Held::slot_of(r, out.here());
+        out.put(&LOWER_STACK, Back::To(original));
+        out.segment_absolute(0x64, 0x8b, r, false, offset, Back::StepOut);
+        out.segment_absolute(0x65, 0x39, r, false, owner, Back::StepOut);
+        out.jcc_short(EQUAL, at, Back::StepOut)?;
+        debug_assert_eq!(out.here() + WAY_TO_SLOW, at);
+        out.lea(r, at, Back::StepOut)?;
+        out.jmp(slow, Back::StepOut)?;
+        Slot { at, private: true, leave: at + slot::LEN, holds: Holds::Count(counter) }.emit(out, Back::StepOut)?;
+        out.put(&RAISE_STACK, Back::StepOut);
+        Ok(Some(Held::Point(r)))
+    }
+}
+
+/// The points that are woven together with a copy, in the order of its probes.
+pub(super) fn woven(
+    env: &Environment,
+    arena: &Arena,
+    request: &BodyRequest<'_>,
+    (body, out): (&WovenBody, &CodeBuffer),
+) -> Vec<Box<WovenPoint>> {
+    let requested: FxHashMap<PointId, (WithCopy, Gpr, u32)> =
+        request.points.iter().filter_map(|point| Some((point.point, point.with_copy(env)?))).collect();
+    let point = |probe: &Probe| {
+        let (slot, (with, r, counter)) = (probe.slot()?, requested.get(&probe.point)?);
+        let slow = arena.slow(*r)?.range.clone();
+        Some(Box::new(point(probe, body.function, (*with, *r), (slot, *counter), (slow, out))))
+    };
+    body.probes.iter().filter_map(point).collect()
+}
+
+fn point(
+    probe: &Probe,
+    function: Avma,
+    (with, r): (WithCopy, Gpr),
+    (slot, counter): (Avma, u32),
+    (slow, out): (AvmaRange, &CodeBuffer),
+) -> WovenPoint {
+    let leave = slot.offset(slot::LEN as i64);
+    let tail = probe.next().copy;
+    let count = Slot { at: slot.0, private: true, leave: leave.0, holds: Holds::Count(counter) }.cost();
+    // Nothing but the way to the slow routine lies between the check and the slot.
+    let check = out.cost(probe.copy.0, slot.0 - WAY_TO_SLOW) + out.cost(leave.0, tail.0);
+    WovenPoint {
+        kind: probe.point.kind(),
+        resume: Some(probe.original),
+        stack: StackView::FUNCTION,
+        at: probe.copy,
+        function,
+        first: None,
+        base: probe.copy,
+        slot,
+        leave,
+        tail,
+        tail_end: tail,
+        home: tail,
+        returns_to: None,
+        scratch: Some(r),
+        rax_free: with.at.registers() & 1 != 0,
+        pushed: RED_ZONE_WORDS,
+        cost: check,
+        minis: vec![WovenMini::in_slot(with.id, counter, count)],
+        inner: Vec::new(),
+        host: None,
+        probe: Some(*probe),
+        redirected: Vec::new(),
+        rooms: Vec::new(),
+        // The code is a part of the copy. It has no range of its own, and the address of the slot as its key.
+        removal: RemovalRecord { text: Vec::new(), moves: Vec::new(), step_out: vec![slow], code: slot..slot },
+    }
+}
+
+/// Writes the slow routines that points need which are woven together with copies, unless the arena has them. Afterwards
+/// [`crate::weave_bodies_on`] finds them there. [`crate::verify::verify_weave`] proves the result, which has no points.
+pub fn share_slow_routines(env: &Environment, arena: &mut Arena) -> Result<Weave, CodegenError> {
+    env.check()?;
+    let mut builder = Builder::new(env, arena, false);
+    if matches!(env.identity, ThreadIdentity::FsOffset(_)) {
+        for r in PREFERRED {
+            match builder.slow(r) {
+                Ok(_) | Err(EmitError::ArenaFull | EmitError::OutOfReach | EmitError::Unshared) => {}
+                Err(EmitError::Codegen(e)) => return Err(e),
+            }
+        }
+    }
+    let code: Vec<ArenaCode> = builder.plan.code;
+    Ok(Weave { plan: PatchPlan { code, ..PatchPlan::default() }, woven: Vec::new() })
+}
