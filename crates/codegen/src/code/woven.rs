@@ -45,6 +45,9 @@ impl DisplacedCopy {
     }
 }
 
+/// Registers that hold arguments.
+const ARGUMENTS: [Gpr; 6] = [Gpr(1), Gpr(2), Gpr(6), Gpr(7), Gpr(8), Gpr(9)];
+
 /// A point that is woven.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WovenPoint {
@@ -112,9 +115,10 @@ impl WovenPoint {
         self.at.offset(-self.first.as_ref().map_or(0, |first| i64::from(first.len)))
     }
 
-    /// Whether a snippet reads an argument that the first instruction has overwritten before it could run.
+    /// Whether a snippet reads an argument that was overwritten before it could run: by the first instruction, or by the check of the shard.
     pub fn lacks_input_of(&self, snippet: &Snippet) -> bool {
-        self.first.as_ref().is_some_and(|first| first.spoils(snippet))
+        let checked = self.scratch.is_some_and(|r| ARGUMENTS.contains(&r)) && snippet.reads_arguments();
+        checked || self.first.as_ref().is_some_and(|first| first.spoils(snippet))
     }
 
     /// Whether the point was woven together with the copy of its function: its code is a part of the copy.

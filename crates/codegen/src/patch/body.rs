@@ -142,7 +142,7 @@ pub struct BodyWeave {
     /// The copy.
     pub body: WovenBody,
     /// The points that were woven together with the copy, sorted by point. The others of the request are woven later, at their probes.
-    pub points: Vec<Box<WovenPoint>>,
+    pub points: Vec<WovenPoint>,
 }
 
 /// An instruction of a block.
@@ -844,17 +844,26 @@ pub(super) fn ordinary<'a>(
     Ok((copy, probes, twice))
 }
 
+/// Both copies of a function at an address.
+struct WrittenCopies<'a> {
+    copy: Copy<'a>,
+    probes: Vec<Probe>,
+    counting: Option<CountingCopy>,
+    /// The points without a probe, because they have several.
+    twice: Vec<PointId>,
+}
+
 /// Writes the ordinary copy and the counting copy at an address.
 fn copy<'a>(
     env: &Environment,
     request: &'a BodyRequest<'a>,
     (code, doors, own): (&'a DecodedBlocks, &'a Doors, &'a PointsWithCopy),
     at: u64,
-) -> Result<(Copy<'a>, Vec<Probe>, Option<CountingCopy>, Vec<PointId>), EmitError> {
+) -> Result<WrittenCopies<'a>, EmitError> {
     let (mut copy, probes, twice) = ordinary(request, code, own, (&doors.calls, &doors.exposed), at)?;
     let springboards = doors.heads.iter().map(|(block, ..)| *block).collect();
     let counting = counting::emit(env, &mut copy, &probes, &springboards)?;
-    Ok((copy, probes, counting, twice))
+    Ok(WrittenCopies { copy, probes, counting, twice })
 }
 
 /// Writes the copy into the arena, and the springboards that lead to it.
@@ -871,13 +880,13 @@ pub(super) fn emit(
     let (own, none) = (PointsWithCopy::of(env, arena, request), PointsWithCopy::default());
     let mut with = &own;
     // The length depends on the address, because probes lie on one page. The room only grows, so that the search ends.
-    let (copy, probes, counting, _) = loop {
+    let WrittenCopies { copy, probes, counting, .. } = loop {
         let written = copy(env, request, (code, doors, with), at)?;
-        if written.3.iter().any(|twice| with.has(twice)) {
+        if written.twice.iter().any(|twice| with.has(twice)) {
             with = &none;
             continue;
         }
-        let len = written.0.out.bytes.len() as u64;
+        let len = written.copy.out.bytes.len() as u64;
         if len <= room {
             break written;
         }
@@ -936,7 +945,7 @@ pub(super) fn emit(
     plan.moves.sort_unstable();
     plan.moves.dedup();
     arena.take(at, len);
-    let points = with_copy::woven(env, arena, request, (&body, &copy.out));
+    let points = with_copy::woven(arena, request, with, (&body, &copy.out));
     plan.code.push(ArenaCode { at: Avma(at), bytes: copy.out.bytes });
     Ok(BodyWeave { plan, body, points })
 }

@@ -25,7 +25,7 @@ use crate::snippet::template::Templates;
 
 /// Registers that the check of the shard may use, best first. None of them holds an argument: an argument register may be dead for the
 /// function and yet be read by a snippet.
-pub(crate) const PREFERRED: [Gpr; 3] = [Gpr(0), Gpr(10), Gpr(11)];
+const PREFERRED: [Gpr; 3] = [Gpr(0), Gpr(10), Gpr(11)];
 
 /// Number of words in the red zone, the 128 bytes below the stack pointer that signal handlers leave alone.
 pub(crate) const RED_ZONE_WORDS: u8 = 16;

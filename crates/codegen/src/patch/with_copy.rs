@@ -3,8 +3,7 @@
 //! routine, and the slot, through which snippets come and go later.
 
 use ingraft_model::layout::OWNER;
-use ingraft_model::patch::ArenaCode;
-use ingraft_model::{Avma, AvmaRange, EdgeKind, Entered, Gpr, PatchPlan, PointId, PointKind, ThreadIdentity};
+use ingraft_model::{Avma, EdgeKind, Entered, Gpr, PointId, PointKind, ThreadIdentity};
 use rustc_hash::FxHashMap;
 
 use crate::code::arena::Arena;
@@ -13,11 +12,14 @@ use crate::code::body::{Held, PROBE, Probe, WAY_TO_SLOW, WovenBody};
 use crate::code::environment::{CodegenError, Environment};
 use crate::code::woven::{RemovalRecord, StackView, WovenMini, WovenPoint};
 use crate::patch::body::{BodyCode, BodyPoint, BodyRequest};
-use crate::patch::build::{Builder, PREFERRED, RED_ZONE_WORDS};
+use crate::patch::build::{Builder, RED_ZONE_WORDS};
 use crate::patch::counting::{LOWER_STACK, RAISE_STACK};
 use crate::patch::weave::Weave;
 use crate::snippet::inline::InlinePoint;
 use crate::snippet::slot::{self, Holds, Slot};
+
+/// Registers that the check of the shard may use, best first: those that hold no argument, as for other points, and then the others.
+const REGISTERS: [Gpr; 9] = [Gpr(0), Gpr(10), Gpr(11), Gpr(1), Gpr(2), Gpr(6), Gpr(7), Gpr(8), Gpr(9)];
 
 /// Condition code of `je`.
 const EQUAL: u8 = 4;
@@ -34,7 +36,7 @@ pub struct WithCopy {
 impl WithCopy {
     /// Register for the check of the shard; `None` if no register is free.
     pub(crate) fn register(&self) -> Option<Gpr> {
-        PREFERRED.into_iter().find(|r| self.at.registers() >> r.0 & 1 != 0)
+        REGISTERS.into_iter().find(|r| self.at.registers() >> r.0 & 1 != 0)
     }
 }
 
@@ -139,75 +141,77 @@ impl PointsWithCopy {
 
 /// The points that are woven together with a copy, in the order of its probes.
 pub(super) fn woven(
-    env: &Environment,
     arena: &Arena,
     request: &BodyRequest<'_>,
+    own: &PointsWithCopy,
     (body, out): (&WovenBody, &CodeBuffer),
-) -> Vec<Box<WovenPoint>> {
-    let requested: FxHashMap<PointId, (WithCopy, Gpr, u32)> =
-        request.points.iter().filter_map(|point| Some((point.point, point.with_copy(env)?))).collect();
+) -> Vec<WovenPoint> {
+    let of_request =
+        |point: &BodyPoint| own.points.get(&point.point).and(point.with_copy).map(|with| (point.point, with));
+    let mut requested: Vec<(PointId, WithCopy)> = request.points.iter().filter_map(of_request).collect();
+    requested.sort_unstable_by_key(|(point, _)| *point);
+    // It does not depend on the counter.
+    let mut count = None;
     let point = |probe: &Probe| {
-        let (slot, (with, r, counter)) = (probe.slot()?, requested.get(&probe.point)?);
-        let slow = arena.slow(*r)?.range.clone();
-        Some(Box::new(point(probe, body.function, (*with, *r), (slot, *counter), (slow, out))))
+        let (slot, code) = (probe.slot()?, own.points.get(&probe.point)?);
+        let with = requested.binary_search_by_key(&probe.point, |(point, _)| *point).ok()?;
+        let (_, with) = requested.get(with)?;
+        let slow = arena.slow(code.r)?.range.clone();
+        let leave = slot.0 + slot::LEN;
+        let plain = Slot { at: slot.0, private: true, leave, holds: Holds::Count(code.counter) };
+        let count = *count.get_or_insert_with(|| plain.cost());
+        let mini = WovenMini::in_slot(with.id, code.counter, count);
+        // Nothing but the way to the slow routine lies between the check and the slot.
+        let tail = probe.next().copy;
+        let check = out.cost(probe.copy.0, slot.0 - WAY_TO_SLOW) + out.cost(leave, tail.0);
+        Some(WovenPoint {
+            kind: probe.point.kind(),
+            resume: Some(probe.original),
+            stack: StackView::FUNCTION,
+            at: probe.copy,
+            function: body.function,
+            first: None,
+            base: probe.copy,
+            slot,
+            leave: Avma(leave),
+            tail,
+            tail_end: tail,
+            home: tail,
+            returns_to: None,
+            scratch: Some(code.r),
+            rax_free: with.at.registers() & 1 != 0,
+            pushed: RED_ZONE_WORDS,
+            cost: check,
+            minis: vec![mini],
+            inner: Vec::new(),
+            host: None,
+            probe: Some(*probe),
+            redirected: Vec::new(),
+            rooms: Vec::new(),
+            // The code is a part of the copy. It has no range of its own, and the address of the slot as its key.
+            removal: RemovalRecord { text: Vec::new(), moves: Vec::new(), step_out: vec![slow], code: slot..slot },
+        })
     };
     body.probes.iter().filter_map(point).collect()
 }
 
-fn point(
-    probe: &Probe,
-    function: Avma,
-    (with, r): (WithCopy, Gpr),
-    (slot, counter): (Avma, u32),
-    (slow, out): (AvmaRange, &CodeBuffer),
-) -> WovenPoint {
-    let leave = slot.offset(slot::LEN as i64);
-    let tail = probe.next().copy;
-    let count = Slot { at: slot.0, private: true, leave: leave.0, holds: Holds::Count(counter) }.cost();
-    // Nothing but the way to the slow routine lies between the check and the slot.
-    let check = out.cost(probe.copy.0, slot.0 - WAY_TO_SLOW) + out.cost(leave.0, tail.0);
-    WovenPoint {
-        kind: probe.point.kind(),
-        resume: Some(probe.original),
-        stack: StackView::FUNCTION,
-        at: probe.copy,
-        function,
-        first: None,
-        base: probe.copy,
-        slot,
-        leave,
-        tail,
-        tail_end: tail,
-        home: tail,
-        returns_to: None,
-        scratch: Some(r),
-        rax_free: with.at.registers() & 1 != 0,
-        pushed: RED_ZONE_WORDS,
-        cost: check,
-        minis: vec![WovenMini::in_slot(with.id, counter, count)],
-        inner: Vec::new(),
-        host: None,
-        probe: Some(*probe),
-        redirected: Vec::new(),
-        rooms: Vec::new(),
-        // The code is a part of the copy. It has no range of its own, and the address of the slot as its key.
-        removal: RemovalRecord { text: Vec::new(), moves: Vec::new(), step_out: vec![slow], code: slot..slot },
-    }
-}
-
-/// Writes the slow routines that points need which are woven together with copies, unless the arena has them. Afterwards
+/// Writes the slow routines that points need which are woven together with these copies, unless the arena has them. Afterwards
 /// [`crate::weave_bodies_on`] finds them there. [`crate::verify::verify_weave`] proves the result, which has no points.
-pub fn share_slow_routines(env: &Environment, arena: &mut Arena) -> Result<Weave, CodegenError> {
+pub fn share_slow_routines(
+    env: &Environment,
+    arena: &mut Arena,
+    requests: &[BodyRequest<'_>],
+) -> Result<Weave, CodegenError> {
     env.check()?;
+    let points = requests.iter().flat_map(|request| request.points);
+    let needed = points.filter_map(|point| point.with_copy(env)).fold(0u16, |mask, (_, r, _)| mask | 1 << r.0);
     let mut builder = Builder::new(env, arena, false);
-    if matches!(env.identity, ThreadIdentity::FsOffset(_)) {
-        for r in PREFERRED {
-            match builder.slow(r) {
-                Ok(_) | Err(EmitError::ArenaFull | EmitError::OutOfReach | EmitError::Unshared) => {}
-                Err(EmitError::Codegen(e)) => return Err(e),
-            }
+    for r in REGISTERS.into_iter().filter(|r| needed >> r.0 & 1 != 0) {
+        match builder.slow(r) {
+            // Without the routine, the points are woven later.
+            Ok(_) | Err(EmitError::ArenaFull | EmitError::OutOfReach | EmitError::Unshared) => {}
+            Err(EmitError::Codegen(e)) => return Err(e),
         }
     }
-    let code: Vec<ArenaCode> = builder.plan.code;
-    Ok(Weave { plan: PatchPlan { code, ..PatchPlan::default() }, woven: Vec::new() })
+    Ok(Weave { plan: builder.plan, woven: Vec::new() })
 }

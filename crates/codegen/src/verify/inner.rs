@@ -180,11 +180,8 @@ impl PointProof<'_> {
         };
         let own = Way { copy: probe.copy, original: probe.original };
         match probe.holds {
-            Held::Nop | Held::Called => {
-                leaves(interpreter, &mut pairs, tail, Way { copy: Avma(copy + ROOM as u64), ..own })?;
-            }
-            // The jump to this point stands over the code of another one, which has nothing to do any more.
-            Held::Point(_) => leaves(interpreter, &mut pairs, tail, probe.next())?,
+            // The jump to this point may stand over the code of another one, which has nothing to do any more.
+            Held::Nop | Held::Called | Held::Point(_) => leaves(interpreter, &mut pairs, tail, probe.next())?,
             // A thread that has not executed the jump yet may execute the one in the text.
             Held::Jump(to) => leaves(interpreter, &mut pairs, tail, Way { copy: to.copy, ..own })?,
             Held::Branch(taken, next) => {
@@ -219,10 +216,7 @@ impl PointProof<'_> {
         let passed = match (site.point_kind(), probe.holds) {
             (PointKind::Exit, Held::Nop) | (PointKind::CallBefore, Held::Called) => Some(Avma(copy + ROOM as u64)),
             (PointKind::CallBefore, Held::Jump(call)) => Some(call.copy),
-            (
-                PointKind::Exit | PointKind::CallBefore,
-                Held::Nop | Held::Called | Held::Jump(_) | Held::Branch(..) | Held::Point(_),
-            )
+            (PointKind::Exit | PointKind::CallBefore, _)
             | (PointKind::Entry | PointKind::CallAfter | PointKind::Block | PointKind::Edge, _) => None,
         };
         expected.extend(passed.map(|from| PcMove { from, to: point.base }));

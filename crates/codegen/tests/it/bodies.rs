@@ -128,7 +128,7 @@ fn check_moves(functions: &[Function], identity: ThreadIdentity, kinds: &[PointK
     let mut pairs: Vec<(Avma, Avma)> = Vec::new();
     for f in copies.functions.iter().flatten() {
         let points = f.all_points();
-        let all = remove_points(&points);
+        let all = remove_points(points.iter().copied());
         pairs.extend(f.weave.plan.moves.iter().map(|m| (m.from, m.to)));
         let own = f.weave.body.removal.moves.iter().chain(&all.moves).map(|m: &PcMove| (m.to, m.from));
         // The jump to the slow routine uses the value that the instruction before it has loaded into the scratch register.

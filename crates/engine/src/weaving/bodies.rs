@@ -333,7 +333,7 @@ impl Woven {
                 (None, _) => {}
             }
         }
-        let mut with_copies: FxHashMap<FunctionPoint, (FileId, usize, Box<WovenPoint>)> = FxHashMap::default();
+        let mut with_copies: FxHashMap<FunctionPoint, (FileId, usize, WovenPoint)> = FxHashMap::default();
         for tasks in tasks.chunk_by(|a, b| a.function.module == b.function.module) {
             for (task, woven) in tasks.iter().zip(self.weave_tasks(subject, tasks, (&mut change.plan, mapped))?) {
                 match woven {
@@ -357,7 +357,7 @@ impl Woven {
                     return true;
                 }
                 if let Some((file, arena, own)) = with_copies.remove(&p.point) {
-                    let point = Arc::new(p.woven_as(own, arena));
+                    let point = Arc::new(p.woven_as(Box::new(own), arena));
                     change.new_points.push(WovenAnew::new(file, Unit::Point(Arc::clone(&point))));
                     woven.insert(p.point, point);
                     return false;
@@ -409,7 +409,7 @@ impl Woven {
                 let index = arena_for(&mut self.arenas, target, &file.text(), bytes, mapped)?;
                 let Some(arena) = self.arenas.get_mut(index) else { break };
                 let requests: Vec<BodyRequest<'_>> = left.iter().map(|(_, request)| *request).collect();
-                let shared = share_slow_routines(env, arena).map_err(codegen_error)?;
+                let shared = share_slow_routines(env, arena, &requests).map_err(codegen_error)?;
                 verify_weave(env, arena, text, &[], &shared).map_err(|e| defect(&e))?;
                 append(plan, shared.plan);
                 let mut woven = weave_bodies_on(&quick, env, arena, text, &requests).map_err(codegen_error)?;
@@ -518,7 +518,7 @@ struct CopiedFunction {
     body: Arc<Body>,
     plan: PatchPlan,
     /// The points that were woven together with it.
-    points: Vec<Box<WovenPoint>>,
+    points: Vec<WovenPoint>,
 }
 
 /// Refusal of a function that gets points in the text.

@@ -182,8 +182,8 @@ pub struct Copies {
 
 impl Copied {
     /// All points.
-    pub fn all_points(&self) -> Vec<Box<WovenPoint>> {
-        self.points.woven.iter().flatten().chain(&self.weave.points).cloned().collect()
+    pub fn all_points(&self) -> Vec<&WovenPoint> {
+        self.points.woven.iter().flatten().map(Box::as_ref).chain(&self.weave.points).collect()
     }
 }
 
@@ -215,15 +215,14 @@ impl Copies {
         let env = super::environment(identity);
         let (mut arena, mut text) = (super::arena(), TextSpace::new());
         text.add_padding(Bias(0), paddings);
-        let shared = share_slow_routines(&env, &mut arena).expect("room for the routines");
-        verify_weave(&env, &arena, &text, &[], &shared).expect("the routines are right");
+        let mut shared = PatchPlan::default();
         let mut copies = Copies {
             env,
             arena: arena.clone(),
             text: text.clone(),
             functions: Vec::new(),
             counters: 0,
-            shared: shared.plan,
+            shared: PatchPlan::default(),
         };
         for (number, (bytes, start)) in functions.iter().enumerate() {
             let body = body_of(bytes, *start);
@@ -256,6 +255,9 @@ impl Copies {
             };
             let own: Vec<BodyPoint> = all.iter().enumerate().map(known).collect();
             let request = BodyRequest { points: &own, ..trial };
+            let routines = share_slow_routines(&env, &mut arena, &[request]).expect("the request makes sense");
+            verify_weave(&env, &arena, &text, &[], &routines).expect("the routines are right");
+            shared.code.extend(routines.plan.code);
             let woven = weave_body(&env, &mut arena, &mut text, &request).expect("the request makes sense");
             let weave = match woven {
                 Ok(weave) => weave,
@@ -322,7 +324,7 @@ impl Copies {
             });
             copies.functions.push(Ok(Copied { body, weave, own, points, counted, renewed }));
         }
-        (copies.arena, copies.text) = (arena, text);
+        (copies.arena, copies.text, copies.shared) = (arena, text, shared);
         copies
     }
 
