@@ -94,7 +94,7 @@ impl Probe {
     }
 
     /// Where control continues that passes the probe without a jump.
-    pub(crate) fn next(&self) -> Way {
+    pub fn next(&self) -> Way {
         match self.holds {
             Held::Nop | Held::Called => Way { copy: self.copy.offset(PROBE as i64), original: self.original },
             Held::Point(r) => Way { copy: Avma(Held::slot_of(r, self.copy.0) + SLOT + RAISE), original: self.original },

@@ -877,7 +877,7 @@ pub(super) fn emit(
     let aligned = |a: u64| a.next_multiple_of(ALIGNMENT);
     let place = |room: u64| Some((arena.place(room, aligned)?, room));
     let (mut at, mut room) = place(request.room()).or_else(|| place(0)).ok_or(EmitError::ArenaFull)?;
-    let (own, none) = (PointsWithCopy::of(env, arena, request), PointsWithCopy::default());
+    let (own, none) = (PointsWithCopy::of(env, arena, request, &doors.exposed), PointsWithCopy::default());
     let mut with = &own;
     // The length depends on the address, because probes lie on one page. The room only grows, so that the search ends.
     let WrittenCopies { copy, probes, counting, .. } = loop {

@@ -3,7 +3,7 @@
 //! routine, and the slot, through which snippets come and go later.
 
 use ingraft_model::layout::OWNER;
-use ingraft_model::{Avma, EdgeKind, Entered, Gpr, PointId, PointKind, ThreadIdentity};
+use ingraft_model::{Avma, BlockId, EdgeKind, Entered, Gpr, Offset, PointId, PointKind, ThreadIdentity};
 use rustc_hash::FxHashMap;
 
 use crate::code::arena::Arena;
@@ -71,10 +71,20 @@ struct PointCode {
 }
 
 impl PointsWithCopy {
-    /// The points of a request. Those whose slow routine the arena lacks are left out.
-    pub fn of(env: &Environment, arena: &Arena, request: &BodyRequest<'_>) -> Self {
+    /// The points of a request. Left out are those whose slow routine the arena lacks, and those of blocks that may run in the text.
+    pub fn of(env: &Environment, arena: &Arena, request: &BodyRequest<'_>, exposed: &[BlockId]) -> Self {
+        let body = request.body;
+        let is_exposed = |at: Offset| {
+            let block = body.block_at(body.function.offset(at.0));
+            block.is_none_or(|block| exposed.binary_search(&block).is_ok())
+        };
+        let is_told = |point: &PointId| match *point {
+            PointId::Edge { from, to, .. } => !is_exposed(from) && !is_exposed(to),
+            PointId::Block(at) => !is_exposed(at),
+            PointId::Entry | PointId::Exit(_) | PointId::CallBefore(_) | PointId::CallAfter(_) => false,
+        };
         let code = |point: &BodyPoint| {
-            let (_, r, counter) = point.with_copy(env)?;
+            let (_, r, counter) = point.with_copy(env).filter(|_| is_told(&point.point))?;
             Some((point.point, PointCode { r, counter, slow: arena.slow(r)?.range.start.0 }))
         };
         let mut own = Self::new(env, request.points.iter().filter_map(code).collect());
@@ -82,7 +92,7 @@ impl PointsWithCopy {
             return own;
         }
         // Arrivals along such an edge pass one place if they come from the text, and another one if they come from the copy.
-        for (to, block) in request.body.blocks.entries() {
+        for (to, block) in body.blocks.entries() {
             if let Entered::Along { from, kind } = block.entered
                 && kind != EdgeKind::CallReturn
                 && let Some(edge) = request.edge(from, to, kind)

@@ -357,7 +357,7 @@ impl Visitor for PositionVisitor<'_> {
 mod tests {
     use super::*;
     use ingraft_codegen::{RemovalRecord, Way};
-    use ingraft_model::{IndexVec, Offset};
+    use ingraft_model::{Gpr, IndexVec, Offset};
 
     const CALL: EdgeKind = EdgeKind::CallReturn;
 
@@ -451,6 +451,23 @@ mod tests {
                 assert_eq!(in_body(&body, Avma(at)), place, "at {at:#x}");
             }
             assert_eq!(before_call(&body, Avma(0x20)), if only { GraphPosition::Before(Avma(0x20)) } else { arrival });
+        }
+    }
+
+    #[test]
+    fn positions_in_a_point_that_was_woven_together_with_the_copy() {
+        let mut body = body();
+        body.probes.retain(|probe| probe.point == PointId::Block(Offset(0)));
+        body.probes[0].holds = Instruction::Point(Gpr(0));
+        let slot = body.probes[0].slot().expect("the slot of a point").0;
+        let (first, next) = (body.probes[0].copy.0, body.probes[0].next().copy.0);
+        for at in first..=slot {
+            assert_eq!(in_body(&body, Avma(at)), GraphPosition::Arrival(Avma(0x10)), "at {at:#x}");
+            assert_eq!(body.is_within_point(Avma(at)), at != first, "at {at:#x}");
+        }
+        for at in [slot + 9, next] {
+            assert_eq!(in_body(&body, Avma(at)), GraphPosition::Block(Avma(0x10)), "at {at:#x}");
+            assert_eq!(body.is_within_point(Avma(at)), at != next, "at {at:#x}");
         }
     }
 
