@@ -142,7 +142,7 @@ pub struct BodyWeave {
     /// The copy.
     pub body: WovenBody,
     /// The points that were woven together with the copy, sorted by point. The others of the request are woven later, at their probes.
-    pub points: Vec<WovenPoint>,
+    pub points: Vec<Box<WovenPoint>>,
 }
 
 /// An instruction of a block.

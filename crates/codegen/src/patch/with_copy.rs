@@ -150,12 +150,13 @@ impl PointsWithCopy {
 }
 
 /// The points that are woven together with a copy, in the order of its probes.
+#[expect(clippy::vec_box, reason = "points are large, and each is kept for itself")]
 pub(super) fn woven(
     arena: &Arena,
     request: &BodyRequest<'_>,
     own: &PointsWithCopy,
     (body, out): (&WovenBody, &CodeBuffer),
-) -> Vec<WovenPoint> {
+) -> Vec<Box<WovenPoint>> {
     let of_request =
         |point: &BodyPoint| own.points.get(&point.point).and(point.with_copy).map(|with| (point.point, with));
     let mut requested: Vec<(PointId, WithCopy)> = request.points.iter().filter_map(of_request).collect();
@@ -174,7 +175,7 @@ pub(super) fn woven(
         // Nothing but the way to the slow routine lies between the check and the slot.
         let tail = probe.next().copy;
         let check = out.cost(probe.copy.0, slot.0 - WAY_TO_SLOW) + out.cost(leave, tail.0);
-        Some(WovenPoint {
+        Some(Box::new(WovenPoint {
             kind: probe.point.kind(),
             resume: Some(probe.original),
             stack: StackView::FUNCTION,
@@ -200,7 +201,7 @@ pub(super) fn woven(
             rooms: Vec::new(),
             // The code is a part of the copy. It has no range of its own, and the address of the slot as its key.
             removal: RemovalRecord { text: Vec::new(), moves: Vec::new(), step_out: vec![slow], code: slot..slot },
-        })
+        }))
     };
     body.probes.iter().filter_map(point).collect()
 }

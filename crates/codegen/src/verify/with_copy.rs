@@ -123,7 +123,7 @@ impl BodyProof<'_> {
     }
 
     /// Checks that points are those whose code stands in the copy, and what they state.
-    pub(super) fn points_with_copy(&self, points: &[WovenPoint]) -> Result<(), VerifyError> {
+    pub(super) fn points_with_copy(&self, points: &[Box<WovenPoint>]) -> Result<(), VerifyError> {
         let probes = self.body.probes.iter().filter(|probe| matches!(probe.holds, Held::Point(_)));
         let own: Vec<&Probe> = probes.collect();
         if own.len() != points.len() {

@@ -333,7 +333,7 @@ impl Woven {
                 (None, _) => {}
             }
         }
-        let mut with_copies: FxHashMap<FunctionPoint, (FileId, usize, WovenPoint)> = FxHashMap::default();
+        let mut with_copies: FxHashMap<FunctionPoint, (FileId, usize, Box<WovenPoint>)> = FxHashMap::default();
         for tasks in tasks.chunk_by(|a, b| a.function.module == b.function.module) {
             for (task, woven) in tasks.iter().zip(self.weave_tasks(subject, tasks, (&mut change.plan, mapped))?) {
                 match woven {
@@ -363,7 +363,7 @@ impl Woven {
                     return false;
                 }
                 if let Some((file, arena, own)) = with_copies.remove(&p.point) {
-                    let point = Arc::new(p.woven_as(Box::new(own), arena));
+                    let point = Arc::new(p.woven_as(own, arena));
                     change.new_points.push(WovenAnew::new(file, Unit::Point(Arc::clone(&point))));
                     woven.insert(p.point, point);
                     return false;
@@ -519,7 +519,8 @@ struct CopiedFunction {
     body: Arc<Body>,
     plan: PatchPlan,
     /// The points that were woven together with it.
-    points: Vec<WovenPoint>,
+    #[expect(clippy::vec_box, reason = "each point is kept in its box")]
+    points: Vec<Box<WovenPoint>>,
 }
 
 /// Refusal of a function that gets points in the text.

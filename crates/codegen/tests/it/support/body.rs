@@ -183,7 +183,7 @@ pub struct Copies {
 impl Copied {
     /// All points.
     pub fn all_points(&self) -> Vec<&WovenPoint> {
-        self.points.woven.iter().flatten().map(Box::as_ref).chain(&self.weave.points).collect()
+        self.points.woven.iter().flatten().chain(&self.weave.points).map(Box::as_ref).collect()
     }
 }
 
