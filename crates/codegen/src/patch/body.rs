@@ -92,8 +92,7 @@ pub struct BodyPoint {
     pub point: PointId,
     /// The code of the point in the counting copy.
     pub code: BodyCode,
-    /// What the point needs if it is to be woven together with the copy, if that can be. `None` for a point that is woven later, or is woven
-    /// already.
+    /// Data for the weaving of the point together with the copy, if that can be. `None` for a point that is woven later, or is woven already.
     pub with_copy: Option<WithCopy>,
 }
 
@@ -458,11 +457,11 @@ pub(super) struct Copy<'a> {
     /// The points that are woven together with the copy.
     own: &'a PointsWithCopy,
     /// Taken branches whose points are among these: their code comes after the blocks.
-    stubs: Vec<Stub>,
+    branch_points: Vec<BranchPoint>,
 }
 
 /// Code that a taken branch runs through on its way to a block.
-struct Stub {
+struct BranchPoint {
     /// Displacement of the branch.
     field: u64,
     point: PointId,
@@ -726,13 +725,13 @@ impl Copy<'_> {
         let begin = self.out.here();
         // The displacement is written later.
         relocate::emit(d, |_| begin, &mut self.out)?;
-        self.stubs.push(Stub { field: self.out.here() - 4, point, to });
+        self.branch_points.push(BranchPoint { field: self.out.here() - 4, point, to });
         Ok(())
     }
 
     /// Adds the code of points that taken branches run through.
-    fn stubs(&mut self) -> Result<(), EmitError> {
-        for Stub { field, point, to } in std::mem::take(&mut self.stubs) {
+    fn branch_points(&mut self) -> Result<(), EmitError> {
+        for BranchPoint { field, point, to } in std::mem::take(&mut self.branch_points) {
             let target = self.start(to)?;
             self.make_fit(&point, Back::To(target));
             let here = self.out.here();
@@ -831,14 +830,14 @@ pub(super) fn ordinary<'a>(
         probes: Vec::new(),
         moves: Vec::new(),
         own,
-        stubs: Vec::new(),
+        branch_points: Vec::new(),
     };
     let mut falls = false;
     for (index, block) in code.blocks.entries() {
         falls = copy.block(index, block, falls)? && copy.run_on(index, block.end)?;
     }
     copy.arrivals()?;
-    copy.stubs()?;
+    copy.branch_points()?;
     copy.calls()?;
     let (probes, twice) = copy.finish()?;
     Ok((copy, probes, twice))

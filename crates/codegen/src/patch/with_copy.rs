@@ -24,7 +24,7 @@ const REGISTERS: [Gpr; 9] = [Gpr(0), Gpr(10), Gpr(11), Gpr(1), Gpr(2), Gpr(6), G
 /// Condition code of `je`.
 const EQUAL: u8 = 4;
 
-/// What a point needs that is woven together with the copy of its function.
+/// Data of a point that is woven together with the copy of its function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WithCopy {
     /// Number of the only snippet, by which it is removed again.

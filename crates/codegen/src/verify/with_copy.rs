@@ -30,7 +30,7 @@ const SLOT: u64 = 9;
 /// Number of words below the stack pointer that a function may use.
 const RED_ZONE_WORDS: u8 = 16;
 
-/// What the proof of such points needs.
+/// Facts for the proof of such points.
 pub(super) struct PointRules<'a> {
     pub env: &'a Environment,
     pub arena: &'a Arena,
