@@ -104,9 +104,12 @@ impl Probe {
     }
 
     /// The slot of the point that was woven together with the copy; `None` if there is none.
-    pub fn slot(&self) -> Option<Avma> {
+    pub fn slot(&self) -> Option<AvmaRange> {
         match self.holds {
-            Held::Point(r) => Some(Avma(Held::slot_of(r, self.copy.0))),
+            Held::Point(r) => {
+                let at = Held::slot_of(r, self.copy.0);
+                Some(Avma(at)..Avma(at + SLOT))
+            }
             Held::Nop | Held::Called | Held::Jump(_) | Held::Branch(..) => None,
         }
     }

@@ -70,13 +70,6 @@ impl BodyRequest<'_> {
         pieces.saturating_mul(ROOM_OF_PIECE).saturating_add(codes)
     }
 
-    /// The point at an edge; `None` if the function has no such blocks.
-    pub(super) fn edge(&self, from: BlockId, to: BlockId, kind: EdgeKind) -> Option<PointId> {
-        let body = self.body;
-        let offset = |block| Some(Offset::between(body.function.0, body.blocks.get(block)?.block.range.start.0));
-        Some(PointId::Edge { from: offset(from)?, to: offset(to)?, kind })
-    }
-
     /// The blocks of the function in the text, by their first address and their end.
     pub(super) fn blocks(&self) -> impl Iterator<Item = (u64, u64)> {
         let range = |block: &BodyBlock| (block.block.range.start, block.block.range.end);
@@ -503,16 +496,13 @@ impl Copy<'_> {
         }
     }
 
-    /// Adds the code of a point, or a nop that it may replace.
-    fn nop(&mut self, point: PointId, original: u64) -> Result<(), EmitError> {
-        if !self.own.has(&point) {
-            self.replaceable(point, original, Held::Nop);
-            return Ok(());
-        }
+    /// Adds the code of a point that is woven together with the copy, or else a nop that a point may replace.
+    fn probe(&mut self, point: PointId, original: u64) -> Result<(), EmitError> {
         self.make_fit(&point, Back::To(original));
         let copy = self.out.here();
-        if let Some(holds) = self.own.emit(&mut self.out, &point, original)? {
-            self.held(point, (copy, original), holds, None);
+        match self.own.emit(&mut self.out, &point, original)? {
+            Some(holds) => self.held(point, (copy, original), holds, None),
+            None => self.replaceable(point, original, Held::Nop),
         }
         Ok(())
     }
@@ -535,7 +525,7 @@ impl Copy<'_> {
             if self.arrivals.get(block) == Some(&None) {
                 self.arrivals.set(block, Some(self.out.here()));
             }
-            self.nop(*point, start)?;
+            self.probe(*point, start)?;
         }
         Ok(points.iter().any(Option::is_some))
     }
@@ -614,7 +604,7 @@ impl Copy<'_> {
         }
         let called = self.is_called(index);
         if !called {
-            self.nop(own, start)?;
+            self.probe(own, start)?;
         }
         self.moves.push(PcMove { from: Avma(start), to: Avma(label) });
         for part in &block.parts {
@@ -668,7 +658,7 @@ impl Copy<'_> {
     fn instruction(&mut self, from: BlockId, d: &Displaced) -> Result<bool, EmitError> {
         let Some(original) = d.branch_target() else {
             if d.ends && self.leaves(from) {
-                self.nop(PointId::Exit(self.offset(d.at)), d.at)?;
+                self.probe(PointId::Exit(self.offset(d.at)), d.at)?;
             }
             self.note_part(from);
             relocate::emit(d, |target| target, &mut self.out)?;
@@ -718,7 +708,7 @@ impl Copy<'_> {
         if d.ends && d.condition().is_none() {
             self.make_fit(&point, Back::To(d.at));
             self.note_part(from);
-            self.nop(point, target)?;
+            self.probe(point, target)?;
             return self.jump(to, target);
         }
         self.note_part(from);
@@ -736,7 +726,7 @@ impl Copy<'_> {
             self.make_fit(&point, Back::To(target));
             let here = self.out.here();
             self.out.patch_relative(field, here)?;
-            self.nop(point, target)?;
+            self.probe(point, target)?;
             self.jump(to, target)?;
         }
         Ok(())
@@ -749,11 +739,11 @@ impl Copy<'_> {
     /// Leads control from the end of a block to the block there. Returns whether the copy runs on into what follows it.
     fn run_on(&mut self, from: BlockId, end: u64) -> Result<bool, EmitError> {
         let Some(to) = self.block_at(end) else {
-            self.nop(PointId::Exit(self.offset(end)), end)?;
+            self.probe(PointId::Exit(self.offset(end)), end)?;
             self.out.jmp(end, Back::To(end))?;
             return Ok(false);
         };
-        self.nop(self.edge(from, to, EdgeKind::FallThrough)?, end)?;
+        self.probe(self.edge(from, to, EdgeKind::FallThrough)?, end)?;
         if to.index() == from.index() + 1 {
             return Ok(true);
         }
@@ -876,13 +866,14 @@ pub(super) fn emit(
     let aligned = |a: u64| a.next_multiple_of(ALIGNMENT);
     let place = |room: u64| Some((arena.place(room, aligned)?, room));
     let (mut at, mut room) = place(request.room()).or_else(|| place(0)).ok_or(EmitError::ArenaFull)?;
-    let (own, none) = (PointsWithCopy::of(env, arena, request, &doors.exposed), PointsWithCopy::default());
-    let mut with = &own;
+    let mut own = PointsWithCopy::of(env, arena, request, &doors.exposed);
     // The length depends on the address, because probes lie on one page. The room only grows, so that the search ends.
     let WrittenCopies { copy, probes, counting, .. } = loop {
-        let written = copy(env, request, (code, doors, with), at)?;
-        if written.twice.iter().any(|twice| with.has(twice)) {
-            with = &none;
+        let written = copy(env, request, (code, doors, &own), at)?;
+        if written.twice.iter().any(|point| own.has(point)) {
+            // A count in one of the places would miss what passes the other one.
+            let twice = written.twice;
+            own.leave_out(&twice);
             continue;
         }
         let len = written.copy.out.bytes.len() as u64;
@@ -944,7 +935,7 @@ pub(super) fn emit(
     plan.moves.sort_unstable();
     plan.moves.dedup();
     arena.take(at, len);
-    let points = with_copy::woven(arena, request, with, (&body, &copy.out));
+    let points = with_copy::woven(arena, request, &own, (&body, &copy.out));
     plan.code.push(ArenaCode { at: Avma(at), bytes: copy.out.bytes });
     Ok(BodyWeave { plan, body, points })
 }

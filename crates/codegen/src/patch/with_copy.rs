@@ -3,7 +3,7 @@
 //! routine, and the slot, through which snippets come and go later.
 
 use ingraft_model::layout::OWNER;
-use ingraft_model::{Avma, BlockId, EdgeKind, Entered, Gpr, Offset, PointId, PointKind, ThreadIdentity};
+use ingraft_model::{BlockId, Gpr, Offset, PointId, PointKind, ThreadIdentity};
 use rustc_hash::FxHashMap;
 
 use crate::code::arena::Arena;
@@ -33,13 +33,6 @@ pub struct WithCopy {
     pub at: InlinePoint,
 }
 
-impl WithCopy {
-    /// Register for the check of the shard; `None` if no register is free.
-    pub(crate) fn register(&self) -> Option<Gpr> {
-        REGISTERS.into_iter().find(|r| self.at.registers() >> r.0 & 1 != 0)
-    }
-}
-
 impl BodyPoint {
     /// Register for the check of the shard and displacement of the counter, if the point is woven together with the copy: it is in a block or at
     /// an edge, and has a plain count and a free register.
@@ -48,7 +41,7 @@ impl BodyPoint {
         let (BodyCode::Count(counter), Some(with)) = (&self.code, self.with_copy) else { return None };
         let is_of_graph = matches!(self.point.kind(), PointKind::Block | PointKind::Edge);
         let right = is_of_graph && with.at.flags() && !with.at.is_moving() && *counter < env.data.counters();
-        let r = with.register().filter(|_| right)?;
+        let r = REGISTERS.into_iter().find(|r| right && with.at.registers() >> r.0 & 1 != 0)?;
         Some((with, r, env.data.counter(*counter)))
     }
 }
@@ -87,20 +80,7 @@ impl PointsWithCopy {
             let (_, r, counter) = point.with_copy(env).filter(|_| is_told(&point.point))?;
             Some((point.point, PointCode { r, counter, slow: arena.slow(r)?.range.start.0 }))
         };
-        let mut own = Self::new(env, request.points.iter().filter_map(code).collect());
-        if own.points.is_empty() {
-            return own;
-        }
-        // Arrivals along such an edge pass one place if they come from the text, and another one if they come from the copy.
-        for (to, block) in body.blocks.entries() {
-            if let Entered::Along { from, kind } = block.entered
-                && kind != EdgeKind::CallReturn
-                && let Some(edge) = request.edge(from, to, kind)
-            {
-                own.points.remove(&edge);
-            }
-        }
-        own
+        Self::new(env, request.points.iter().filter_map(code).collect())
     }
 
     /// The points of a copy that exists. Their counters are not known.
@@ -123,6 +103,11 @@ impl PointsWithCopy {
     /// Whether a point is one of these.
     pub fn has(&self, point: &PointId) -> bool {
         self.points.contains_key(point)
+    }
+
+    /// Takes points out.
+    pub fn leave_out(&mut self, points: &[PointId]) {
+        self.points.retain(|point, _| !points.contains(point));
     }
 
     /// Whether a point may stand at an address: a write that removes or changes it must lie on one page.
@@ -168,13 +153,13 @@ pub(super) fn woven(
         let with = requested.binary_search_by_key(&probe.point, |(point, _)| *point).ok()?;
         let (_, with) = requested.get(with)?;
         let slow = arena.slow(code.r)?.range.clone();
-        let leave = slot.0 + slot::LEN;
-        let plain = Slot { at: slot.0, private: true, leave, holds: Holds::Count(code.counter) };
+        let leave = slot.end.0;
+        let plain = Slot { at: slot.start.0, private: true, leave, holds: Holds::Count(code.counter) };
         let count = *count.get_or_insert_with(|| plain.cost());
         let mini = WovenMini::in_slot(with.id, code.counter, count);
         // Nothing but the way to the slow routine lies between the check and the slot.
         let tail = probe.next().copy;
-        let check = out.cost(probe.copy.0, slot.0 - WAY_TO_SLOW) + out.cost(leave, tail.0);
+        let check = out.cost(probe.copy.0, slot.start.0 - WAY_TO_SLOW) + out.cost(leave, tail.0);
         Some(Box::new(WovenPoint {
             kind: probe.point.kind(),
             resume: Some(probe.original),
@@ -183,8 +168,8 @@ pub(super) fn woven(
             function: body.function,
             first: None,
             base: probe.copy,
-            slot,
-            leave: Avma(leave),
+            slot: slot.start,
+            leave: slot.end,
             tail,
             tail_end: tail,
             home: tail,
@@ -200,7 +185,12 @@ pub(super) fn woven(
             redirected: Vec::new(),
             rooms: Vec::new(),
             // The code is a part of the copy. It has no range of its own, and the address of the slot as its key.
-            removal: RemovalRecord { text: Vec::new(), moves: Vec::new(), step_out: vec![slow], code: slot..slot },
+            removal: RemovalRecord {
+                text: Vec::new(),
+                moves: Vec::new(),
+                step_out: vec![slow],
+                code: slot.start..slot.start,
+            },
         }))
     };
     body.probes.iter().filter_map(point).collect()

@@ -9,13 +9,13 @@
 use iced_x86::{Code, Register};
 use ingraft_model::layout::OWNER;
 use ingraft_model::machine::PAGE;
-use ingraft_model::{Gpr, PointId, PointKind, ThreadIdentity};
+use ingraft_model::{Avma, Gpr, PointId, PointKind, ThreadIdentity};
 use rustc_hash::FxHashMap;
 
 use super::body::BodyProof;
 use super::counting::{INCREMENT, at_address, moves_stack};
 use super::rules::number_of;
-use super::state::RED_ZONE;
+use super::state::{RED_ZONE, RED_ZONE_WORDS};
 use super::{Flaw, VerifyError, fail};
 use crate::code::arena::Arena;
 use crate::code::body::{Held, PROBE, Probe};
@@ -23,12 +23,7 @@ use crate::code::environment::Environment;
 use crate::code::woven::{StackView, WovenMini, WovenPoint};
 use crate::patch::body::{BodyCode, BodyPoint};
 use crate::patch::with_copy::WithCopy;
-
-/// Length in bytes of a slot.
-const SLOT: u64 = 9;
-
-/// Number of words below the stack pointer that a function may use.
-const RED_ZONE_WORDS: u8 = 16;
+use crate::snippet::slot;
 
 /// Facts for the proof of such points.
 pub(super) struct PointRules<'a> {
@@ -86,7 +81,7 @@ impl BodyProof<'_> {
             Ok::<_, VerifyError>(i)
         };
         let (identity, compare, over, lea, jump) = (inside()?, inside()?, inside()?, inside()?, inside()?);
-        let (slot, raise) = (inside()?, inside()?);
+        let (count, raise) = (inside()?, inside()?);
         let own = |register: Register| number_of(register) == Some(r.0);
         let checked = identity.code() == Code::Mov_r32_rm32
             && own(identity.op0_register())
@@ -95,16 +90,16 @@ impl BodyProof<'_> {
             && own(compare.op1_register())
             && at_address(&compare, Register::GS, env.data.displacement(OWNER).into())
             && over.code() == Code::Je_rel8_64
-            && over.near_branch_target() == slot.ip();
+            && over.near_branch_target() == count.ip();
         let slow = arena.slow(r).map(|slow| slow.range.start.0);
         let enters = lea.code() == Code::Lea_r64_m
             && own(lea.op0_register())
             && lea.is_ip_rel_memory_operand()
-            && lea.ip_rel_memory_address() == slot.ip()
+            && lea.ip_rel_memory_address() == count.ip()
             && jump.code() == Code::Jmp_rel32_64
             && Some(jump.near_branch_target()) == slow;
-        let bytes = self.memory.bytes(slot.ip()).unwrap_or_default();
-        let operand = bytes.get(INCREMENT.len()..SLOT as usize);
+        let bytes = self.memory.bytes(count.ip()).unwrap_or_default();
+        let operand = bytes.get(INCREMENT.len()..slot::LEN as usize);
         let counts = bytes.starts_with(&INCREMENT)
             && counter.is_none_or(|counter| operand == Some(counter.to_le_bytes().as_slice()));
         let kept = moves_stack(&first, RED_ZONE.wrapping_neg()) && moves_stack(&raise, RED_ZONE);
@@ -112,10 +107,10 @@ impl BodyProof<'_> {
             return fail(at, Flaw::NotEquivalent);
         }
         let on_one_page = |at: u64, len: u64| at % PAGE + len <= PAGE;
-        if first.len() < PROBE || !on_one_page(at, PROBE as u64) || !on_one_page(slot.ip(), SLOT) {
+        if first.len() < PROBE || !on_one_page(at, PROBE as u64) || !on_one_page(count.ip(), slot::LEN) {
             return fail(at, Flaw::Straddles);
         }
-        for i in [identity, compare, over, lea, jump, slot, raise] {
+        for i in [identity, compare, over, lea, jump, count, raise] {
             self.take_inside(i.ip(), i.next_ip())?;
         }
         self.met(point, at, original, Held::Point(r));
@@ -138,11 +133,10 @@ impl BodyProof<'_> {
         let (Held::Point(r), Some(slot)) = (probe.holds, probe.slot()) else { return wrong() };
         let requested = self.rules.requested.as_ref().and_then(|requested| requested.get(&probe.point));
         let (Some((with, counter)), Some(slow)) = (requested, self.rules.arena.slow(r)) else { return wrong() };
-        let bytes = self.memory.bytes(slot.0).unwrap_or_default();
+        let bytes = self.memory.bytes(slot.start.0).unwrap_or_default();
         // The code after the slot was met as the last of the point.
-        let raise = self.memory.decode(slot.0 + SLOT)?;
-        let (leave, tail) = (slot.offset(SLOT as i64), ingraft_model::Avma(raise.next_ip()));
-        let places = (point.at, point.base, point.slot, point.leave) == (at, at, slot, leave)
+        let tail = Avma(self.memory.decode(slot.end.0)?.next_ip());
+        let places = (point.at, point.base, point.slot, point.leave) == (at, at, slot.start, slot.end)
             && (point.tail, point.tail_end, point.home) == (tail, tail, tail)
             && probe.next().copy == tail
             && bytes.starts_with(&INCREMENT);
@@ -171,7 +165,7 @@ impl BodyProof<'_> {
         let removed = removal.text.is_empty()
             && removal.moves.is_empty()
             && removal.step_out == [slow.range.clone()]
-            && removal.code == (slot..slot);
+            && removal.code == (slot.start..slot.start);
         if places && state && alone && counts(mini) && removed { Ok(()) } else { wrong() }
     }
 }

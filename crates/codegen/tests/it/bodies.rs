@@ -2,15 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use crate::support::body::{ALL, Copied, Copies, PROFILE, Renewed, parts, start_of};
+use crate::support::body::{ALL, Copied, Copies, PROFILE, Renewed, parts, site, start_of};
 use crate::support::image::{Outcome, Program, Step};
 use crate::support::random::{Function, functions, lay_out, pops};
 use crate::support::*;
-use ingraft_codegen::{BodyWeave, CountingRenewal, Held, remove_points};
+use ingraft_codegen::verify::{verify_added, verify_removed, verify_removed_within, verify_weave};
+use ingraft_codegen::{
+    BodyCode, BodyWeave, CountingRenewal, Held, MiniRequest, PointRequest, add_mini, remove_mini, remove_points,
+    remove_within, weave_points,
+};
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
-    Avma, BinaryOp, BlockId, EdgeTarget, Expr, Key, Offset, PcMove, PointId, PointKind, Snippet, Stmt, ThreadIdentity,
-    VariableId,
+    Avma, Bias, BinaryOp, BlockId, EdgeTarget, Expr, Key, Offset, PatchPlan, PcMove, PointId, PointKind, Snippet, Stmt,
+    ThreadIdentity, VariableId,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
@@ -212,6 +216,78 @@ fn most_random_functions_can_be_copied() {
     assert!(gates > 10, "{gates} ways lead into counting copies");
     assert!(renewed > 10, "{renewed} counting copies were made again");
     assert!(with_copies > 10, "{with_copies} points were woven together with copies");
+}
+
+#[test]
+fn snippets_come_and_go_at_points_that_came_with_a_copy() {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let mut some = || functions().new_tree(&mut runner).expect("a value").current();
+    let functions: Vec<Function> = (0..4).flat_map(|_| some()).collect();
+    let (image, sites, paddings) = lay_out(&functions);
+    let parts = parts(&image, &sites);
+    let copies = Copies::new(GLIBC, &parts, &paddings, &count(), &PROFILE);
+    let (env, mut arena, mut text, counters) = (copies.env, copies.arena.clone(), copies.text.clone(), copies.counters);
+    let targets: Vec<u64> = parts.iter().map(|(_, start)| *start).collect();
+    let run = |plans: &[&PatchPlan]| {
+        let (plans, steps) = (plans.to_vec(), steps(&targets));
+        Program { env: &env, text: image.clone(), plans, steps, counters: 3 * counters }.run()
+    };
+    // All threads run the ordinary copies of these functions.
+    let its: Vec<&Copied> = copies.functions.iter().flatten().filter(|f| f.renewed.is_none()).collect();
+    let given_up: Vec<PatchPlan> =
+        its.iter().filter_map(|f| Some(f.weave.body.clone().give_up_counting()?.0)).collect();
+    let inserted: Vec<&PatchPlan> = copies.plans().into_iter().chain(&given_up).collect();
+    let snippet = count();
+    let (mut added, mut emptied, mut again) = (Vec::new(), Vec::new(), Vec::new());
+    let mut own: Vec<u32> = Vec::new();
+    for (f, point) in its.iter().flat_map(|f| f.weave.points.iter().map(move |point| (f, point))) {
+        let probe = point.probe.expect("the point is in a copy");
+        let asked = f.own.iter().find(|asked| asked.point == probe.point).expect("a requested point");
+        let BodyCode::Count(counter) = asked.code else { panic!("{asked:?}") };
+        own.push(counter);
+        let mut point = (**point).clone();
+        let more = [counter + counters as u32];
+        let request = MiniRequest { id: 1, snippet: &snippet, counters: &more };
+        let plan = add_mini(&env, &mut arena, &mut point, &request, 1).expect("room for a snippet");
+        verify_added(&env, &arena, &plan, &point, &request).expect("the snippet is right");
+        added.push(plan);
+        let before = point.clone();
+        let plan = remove_mini(&arena, &mut point, 0).expect("the first snippet is there");
+        verify_removed(&arena, &plan, &before, &point).expect("the removal is right");
+        emptied.push(plan);
+        let plan = remove_within(&point, |_| false, true).expect("the copy stays");
+        verify_removed_within(&plan, &point, |_| false, true).expect("the removal is right");
+        assert!(
+            verify_removed_within(&PatchPlan { text: Vec::new(), ..plan.clone() }, &point, |_| false, true).is_err()
+        );
+        emptied.push(plan);
+        let site = site(&f.body, &probe, None);
+        let third = [counter + 2 * counters as u32];
+        let minis = [MiniRequest { id: 2, snippet: &snippet, counters: &third }];
+        let request =
+            PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: Some(probe) };
+        let weave = weave_points(&env, &mut arena, &mut text, &[request]).expect("the request makes sense");
+        verify_weave(&env, &arena, &text, &[request], &weave).expect("the point is right");
+        again.push(weave.plan);
+    }
+    assert!(own.len() > 10, "{} points came with copies", own.len());
+    let plain = run(&[]);
+    let counts = |outcome: &Outcome, nth: usize| -> Vec<i64> {
+        own.iter().map(|counter| outcome.shards[2][*counter as usize + nth * counters]).collect()
+    };
+    let with = |more: &[&[PatchPlan]]| {
+        let plans: Vec<&PatchPlan> = inserted.iter().copied().chain(more.iter().copied().flatten()).collect();
+        let outcome = run(&plans);
+        assert_eq!(outcome.calls, plain.calls);
+        assert_eq!(outcome.scratch, plain.scratch);
+        [0, 1, 2].map(|nth| counts(&outcome, nth))
+    };
+    let none = vec![0; own.len()];
+    let [all, ..] = with(&[]);
+    assert!(all.iter().filter(|count| **count > 0).count() > 10, "{all:?}");
+    assert_eq!(with(&[&added]), [all.clone(), all.clone(), none.clone()]);
+    assert_eq!(with(&[&added, &emptied]), [none.clone(), none.clone(), none.clone()]);
+    assert_eq!(with(&[&added, &emptied, &again]), [none.clone(), none, all]);
 }
 
 /// Texts of a copy's instructions, without bits of the encoding that have no effect.

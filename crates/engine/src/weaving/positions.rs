@@ -173,7 +173,7 @@ fn in_body(body: &WovenBody, at: Avma) -> GraphPosition {
     };
     match of_block {
         // The count of a point that was woven together with the copy is its slot.
-        Some(probe) if at <= probe.slot().unwrap_or(probe.copy) => before(probe, body.function),
+        Some(probe) if at <= probe.slot().map_or(probe.copy, |slot| slot.start) => before(probe, body.function),
         Some(probe) => after(probe, body.function),
         None => GraphPosition::Unknown,
     }
@@ -459,13 +459,13 @@ mod tests {
         let mut body = body();
         body.probes.retain(|probe| probe.point == PointId::Block(Offset(0)));
         body.probes[0].holds = Instruction::Point(Gpr(0));
-        let slot = body.probes[0].slot().expect("the slot of a point").0;
+        let slot = body.probes[0].slot().expect("the slot of a point");
         let (first, next) = (body.probes[0].copy.0, body.probes[0].next().copy.0);
-        for at in first..=slot {
+        for at in first..=slot.start.0 {
             assert_eq!(in_body(&body, Avma(at)), GraphPosition::Arrival(Avma(0x10)), "at {at:#x}");
             assert_eq!(body.is_within_point(Avma(at)), at != first, "at {at:#x}");
         }
-        for at in [slot + 9, next] {
+        for at in [slot.end.0, next] {
             assert_eq!(in_body(&body, Avma(at)), GraphPosition::Block(Avma(0x10)), "at {at:#x}");
             assert_eq!(body.is_within_point(Avma(at)), at != next, "at {at:#x}");
         }

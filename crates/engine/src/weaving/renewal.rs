@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_renewal;
-use ingraft_codegen::{BodyCode, BodyPoint, BodyRequest, Environment, WovenBody, renew_counting};
+use ingraft_codegen::{BodyCode, BodyPoint, BodyRequest, Environment, Probe, WovenBody, renew_counting};
 use ingraft_model::machine::SPRINGBOARD;
 use ingraft_model::{FunctionBody, FunctionId, PatchPlan, PointId};
 use ingraft_process::Target;
@@ -78,9 +78,6 @@ impl Woven {
     }
 }
 
-/// Length in bytes of a slot.
-const SLOT: u64 = 9;
-
 /// Whether the ordinary copy of a function lies in the target as it was made, apart from its probes and slots.
 fn is_there(target: &Target, body: &WovenBody, ordinary: &[u8]) -> bool {
     let start = body.removal.code.start;
@@ -88,11 +85,10 @@ fn is_there(target: &Target, body: &WovenBody, ordinary: &[u8]) -> bool {
     if target.read(start, &mut present).is_err() {
         return false;
     }
-    let probes = body.probes.iter().map(|probe| (probe.copy, SPRINGBOARD));
-    let slots = body.probes.iter().filter_map(|probe| Some((probe.slot()?, SLOT)));
-    for (at, len) in probes.chain(slots) {
-        let from = usize::try_from(at.0.wrapping_sub(start.0)).unwrap_or(usize::MAX);
-        let range = from..from.saturating_add(len as usize);
+    let springboards = body.probes.iter().map(|probe| probe.copy..probe.copy.offset(SPRINGBOARD as i64));
+    for changed in springboards.chain(body.probes.iter().filter_map(Probe::slot)) {
+        let [from, until] = [changed.start, changed.end].map(|at| usize::try_from(at.0.wrapping_sub(start.0)));
+        let range = from.unwrap_or(usize::MAX)..until.unwrap_or(usize::MAX);
         if let (Some(present), Some(made)) = (present.get_mut(range.clone()), ordinary.get(range)) {
             present.copy_from_slice(made);
         }

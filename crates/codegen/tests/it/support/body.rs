@@ -353,7 +353,7 @@ impl Copies {
 }
 
 /// The site of the n-th point. If the number is given, some registers are free at exits that hold no result.
-fn site(body: &FunctionBody, probe: &Probe, n: Option<u32>) -> Site {
+pub fn site(body: &FunctionBody, probe: &Probe, n: Option<u32>) -> Site {
     let at = probe.at(Avma(body.function.0)).0;
     let block = body.blocks.iter().rfind(|b| b.block.range.start.0 <= at).expect("a block");
     let (free, arrival) = (block.free.clone(), Arrival { back_branches: Vec::new(), least: 0 });
