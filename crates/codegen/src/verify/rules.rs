@@ -127,15 +127,16 @@ fn is_record_or_bucket(env: &Environment, memory: &UsedMemory, bound: RegisterBo
     }
     let records = u64::from(data.displacement(data.records()));
     let bytes = memory.memory_size().size() as u64;
+    // A displacement may be negative, which is a number near the largest one.
+    let are_counters = |bytes: u64| {
+        place >= u64::from(data.counter(0)) && place.checked_add(bytes).is_some_and(|end| end <= records)
+    };
     match (number_of(memory.base()), number_of(memory.index()), bound) {
         (None, None, _) => place == u64::from(data.displacement(TOP)),
         (Some(r), None, RegisterBound::Top(top)) => r == top && (records - NEAR..records + NEAR).contains(&place),
-        (Some(r), None, RegisterBound::Most(bounded, most)) => {
-            r == bounded && place >= u64::from(data.counter(0)) && place + u64::from(most) + bytes <= records
-        }
+        (Some(r), None, RegisterBound::Most(bounded, most)) => r == bounded && are_counters(u64::from(most) + bytes),
         (None, Some(r), RegisterBound::Most(bounded, most)) => {
-            let end = place + 8 * u64::from(most) + 8;
-            r == bounded && memory.scale() == 8 && place >= u64::from(data.counter(0)) && end <= records
+            r == bounded && memory.scale() == 8 && are_counters(8 * u64::from(most) + 8)
         }
         _ => false,
     }
@@ -280,4 +281,38 @@ pub(super) fn permitted(mnemonic: Mnemonic) -> bool {
             | M::Movd
             | M::Movq
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use iced_x86::InstructionInfoFactory;
+
+    use super::*;
+    use crate::verify::memory;
+    use crate::snippet::tests::environment;
+
+    /// Whether a point may write to the memory operand if register 0 is at most 255.
+    fn is_permitted(bytes: &[u8]) -> bool {
+        let env = environment();
+        let i = memory::decode(bytes, 0x1000).expect("an instruction");
+        let mut factory = InstructionInfoFactory::new();
+        let used = factory.info(&i).used_memory();
+        used.iter().all(|memory| may_write(&env, &i, memory, RegisterBound::Most(0, 255), Mode::Point))
+    }
+
+    #[test]
+    fn numbers_of_buckets_reach_counters_only() {
+        let first = environment().data.counter(0);
+        let bucket = |place: u32| [&[0x65, 0x48, 0xff, 0x04, 0xc5][..], &place.to_le_bytes()].concat();
+        let byte = |place: u32| [&[0x65, 0xfe, 0x80][..], &place.to_le_bytes()].concat();
+        assert!(is_permitted(&bucket(first)), "inc qword gs:[8*rax+{first:#x}]");
+        assert!(is_permitted(&byte(first)), "inc byte gs:[rax+{first:#x}]");
+        // The last byte of such an operand lies in the first page of memory.
+        for negative in [-1i32, -8, -16, -256] {
+            let place = negative.cast_unsigned();
+            assert!(!is_permitted(&bucket(place)), "inc qword gs:[8*rax{negative}]");
+            assert!(!is_permitted(&byte(place)), "inc byte gs:[rax{negative}]");
+        }
+        assert!(!is_permitted(&bucket(first - 8)) && !is_permitted(&byte(first - 1)), "before the counters");
+    }
 }
