@@ -45,7 +45,7 @@ impl Arena {
             range,
             free: Holes::default(),
             slow: Default::default(),
-            routines: Default::default(),
+            routines: std::array::from_fn(|_| None),
             is_part: false,
             lacked_room: false,
         }

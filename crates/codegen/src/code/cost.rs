@@ -126,6 +126,8 @@ fn of_instruction(instruction: &Instruction, info: &mut InstructionInfoFactory) 
     let own = match instruction.mnemonic() {
         M::Rdtsc | M::Rdtscp => return Cost { clocks: 1, ..Cost::default() },
         M::Jmp => return Cost::jumps(1),
+        M::Call => return alone(3) + Cost::jumps(1),
+        M::Ret => return alone(1) + Cost::jumps(1),
         M::Push => return alone(3),
         M::Pop => return alone(2),
         M::Pushfq => return alone(8),

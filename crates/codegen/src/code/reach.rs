@@ -14,6 +14,10 @@ use rustc_hash::FxHashSet;
 const MOST: usize = 1 << 20;
 /// Length in bytes of the longest instruction.
 const LONGEST: usize = 15;
+/// Length in bytes of the call of a routine, and of `mov ecx, imm32`, which comes right before it.
+const CALL: u64 = 5;
+/// Number of instructions of a routine that is called, at most.
+const CALLED: usize = 64;
 /// Number of counters behind an operand whose index is not known. No vector, table or list has more.
 const ANY: u32 = 1 << 18;
 const _: () = assert!(table::SLOTS_MAX <= ANY);
@@ -50,21 +54,28 @@ pub fn counters_in_reach(
     };
     let mut open: Vec<u64> = from.iter().map(|at| at.0).collect();
     let (mut seen, mut touched) = (FxHashSet::default(), Touched::default());
+    let decode = |at: u64| {
+        let mut bytes = [0; LONGEST];
+        let len = if is_code(at) { read(Avma(at), &mut bytes).min(LONGEST) } else { 0 };
+        Decoder::with_ip(64, bytes.get(..len).unwrap_or_default(), at, DecoderOptions::NONE).decode()
+    };
+    // If the address is that behind the call of a routine, the routine may not have changed its counters yet.
+    for at in from {
+        if let Some(call) = at.0.checked_sub(CALL) {
+            touched.call(data, &decode, call);
+        }
+    }
     while let Some(mut at) = open.pop() {
         while is_code(at) && seen.insert(at) {
             if seen.len() > MOST {
                 return None;
             }
-            let mut bytes = [0; LONGEST];
-            let len = read(Avma(at), &mut bytes).min(LONGEST);
-            let Some(i) = bytes.get(..len).map(|bytes| Decoder::with_ip(64, bytes, at, DecoderOptions::NONE).decode())
-            else {
-                break;
-            };
+            let i = decode(at);
             if i.is_invalid() {
                 break;
             }
             touched.add(data, &i);
+            touched.call(data, &decode, at);
             if i.is_ip_rel_memory_operand() {
                 // A routine comes back to an address that was loaded before.
                 open.push(i.ip_rel_memory_address());
@@ -119,6 +130,28 @@ impl Touched {
                 }
                 _ => {}
             }
+        }
+    }
+
+    /// Adds the counters that the call of a routine at an address may change, if there is one: the offset of the first was moved to ecx before.
+    fn call(&mut self, data: &DataArea, decode: &impl Fn(u64) -> Instruction, at: u64) {
+        let Some(before) = at.checked_sub(CALL) else { return };
+        let (offset, call) = (decode(before), decode(at));
+        let is_call = call.code() == Code::Call_rel32_64 && offset.next_ip() == at;
+        if !is_call || offset.code() != Code::Mov_r32_imm32 || offset.op0_register() != Register::ECX {
+            return;
+        }
+        let Some(first) = counter(data, u64::from(offset.immediate32())) else { return };
+        self.exact.push(first..first + NAMED);
+        let mut next = call.near_branch_target();
+        let routine = std::iter::repeat_with(|| {
+            let i = decode(next);
+            next = i.next_ip();
+            i
+        });
+        let mut routine = routine.take(CALLED).take_while(|i| !i.is_invalid() && i.flow_control() != FlowControl::Return);
+        if routine.any(|i| i.memory_index() != Register::None) {
+            self.indexed.push(first);
         }
     }
 

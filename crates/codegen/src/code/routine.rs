@@ -82,10 +82,26 @@ pub(crate) enum Routine {
     LeaveStack,
     /// When control has come to another stack: fetches its records, see `stacks`. The stack pointer is in rdx. Keeps rcx.
     EnterStack,
+    /// At an entry, by a call: opens the record of the call at the stack pointer in rdx, whose name is in ecx. The first word that it keeps is the time
+    /// stamp counter, which is also returned in rax. Returns the top before the record in rcx, or 0 if there is no room: then the call is counted as
+    /// unrecorded. Overwrites rdx. See `timed`.
+    OpenTimed,
+    /// At an exit, by a call: if the last record is that of the call at the stack pointer in rdx with the name in ecx, turns the first word that it
+    /// keeps into the time since then, which is also returned in rax. Returns the top in rcx, and overwrites rdx. Otherwise returns 0 in rcx, and
+    /// keeps rdx.
+    CloseTimed,
+    /// As [`Routine::CloseTimed`], and turns the second word into the call's own time.
+    CloseTimedOwn,
+    /// By a call: adds the time in rax, in ticks, to the histogram whose first counter has the offset in ecx. Overwrites rax, rcx and rdx.
+    ObserveCoarse,
+    /// The same, for a histogram of medium resolution.
+    ObserveMedium,
+    /// The same, for a histogram of fine resolution.
+    ObserveFine,
 }
 
 impl Routine {
-    pub const ALL: [Routine; 30] = [
+    pub const ALL: [Routine; 36] = [
         Routine::Prune,
         Routine::Find,
         Routine::GiveUp,
@@ -116,5 +132,11 @@ impl Routine {
         Routine::Forked,
         Routine::LeaveStack,
         Routine::EnterStack,
+        Routine::OpenTimed,
+        Routine::CloseTimed,
+        Routine::CloseTimedOwn,
+        Routine::ObserveCoarse,
+        Routine::ObserveMedium,
+        Routine::ObserveFine,
     ];
 }

@@ -24,16 +24,16 @@ const SUM_OF_STOPS: u32 = 1;
 /// Counters of a record's activations: exits whose call began before the measurement, calls that could not be recorded, and calls that left
 /// by a tail jump.
 const UNSEEN: u32 = 1;
-const UNRECORDED: u32 = 2;
+pub(crate) const UNRECORDED: u32 = 2;
 pub(crate) const LEFT_BY_TAIL_JUMP: u32 = 3;
 /// Counters of a histogram: sum, largest value, complement of the smallest value. The sum of own times, the sums of
 /// squares and the buckets follow.
-const SUM: u32 = 0;
-const LARGEST: u32 = 1;
-const SMALLEST: u32 = 2;
+pub(crate) const SUM: u32 = 0;
+pub(crate) const LARGEST: u32 = 1;
+pub(crate) const SMALLEST: u32 = 2;
 
 /// Mask that covers every bucket number. The mask keeps the address of the bucket inside the shard, whatever the value.
-fn bucket_mask(resolution: Resolution) -> i32 {
+pub(crate) fn bucket_mask(resolution: Resolution) -> i32 {
     (resolution.buckets().next_power_of_two() - 1) as i32
 }
 
@@ -157,6 +157,9 @@ impl Generator<'_> {
 
     /// Opens the record of a call, whether the call needs one or not.
     pub(crate) fn open_record(&mut self, r: &CallRecord, body: &[Stmt]) -> Result<(), Assembly> {
+        if self.open_timed(r, body)? {
+            return Ok(());
+        }
         self.used = [true; 3];
         let [mut full, mut end] = std::array::from_fn(|_| self.a.create_label());
         self.a.mov(rcx, self.top())?;
@@ -177,12 +180,7 @@ impl Generator<'_> {
             }
         }
         self.a.mov(dword_ptr(rcx + self.next(record::NAME)).gs(), self.offset(r.activations)? as i32)?;
-        let restore = match r.restore {
-            Some(Restore::Value(v) | Restore::Flag(v) | Restore::Outermost(v)) => Some((v, self.offset(v)?)),
-            Some(Restore::Timer(v, Clock::Wall)) => Some((v, self.offset(v)? | record::RESTORE_WALL)),
-            Some(Restore::Timer(v, Clock::Cpu)) => Some((v, self.offset(v)? | record::RESTORE_CPU)),
-            None => None,
-        };
+        let restore = self.restored(r)?;
         let tree = self.tree_of(r, body)?;
         let word = restore.map(|(_, word)| word).or(tree).unwrap_or(0);
         self.a.mov(dword_ptr(rcx + self.next(record::RESTORE)).gs(), word as i32)?;
@@ -204,7 +202,7 @@ impl Generator<'_> {
             self.place(&mut saved)?;
             self.a.mov(qword_ptr(rcx + self.next(record::SAVED)).gs(), rax)?;
         }
-        self.keep(r, tree.is_some())?;
+        self.keep(r, 0, tree.is_some())?;
         // These statements are about the record in the list of the goroutine.
         if tree.is_some() || body.iter().any(|stmt| matches!(stmt, Stmt::Notes(_))) {
             self.park()?;
@@ -241,10 +239,36 @@ impl Generator<'_> {
         self.offset(tree).map(Some)
     }
 
-    /// Stores what the new record keeps; rcx holds the top before it. `moves` tells whether it has a context of a goroutine.
-    fn keep(&mut self, r: &CallRecord, moves: bool) -> Result<(), Assembly> {
+    /// Variable that a record sets back, and the word that says so.
+    fn restored(&self, r: &CallRecord) -> Result<Option<(VariableId, u32)>, Assembly> {
+        let Some(restore) = r.restore else { return Ok(None) };
+        let (v, timer) = match restore {
+            Restore::Value(v) | Restore::Flag(v) | Restore::Outermost(v) => (v, 0),
+            Restore::Timer(v, Clock::Wall) => (v, record::RESTORE_WALL),
+            Restore::Timer(v, Clock::Cpu) => (v, record::RESTORE_CPU),
+        };
+        Ok(Some((v, self.offset(v)? | timer)))
+    }
+
+    /// Stores what the new record keeps besides its first word, the time in rax, and what it sets back. rcx holds the top before it.
+    pub(crate) fn keep_rest(&mut self, r: &CallRecord) -> Result<(), Assembly> {
+        for (n, _) in (0..).zip(&r.kept).filter(|(_, kept)| **kept == KeptValue::Began(Clock::Wall)) {
+            self.a.mov(qword_ptr(rcx + self.next(kept_at(n))).gs(), rax)?;
+        }
+        if let Some((v, word)) = self.restored(r)? {
+            self.a.mov(dword_ptr(rcx + self.next(record::RESTORE)).gs(), word as i32)?;
+            self.a.mov(rax, self.slot(v, 0)?)?;
+            self.a.mov(qword_ptr(rcx + self.next(record::SAVED)).gs(), rax)?;
+        }
+        self.keep(r, 1, false)
+    }
+
+    /// Stores what the new record keeps from the word with the number `first` on; rcx holds the top before it. `moves` tells whether it has a context
+    /// of a goroutine.
+    fn keep(&mut self, r: &CallRecord, first: u32, moves: bool) -> Result<(), Assembly> {
+        let all = (0..).zip(r.kept.iter().take(CallRecord::KEPT_MAX)).filter(|(n, _)| *n >= first);
         // Times are the first words of a record; the reverse order reads the clocks last.
-        for (n, kept) in (0..).zip(r.kept.iter().take(CallRecord::KEPT_MAX)).collect::<Vec<_>>().into_iter().rev() {
+        for (n, kept) in all.collect::<Vec<_>>().into_iter().rev() {
             let from = match kept {
                 // The calls inside add their times there.
                 KeptValue::Spent(_) if moves => {
@@ -272,7 +296,7 @@ impl Generator<'_> {
     }
 
     /// Stores [`KeptValue::Inside`] in the last record, which was just opened.
-    fn keep_inside(&mut self, r: &CallRecord) -> Result<(), Assembly> {
+    pub(crate) fn keep_inside(&mut self, r: &CallRecord) -> Result<(), Assembly> {
         let Some(n) = (0..).zip(&r.kept).find_map(|(n, kept)| (*kept == KeptValue::Inside).then_some(n)) else {
             return Ok(());
         };
@@ -289,7 +313,9 @@ impl Generator<'_> {
             return self.close_outermost(v, r, body);
         }
         let inside = if r.is_optional() { &[] } else { body };
-        self.at_record(r, Whose::Own, |g| g.end(r, inside), |_| Ok(()))?;
+        if !self.close_timed(r, inside)? {
+            self.at_record(r, Whose::Own, |g| g.end(r, inside), |_| Ok(()))?;
+        }
         let recorded = self.access == ShardAccess::Own;
         if recorded && r.is_optional() { self.stmts(body) } else { Ok(()) }
     }
@@ -374,7 +400,7 @@ impl Generator<'_> {
 
     /// Emits the end of a call without a record. If there is no room for further records, it is one of the calls that had none at their entries, and is
     /// counted already: calls with records are outside of it.
-    fn missed(
+    pub(crate) fn missed(
         &mut self,
         r: &CallRecord,
         whose: Whose,
@@ -396,7 +422,17 @@ impl Generator<'_> {
     /// Ends the call of the last record: turns start times into durations, runs the statements, and removes the record.
     pub(crate) fn end(&mut self, r: &CallRecord, body: &[Stmt]) -> Result<(), Assembly> {
         self.loaded = Loaded { top: true, field: None };
-        for (n, kept) in (0..).zip(&r.kept) {
+        self.end_from(r, 0, body)
+    }
+
+    /// Ends the call of the last record, of which so many words are durations already. The first one is in rax, and the top in rcx.
+    pub(crate) fn end_timed(&mut self, r: &CallRecord, done: u32, body: &[Stmt]) -> Result<(), Assembly> {
+        self.loaded = Loaded { top: true, field: Some(kept_at(0)) };
+        self.end_from(r, done, body)
+    }
+
+    fn end_from(&mut self, r: &CallRecord, done: u32, body: &[Stmt]) -> Result<(), Assembly> {
+        for (n, kept) in (done..).zip(r.kept.iter().skip(done as usize)) {
             if let KeptValue::Time(clock) = kept {
                 let time = qword_ptr(rcx + self.last(kept_at(n))).gs();
                 self.clock_since(*clock, time)?;
@@ -404,7 +440,7 @@ impl Generator<'_> {
                 self.loaded.field = Some(kept_at(n));
             }
         }
-        for (n, kept) in (0..).zip(&r.kept) {
+        for (n, kept) in (done..).zip(r.kept.iter().skip(done as usize)) {
             if let KeptValue::Spent(clock) = kept {
                 self.own_time(&r.kept, *clock, kept_at(n))?;
             }
@@ -545,6 +581,9 @@ impl Generator<'_> {
             self.a.inc(rax)?;
             self.loaded.field = None;
             self.a.add(self.slot(histogram, OWN)?, rax)?;
+        }
+        if self.observe_time((histogram, resolution), e)? {
+            return Ok(());
         }
         if !loaded::is_kept(e) {
             self.loaded = Loaded::default();

@@ -252,7 +252,8 @@ impl MiniParts {
             Routine::EnterStack,
         ];
         let moving = moving.into_iter().flat_map(of);
-        let called = of(Routine::Call).chain(of(Routine::Time)).chain(moving);
+        let timed = Routine::ALL.into_iter().filter(|routine| routine.counters_called().is_some()).flat_map(of);
+        let called = of(Routine::Call).chain(of(Routine::Time)).chain(moving).chain(timed);
         let called: Cost = called.filter_map(|r| Some(Cost::of(0, &routines::assemble(env, r).ok()?))).sum();
         let routines = Cost { system_calls, vdso: asks, ..called } + read;
         // The cost of the snippet's own code is known; the block knows the cost of the instructions before it.

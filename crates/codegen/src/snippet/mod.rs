@@ -32,6 +32,7 @@ pub(crate) mod stacks;
 pub(crate) mod storing;
 pub(crate) mod table;
 pub(crate) mod template;
+mod timed;
 pub(crate) mod usage;
 pub(crate) mod vector;
 pub(crate) mod wall;

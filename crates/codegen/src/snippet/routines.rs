@@ -6,6 +6,7 @@ use iced_x86::code_asm::{
     AsmMemoryOperand, CodeAssembler, dword_ptr, ecx, qword_ptr, r8, r8d, r9, r9d, r10, rax, rcx, rdx, rsp,
 };
 use ingraft_model::layout::{CHILD_SHARD, TOP, birth, goroutine, record, stacks};
+use ingraft_model::histogram::Resolution;
 use ingraft_model::{CpuClock, WallClock};
 
 use crate::code::environment::{Assembly, CodegenError, Environment};
@@ -57,6 +58,12 @@ pub(crate) fn listing(routine: Routine, holes: &HoleValues) -> Option<Result<Fil
         Routine::Forked => with(|mut l| l.forked().map(|()| l)),
         Routine::LeaveStack => with(|mut l| l.leave_stack().map(|()| l)),
         Routine::EnterStack => with(|mut l| l.enter_stack().map(|()| l)),
+        Routine::OpenTimed => with(|mut l| l.open_timed().map(|()| l)),
+        Routine::CloseTimed => with(|mut l| l.close_timed(false).map(|()| l)),
+        Routine::CloseTimedOwn => with(|mut l| l.close_timed(true).map(|()| l)),
+        Routine::ObserveCoarse => with(|mut l| l.observe(Resolution::Coarse).map(|()| l)),
+        Routine::ObserveMedium => with(|mut l| l.observe(Resolution::Medium).map(|()| l)),
+        Routine::ObserveFine => with(|mut l| l.observe(Resolution::Fine).map(|()| l)),
         Routine::Time if holes.vdso.is_some() => with(|mut l| l.time().map(|()| l)),
         _ => None,
     }
@@ -121,7 +128,13 @@ pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, C
             | Routine::Fork
             | Routine::Forked
             | Routine::LeaveStack
-            | Routine::EnterStack => return Err(Assembly("the routine has a listing".to_owned())),
+            | Routine::EnterStack
+            | Routine::OpenTimed
+            | Routine::CloseTimed
+            | Routine::CloseTimedOwn
+            | Routine::ObserveCoarse
+            | Routine::ObserveMedium
+            | Routine::ObserveFine => return Err(Assembly("the routine has a listing".to_owned())),
         }
         Ok(w.a.assemble_options(0, BlockEncoderOptions::NONE)?.inner.code_buffer)
     };

@@ -59,6 +59,12 @@ fn may_be(env: &Environment, routine: Routine) -> bool {
         | Routine::TellNotes
         | Routine::EndNotes => private && env.goroutine.is_some(),
         Routine::LeaveStack | Routine::EnterStack => private && env.stacks,
+        Routine::OpenTimed
+        | Routine::CloseTimed
+        | Routine::CloseTimedOwn
+        | Routine::ObserveCoarse
+        | Routine::ObserveMedium
+        | Routine::ObserveFine => private,
         _ => true,
     }
 }
@@ -135,6 +141,16 @@ mod tests {
         Routine::EndNotes,
     ];
 
+    /// Routines that are called.
+    const CALLED: [Routine; 6] = [
+        Routine::OpenTimed,
+        Routine::CloseTimed,
+        Routine::CloseTimedOwn,
+        Routine::ObserveCoarse,
+        Routine::ObserveMedium,
+        Routine::ObserveFine,
+    ];
+
     /// Proof of a routine whose bytes lie at `AT`.
     fn proof(env: &Environment, bytes: &[u8], prove: impl Fn(&mut Interpreter<'_>) -> Result<(), VerifyError>) -> bool {
         let arena = Arena::new(AT..AT.offset(0x2000));
@@ -169,18 +185,20 @@ mod tests {
     /// Environments that differ in one fact. Each comes with the routines whose code does not depend on that fact.
     fn environments() -> Vec<(Environment, Vec<Routine>)> {
         use Routine::{Call, Cut, Enter, EnterStack, Event, Fork, Forked, LeaveStack, Time};
+        use Routine::{ObserveCoarse, ObserveFine, ObserveMedium};
         let env = environment();
         let data = |data: DataArea| Environment { data, ..env };
-        let with_goroutines = |others: &[Routine]| [&OF_GOROUTINES, others].concat();
+        let with_called = |others: &[Routine]| [&CALLED, others].concat();
+        let with_goroutines = |others: &[Routine]| with_called(&[&OF_GOROUTINES, others].concat());
         let identity = |identity| Environment { identity, ..env };
         let vectors = |vectors| Environment { vectors, ..env };
         let of_identity = with_goroutines(&[Call, Time, Fork, Forked, Cut, Enter, LeaveStack, EnterStack]);
         let of_vectors = with_goroutines(&[Event, Time, Fork, Forked, Cut, Enter, LeaveStack, EnterStack]);
         let of_clock = with_goroutines(&[Call, Event, Fork, Forked, Cut, Enter, LeaveStack, EnterStack]);
-        let of_goroutine = vec![Call, Event, Time, Fork, Forked, Cut, Enter, LeaveStack, EnterStack];
+        let of_goroutine = with_called(&[Call, Event, Time, Fork, Forked, Cut, Enter, LeaveStack, EnterStack]);
         vec![
             (data(DataArea { base: Avma(0x1000_1000), ..env.data }), vec![Cut]),
-            (data(DataArea { stride: 1 << 25, ..env.data }), vec![Event, Cut]),
+            (data(DataArea { stride: 1 << 25, ..env.data }), vec![Event, Cut, ObserveCoarse, ObserveMedium, ObserveFine]),
             (
                 data(DataArea { shards: 65, ..env.data }),
                 with_goroutines(&[Call, Event, Time, Forked, Cut, Enter, LeaveStack, EnterStack]),

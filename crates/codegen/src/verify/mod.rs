@@ -10,8 +10,8 @@
 //! - code before the tail changes only dead registers, dead flags, counters and its own words on the stack (`interpreter`);
 //! - the tail, which is the copy of the displaced instructions, does the same as these (`equivalence`), and control continues in the text
 //!   where it would without the point;
-//! - no code in an arena has a call instruction or pushes an address of the arena, except the routine that calls functions which a
-//!   snippet names and the routine that asks the vDSO for the time, which are fixed;
+//! - no code in an arena has a call instruction or pushes an address of the arena, except calls of fixed routines that return, about counters
+//!   (`interpreter`), the routine that calls functions which a snippet names, and the routine that asks the vDSO for the time;
 //! - a fixed routine has the bytes of its listing, with the numbers of this environment (`fixed`);
 //! - every byte of new code belongs to a proven instruction, and no jump leads into the middle of an instruction;
 //! - at every instruction of code that will be removed, a thread has a resume address or can be single-stepped.

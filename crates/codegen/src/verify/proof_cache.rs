@@ -3,7 +3,8 @@
 //!
 //! Execution examines the operands of an instruction, the targets of branches among the parts of the point's own code, and constants of
 //! the plan. Execution asks of a counter only whether it is one, of a bucket with a bounded number only whether all buckets up to the bound
-//! are counters, and ignores the number that names a record and the operands of a nop.
+//! are counters, and of an offset that is moved to a register only whether enough counters begin there for any routine. It ignores the number
+//! that names a record and the operands of a nop.
 //! Other claims about a point, such as its slot, links and markers, are checked on the point's own bytes.
 
 use std::sync::{Arc, PoisonError, RwLock};
@@ -11,12 +12,17 @@ use std::sync::{Arc, PoisonError, RwLock};
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, OpKind, Register};
 use rustc_hash::FxHashMap;
 
+use ingraft_model::histogram::{HEAD, Resolution};
+
 use super::interpreter::PlanFacts;
-use super::rules::number_of;
+use super::rules::{are_counters, number_of};
 use super::state::RegisterBound;
 
 /// Maximum number of known pieces of code with the same shape. With more, the search takes as long as the execution that it saves.
 const KNOWN_MAX: usize = 8;
+
+/// Number of counters that a called routine changes at most.
+const COUNTERS_CALLED: u32 = HEAD + Resolution::Fine.buckets();
 
 /// Part of a point's code that moves as a whole: address of the first byte, and end. The parts are the jump to the slow routine; the code
 /// from the first instruction that is not displaced to the tail; and the code aside of each snippet. Those of a snippet that is added to a
@@ -78,6 +84,8 @@ enum Means {
     Counters(u64),
     /// The constant is not the address of a function that may be called.
     NoCallee,
+    /// The constant is no such address, and the offset of the first of so many counters.
+    Offset(u32),
     /// The constant leads to the same address of the same part, or to the same address outside all parts. `behind` is the end of the
     /// instruction.
     Leads {
@@ -170,7 +178,7 @@ impl ExecutedCode {
         own: usize,
         behind: usize,
     ) -> Option<[Option<Means>; 2]> {
-        let branches = i.is_jmp_short_or_near() || i.is_jcc_short_or_near();
+        let branches = i.is_jmp_short_or_near() || i.is_jcc_short_or_near() || i.is_call_near();
         if branches || i.is_ip_rel_memory_operand() {
             // An address relative to eip depends on the address of the instruction.
             if !branches && i.memory_base() != Register::RIP {
@@ -192,8 +200,16 @@ impl ExecutedCode {
         Some(match i.code() {
             Code::Nop_rm32 | Code::Nop_rm16 => [Some(Means::Nothing), None],
             Code::Mov_r32_imm32 => {
-                let is_name = !facts.may_call(u64::from(i.immediate32()));
-                [None, is_name.then_some(Means::NoCallee)]
+                let number = i.immediate32();
+                let is_offset = |counters: u32| are_counters(&facts.env().data, number, counters);
+                // An offset so near to the end that not every routine may get it is compared.
+                let means = match (is_offset(COUNTERS_CALLED), is_offset(1)) {
+                    _ if facts.may_call(u64::from(number)) => None,
+                    (true, _) => Some(Means::Offset(COUNTERS_CALLED)),
+                    (false, true) => None,
+                    (false, false) => Some(Means::NoCallee),
+                };
+                [None, means]
             }
             code => {
                 let is_name = matches!(code, Code::Mov_rm32_imm32 | Code::Cmp_rm32_imm32);
@@ -273,6 +289,9 @@ impl Means {
                 is_place_of_counter(facts, first) && are_before_records(facts, first, *bytes)
             }
             Means::NoCallee => !facts.may_call(u64::from(number as u32)),
+            Means::Offset(counters) => {
+                !facts.may_call(u64::from(number as u32)) && are_counters(&facts.env().data, number as u32, *counters)
+            }
             Means::Leads { behind, part, to } => {
                 let moved = part.map_or(Some(*to), |(part, offset)| Some(parts.get(part)?.0 + offset));
                 moved == Some((start + behind).wrapping_add_signed(number))

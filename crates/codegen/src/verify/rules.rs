@@ -2,7 +2,7 @@
 
 use iced_x86::{Code, Instruction, Mnemonic, OpAccess, Register, UsedMemory};
 use ingraft_model::layout::{COUNTERS, CPU_DESCRIPTOR, CPU_LAST, CPU_OFFSET, OWNER, TOP, header, record};
-use ingraft_model::{Avma, CpuClock, ThreadIdentity};
+use ingraft_model::{Avma, CpuClock, DataArea, ThreadIdentity};
 
 use super::interpreter::Mode;
 use super::state::RegisterBound;
@@ -112,6 +112,12 @@ pub(super) fn may_read(
         Register::DS => absolute && (counter || lasting || place == u64::from(data.alive())),
         _ => false,
     }
+}
+
+/// Whether an offset in a shard is that of the first of so many counters.
+pub(super) fn are_counters(data: &DataArea, offset: u32, counters: u32) -> bool {
+    let first = offset.checked_sub(COUNTERS).filter(|bytes| bytes % 8 == 0).map(|bytes| bytes / 8);
+    first.and_then(|first| first.checked_add(counters)).is_some_and(|end| end <= data.counters())
 }
 
 /// Distance in bytes from the top of the activation records within which code may change them: a few records are opened, or closed, at one

@@ -99,6 +99,8 @@ pub(super) enum RegisterBound {
     Top(u8),
     /// The register holds at most this number.
     Most(u8, u32),
+    /// The register holds this number.
+    Exactly(u8, u32),
     /// The register holds the address of a function that the code may call.
     Callee(u8),
     /// The register holds the address of the loader's state word.
@@ -109,9 +111,11 @@ impl RegisterBound {
     fn register(self) -> Option<u8> {
         match self {
             RegisterBound::None => None,
-            RegisterBound::Top(r) | RegisterBound::Most(r, _) | RegisterBound::Callee(r) | RegisterBound::Loader(r) => {
-                Some(r)
-            }
+            RegisterBound::Top(r)
+            | RegisterBound::Most(r, _)
+            | RegisterBound::Exactly(r, _)
+            | RegisterBound::Callee(r)
+            | RegisterBound::Loader(r) => Some(r),
         }
     }
 }

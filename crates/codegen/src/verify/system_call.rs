@@ -82,6 +82,12 @@ fn bytes_before(env: &Environment, routine: Routine) -> u64 {
             | Routine::Forked
             | Routine::LeaveStack
             | Routine::EnterStack
+            | Routine::OpenTimed
+            | Routine::CloseTimed
+            | Routine::CloseTimedOwn
+            | Routine::ObserveCoarse
+            | Routine::ObserveMedium
+            | Routine::ObserveFine
             | Routine::PruneGoroutine
             | Routine::Park
             | Routine::Fetch
@@ -127,6 +133,12 @@ fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize
         | Routine::Forked
         | Routine::LeaveStack
         | Routine::EnterStack
+        | Routine::OpenTimed
+        | Routine::CloseTimed
+        | Routine::CloseTimedOwn
+        | Routine::ObserveCoarse
+        | Routine::ObserveMedium
+        | Routine::ObserveFine
         | Routine::PruneGoroutine
         | Routine::Park
         | Routine::Fetch

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::support::*;
+use iced_x86::{Code, Decoder, DecoderOptions};
 use ingraft_codegen::{MiniRequest, PointRequest, TextSpace, counters_in_reach, weave_points};
 use ingraft_model::{
     Avma, Bias, CallRecord, Clock, Expr, KeptValue, Resolution, Restore, Shape, Snippet, Stmt, Svma, TimeUnit,
@@ -75,6 +76,41 @@ fn code_reaches_its_own_counters_and_no_others() {
     // Any address inside of a point leads at most to what the point's first one does, unless it is in the middle of an instruction.
     assert_eq!(names(&reach(woven[0].tail)), []);
     assert_eq!(names(&reach(Avma(Svma(0x40_1000).0))), [], "text is no generated code");
+}
+
+/// A thread in a routine that it has called changes the counters whose number it was given before.
+#[test]
+fn what_a_called_routine_changes_is_known_by_the_place_to_which_it_returns() {
+    let env = environment(GLIBC);
+    let exit = exit_site(0x40_1200, 0x40_1240, 7, &[0x48, 0x83, 0xc4, 0x08, 0x90, 0x90, 0x90, 0xc3], &[0xcc; 8]);
+    let elapsed = Expr::Elapsed(Clock::Wall, TimeUnit::Ticks);
+    let observe = Stmt::Observe(VariableId(2), Resolution::Fine, elapsed, None);
+    let close = Snippet { stmts: vec![Stmt::Close(timed(), vec![observe])] };
+    let minis = [MiniRequest { id: 4, snippet: &close, counters: &[20, 40, HISTOGRAM] }];
+    let requests = [PointRequest { site: &exit, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
+    let mut arena = arena();
+    let weave = weave_points(&env, &mut arena, &mut TextSpace::new(), &requests).expect("the request makes sense");
+    let pieces: Vec<_> = weave.plan.code.iter().map(|piece| (piece.at.0, piece.bytes.clone())).collect();
+    let read = |at: Avma, into: &mut [u8]| {
+        let piece = pieces.iter().find(|(start, bytes)| (*start..start + bytes.len() as u64).contains(&at.0));
+        let rest = piece.map_or(&[][..], |(start, bytes)| &bytes[(at.0 - start) as usize..]);
+        let len = rest.len().min(into.len());
+        into[..len].copy_from_slice(&rest[..len]);
+        len
+    };
+    let code = [arena.range()];
+    let last = HISTOGRAM + Shape::Histogram(Resolution::Fine).slots() - 1;
+    let mut calls = 0;
+    for (start, bytes) in &pieces {
+        let own = Decoder::with_ip(64, bytes, *start, DecoderOptions::NONE);
+        for i in own.into_iter().filter(|i| i.code() == Code::Call_rel32_64) {
+            let back = Avma(i.next_ip());
+            let found = counters_in_reach(&env.data, &code, &read, &[back]).expect("little code");
+            assert!([HISTOGRAM, last].iter().all(|n| found.iter().any(|r| r.contains(n))), "{back}: {found:?}");
+            calls += 1;
+        }
+    }
+    assert!(calls > 2, "the record is closed, and the time is observed");
 }
 
 #[test]

@@ -10,7 +10,8 @@ use ingraft_codegen::{
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
     Avma, Bias, BinaryOp, CallRecord, Clock, Expr, KeptValue, KeyField, KeyListing, PatchPlan, PcMove, Places, Ranges,
-    Restore, Site, Snippet, Stmt, Svma, TableShape, TextWrite, ThreadIdentity, VariableId, listed, table,
+    Resolution, Restore, Site, Snippet, Stmt, Svma, TableShape, TextWrite, ThreadIdentity, TimeUnit, VariableId, listed,
+    table,
 };
 use proptest::prelude::*;
 
@@ -450,4 +451,50 @@ fn a_branch_that_closes_a_loop_is_refused() {
         }
     }
     assert!(loops > 0, "no branch leads back");
+}
+
+/// Tests calls of routines with offsets of other memory than counters, calls of what is no routine, and calls instead of jumps.
+#[test]
+fn only_routines_are_called_and_only_about_counters() {
+    let kept = vec![KeptValue::Time(Clock::Wall), KeptValue::Spent(Clock::Wall)];
+    let record = CallRecord { activations: VariableId(0), restore: None, kept };
+    let elapsed = Expr::Elapsed(Clock::Wall, TimeUnit::Ticks);
+    let observe = Stmt::Observe(VariableId(3), Resolution::Fine, elapsed, Some(Clock::Wall));
+    let snippet = Snippet { stmts: vec![Stmt::Close(record, vec![observe])] };
+    let w = weave(GLIBC, site(&[0x48, 0x8b, 0x07, 0x48, 0x01, 0xf0, 0xc3]), &[], std::slice::from_ref(&snippet));
+    let counters: Vec<u32> = (0..16).collect();
+    let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &counters }];
+    let requests = [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
+    let last = w.env.data.counter(w.env.data.counters() - 1) - w.env.data.displacement(0);
+    let mut calls = 0;
+    for (n, piece) in w.weave.plan.code.iter().enumerate() {
+        let code = Decoder::with_ip(64, &piece.bytes, piece.at.0, DecoderOptions::NONE);
+        for call in code.into_iter().filter(|i| i.code() == Code::Call_rel32_64) {
+            let at = (call.ip() - piece.at.0) as usize;
+            let broken = |from: usize, bytes: &[u8]| {
+                let mut broken = w.weave.clone();
+                broken.plan.code[n].bytes[from..from + bytes.len()].copy_from_slice(bytes);
+                verify_weave(&w.env, &w.arena, &w.text, &requests, &broken).map_err(|e| e.flaw)
+            };
+            assert_eq!(piece.bytes[at - 5], 0xb9, "the offset is moved to ecx right before");
+            assert_eq!(broken(at, &piece.bytes[at..at + 5]), Ok(()));
+            for offset in [0, 8, last + 8, last, u32::MAX - 7, u32::MAX] {
+                assert_eq!(broken(at - 4, &offset.to_le_bytes()), Err(Flaw::ForeignWrite), "offset {offset:#x}");
+            }
+            // To another register, and to none.
+            for opcode in [0xb8, 0xba] {
+                assert_eq!(broken(at - 5, &[opcode]), Err(Flaw::ForeignWrite));
+            }
+            assert_eq!(broken(at - 5, &[0x0f, 0x1f, 0x44, 0, 0]), Err(Flaw::ForeignWrite));
+            assert!(broken(at, &[0xe9]).is_err(), "a jump to a routine that returns");
+            for other in (0..64u64).map(|n| call.near_branch_target() - 32 + n) {
+                if other != call.near_branch_target() {
+                    let distance = (other.wrapping_sub(call.next_ip()) as i32).to_le_bytes();
+                    assert_eq!(broken(at + 1, &distance), Err(Flaw::Forbidden), "{other:#x}");
+                }
+            }
+            calls += 1;
+        }
+    }
+    assert!(calls > 2, "the record is closed, and the time is observed");
 }

@@ -333,7 +333,10 @@ impl Machine {
                     Mnemonic::Shr => a >> by,
                     _ => (signed >> by).cast_unsigned(),
                 } & mask(size);
-                // No routine reads the flags of a shift.
+                // No routine reads another flag of a shift.
+                if by != 0 {
+                    self.set(ZF, value == 0);
+                }
                 self.store(i, 0, value);
             }
             Mnemonic::Imul => {

@@ -13,6 +13,7 @@ mod notes;
 mod slow;
 mod stacks;
 mod time;
+mod timed;
 
 use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
 use ingraft_model::histogram::Scale;
@@ -27,7 +28,7 @@ use machine::{BACK, CODE, Machine, RAX, none};
 pub(crate) const GLIBC: ThreadIdentity = ThreadIdentity::FsOffset(0x2d0);
 
 /// Routines that are listings.
-pub(crate) const FIXED: [Routine; 20] = [
+pub(crate) const FIXED: [Routine; 26] = [
     Routine::PruneGoroutine,
     Routine::Park,
     Routine::Fetch,
@@ -48,6 +49,12 @@ pub(crate) const FIXED: [Routine; 20] = [
     Routine::Forked,
     Routine::LeaveStack,
     Routine::EnterStack,
+    Routine::OpenTimed,
+    Routine::CloseTimed,
+    Routine::CloseTimedOwn,
+    Routine::ObserveCoarse,
+    Routine::ObserveMedium,
+    Routine::ObserveFine,
 ];
 
 /// Environment in which every fixed routine is possible.
@@ -206,6 +213,12 @@ fn listings_are_golden() {
         "forked",
         "leave_stack",
         "enter_stack",
+        "open_timed",
+        "close_timed",
+        "close_timed_own",
+        "observe_coarse",
+        "observe_medium",
+        "observe_fine",
     ]) {
         let filled = listing(routine, &holes(&env)).expect("a listing").expect("assembles");
         golden(name, &filled.bytes);

@@ -19,7 +19,7 @@ use super::fixed;
 use super::listed::Listed;
 use super::memory::Memory;
 use super::proof_cache::{Executed, ExecutedCode, MovedRange, Visited};
-use super::rules::{is_absolute, may_read, may_write, number_of, permitted, writes};
+use super::rules::{are_counters, is_absolute, may_read, may_write, number_of, permitted, writes};
 use super::state::{AbstractState, CALLEE, FLAGS, FlagsTransfer, IMAGE, OTHER, Parent, RED_ZONE_WORDS, RegisterBound};
 use super::system_call::{self, SystemCall};
 use super::{Flaw, VerifyError, fail};
@@ -144,10 +144,9 @@ pub(super) struct Interpreter<'a> {
     facts: &'a PlanFacts<'a>,
     env: &'a Environment,
     memory: &'a Memory<'a>,
-    /// The jumps to routines in the current proof: address of the jump, where the routine comes back to, and whether the routine answers in rcx
-    /// whether there is an activation record.
-    passes: Vec<(u64, u64, bool)>,
-    /// Branches that lead backwards behind an answer, as the current proof has met them: target and branch.
+    /// The jumps to routines in the current proof: address of the jump, and where the routine comes back to.
+    passes: Vec<(u64, u64)>,
+    /// Branches that lead backwards, as the current proof has met them: target and branch.
     backwards: Vec<(u64, u64)>,
     info: InstructionInfoFactory,
     /// Instructions of the current proof: end and result, by address.
@@ -686,13 +685,16 @@ impl<'a> Interpreter<'a> {
                 state.compared = None;
                 Ok(behind)
             }
+            FlowControl::Call if instruction.code() == Code::Call_rel32_64 && mode == Mode::Point => {
+                self.calls(instruction, state)?;
+                Ok(behind)
+            }
             FlowControl::UnconditionalBranch if instruction.is_jmp_short_or_near() => {
                 let target = instruction.near_branch_target();
                 if let Some((_, routine)) = self.facts.routines.iter().find(|(entry, _)| *entry == target) {
                     let back = self.past_routine(at, state, *routine)?;
-                    let answers = matches!(routine, Routine::Prune | Routine::Find | Routine::GiveUp | Routine::Fetch);
-                    if !self.passes.contains(&(at, back, answers)) {
-                        self.passes.push((at, back, answers));
+                    if !self.passes.contains(&(at, back)) {
+                        self.passes.push((at, back));
                     }
                     return Ok(Some(back));
                 }
@@ -764,6 +766,12 @@ impl<'a> Interpreter<'a> {
             Routine::Read | Routine::Write | Routine::Usage | Routine::Event => state.lose(1),
             Routine::Descriptor | Routine::KeepsNotes => state.lose(1),
             Routine::Time => state.lose(2),
+            Routine::OpenTimed
+            | Routine::CloseTimed
+            | Routine::CloseTimedOwn
+            | Routine::ObserveCoarse
+            | Routine::ObserveMedium
+            | Routine::ObserveFine => return fail(at, Flaw::Forbidden),
             Routine::CpuTime
             | Routine::Await
             | Routine::Room
@@ -780,6 +788,32 @@ impl<'a> Interpreter<'a> {
             | Routine::EndNotes => {}
         }
         Ok(back)
+    }
+
+    /// Applies the effect of a call of a shared routine. The counters that the routine may change are known by the offset in ecx.
+    fn calls(&self, call: &Instruction, state: &mut AbstractState) -> Result<(), VerifyError> {
+        let (at, target) = (call.ip(), call.near_branch_target());
+        let routine = self.facts.routines.iter().find(|(entry, _)| *entry == target).map(|(_, routine)| *routine);
+        let Some((routine, counters)) = routine.and_then(|routine| Some((routine, routine.counters_called()?))) else {
+            return fail(at, Flaw::Forbidden);
+        };
+        self.past_red_zone(at, state)?;
+        let first = |bound: &RegisterBound| match bound {
+            RegisterBound::Exactly(1, offset) => Some(*offset),
+            _ => None,
+        };
+        if !first(&state.bound).is_some_and(|offset| are_counters(&self.env.data, offset, counters)) {
+            return fail(at, Flaw::ForeignWrite);
+        }
+        [0, 1, 2].into_iter().for_each(|r| state.lose(r));
+        (state.flags_kept, state.compared) = (false, None);
+        if state.parent == Parent::Compared {
+            state.parent = Parent::Unknown;
+        }
+        if routine.observed().is_none() {
+            state.bound = RegisterBound::Top(1);
+        }
+        Ok(())
     }
 
     /// Applies an instruction to the state. Fails if generated code must not contain the instruction at this place.
@@ -964,6 +998,10 @@ impl<'a> Interpreter<'a> {
                 let bound = number_of(i.op0_register())
                     .map_or(RegisterBound::None, |r| RegisterBound::Most(r, i.immediate32()));
                 state.know(bound);
+            }
+            Code::Mov_r32_imm32 => {
+                let known = number_of(i.op0_register());
+                state.know(known.map_or(RegisterBound::None, |r| RegisterBound::Exactly(r, i.immediate32())));
             }
             // A mask that is negative as an i8 gives a bound that is larger than any table, so no access is permitted by it.
             Code::And_rm32_imm8 if i.op0_kind() == OpKind::Register => {

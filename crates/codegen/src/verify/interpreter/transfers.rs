@@ -11,8 +11,7 @@ use super::{Interpreter, Mode};
 use crate::code::routine::Routine;
 
 impl Interpreter<'_> {
-    /// Checks that no branch that leads backwards after an answer of a routine closes a loop, on the ways that were visited. Each target is
-    /// followed once, for all branches to it.
+    /// Checks that no branch that leads backwards closes a loop, on the ways that were visited. Each target is followed once, for all branches to it.
     pub(super) fn no_loops(&self) -> Result<(), VerifyError> {
         let mut targets: Vec<u64> = self.backwards.iter().map(|(target, _)| *target).collect();
         targets.sort_unstable();
@@ -36,7 +35,7 @@ impl Interpreter<'_> {
             }
             let Ok(i) = self.memory.decode(at) else { continue };
             let branches = i.is_jmp_short_or_near() || i.is_jcc_short_or_near();
-            let pass = self.passes.iter().filter(|(jump, ..)| *jump == at).map(|(_, back, _)| *back);
+            let pass = self.passes.iter().filter(|(jump, _)| *jump == at).map(|(_, back)| *back);
             work.extend(pass);
             work.extend(branches.then(|| i.near_branch_target()));
             work.extend((i.flow_control() != FlowControl::UnconditionalBranch).then(|| i.next_ip()));
@@ -44,36 +43,28 @@ impl Interpreter<'_> {
         seen
     }
 
-    /// Checks that generated code has no loop: a branch leads forwards, out of the code, or along the chain of snippets. Code aside of a
-    /// snippet is reached only from the snippet, and returns to the snippet's link.
+    /// Checks that generated code has no loop: a branch leads forwards, out of the code, or along the chain of snippets, or it is noted for
+    /// [`Interpreter::no_loops`]. Code aside of a snippet is reached only from the snippet, and returns to the snippet's link.
     pub(super) fn forward(&mut self, at: u64, target: u64, mode: Mode) -> Result<(), VerifyError> {
         if let Some((_, next)) = self.chain.iter().find(|(jump, _)| *jump == at) {
             return if *next == target { Ok(()) } else { fail(at, Flaw::Astray) };
         }
         let holds = |range: &AvmaRange, at: u64| range.contains(&Avma(at));
-        // A routine's answer may be tested by `test ecx, ecx` and a branch back. That such a branch closes no loop is proven at the end, when
-        // all instructions are known.
-        let answered = self.passes.iter().any(|(_, back, answers)| *answers && *back == at.wrapping_sub(2));
-        // The same holds for code in a counting copy, whose rare parts lie behind it.
-        if (answered || self.probe.is_some()) && target <= at && !self.backwards.contains(&(target, at)) {
-            self.backwards.push((target, at));
-        }
-        if let Some((aside, place)) = self.asides.iter().find(|(aside, _)| holds(aside, target)) {
-            let right = if answered { holds(aside, at) } else { target > at && (holds(aside, at) || holds(place, at)) };
-            return if right { Ok(()) } else { fail(at, Flaw::Astray) };
+        let is_aside = self.asides.iter().find(|(aside, _)| holds(aside, target));
+        if let Some((aside, place)) = is_aside
+            && !(holds(aside, at) || target > at && holds(place, at))
+        {
+            return fail(at, Flaw::Astray);
         }
         let back = self.asides.iter().any(|(aside, place)| holds(aside, at) && target == place.end.0);
         let guard = (self.base..self.slot).contains(&at) && target == self.slow && self.slow < self.base;
         let slow = |target: u64| self.facts.slow.iter().any(|(_, s)| s.range.start.0 == target || s.walk.0 == target);
-        let right = matches!(mode, Mode::Routine(_))
-            || answered
-            || self.probe.is_some()
-            || back
-            || target > at
-            || target == self.tail
-            || guard
-            || slow(target);
-        if right { Ok(()) } else { fail(at, Flaw::Astray) }
+        let leaves = back || target == self.tail || guard || slow(target);
+        let is_new = !self.backwards.contains(&(target, at));
+        if target <= at && !leaves && !matches!(mode, Mode::Routine(_)) && is_new {
+            self.backwards.push((target, at));
+        }
+        Ok(())
     }
 
     /// Whether control leaves generated code at `at`. Fails if the state does not permit it.
