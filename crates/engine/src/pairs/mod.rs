@@ -28,7 +28,7 @@ pub use self::pair::{Landing, Pair, is_costly};
 pub use self::pieces::{Minis, RefusedPieces, apart, joined, pieces_of};
 pub use self::points::{CommonSnippets, PointDraft, SnippetIds};
 pub use self::released::Released;
-pub use self::tails::{TailCalls, await_results};
+pub use self::tails::{TailBarriers, TailCalls, await_results};
 
 use self::groups::Groups;
 

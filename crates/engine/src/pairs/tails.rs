@@ -42,6 +42,16 @@ const FUNCTIONS_MAX: usize = 64;
 /// Largest number of records of other functions that the exits of one function close. Each record costs other callers a comparison.
 const CLOSERS_MAX: usize = 16;
 
+/// Functions into which no call is followed.
+#[derive(Clone, Copy)]
+pub struct TailBarriers<'a> {
+    /// Functions whose entries cannot be woven, as an earlier attempt has shown.
+    pub unlanded: &'a FxHashSet<FunctionId>,
+    /// Functions that are called too often to get code of the request: each of their calls, from wherever, would pay for the jumps to them. If some
+    /// pairs only help others (`PairKey::helps`), calls of the others are followed all the same.
+    pub too_busy: &'a FxHashSet<FunctionId>,
+}
+
 /// A jump from a function to another one.
 #[derive(Clone, Copy)]
 struct Jump {
@@ -129,12 +139,11 @@ impl TailCalls {
 }
 
 impl TailCalls {
-    /// Determines where the calls of pairs continue. No call is followed into a function of `barred`: an earlier attempt has shown that its
-    /// entry cannot be woven.
+    /// Determines where the calls of pairs continue.
     pub fn of(
         (target, modules, images): (&Target, &Modules, &ImageStore),
         bound: &[BoundPair],
-        barred: &FxHashSet<FunctionId>,
+        barred: TailBarriers<'_>,
     ) -> TailCalls {
         let mut found = TailCalls::default();
         let mut closers: Vec<Vec<Closer<'_>>> = Vec::with_capacity(bound.len());
@@ -170,14 +179,17 @@ impl TailCalls {
         let contexts: Vec<bool> = contexts.collect();
         let silent = if contexts.contains(&true) { graph.silent(modules, bound) } else { FxHashSet::default() };
         let nothing = FxHashSet::default();
+        let has_helpers = bound.iter().any(|(key, ..)| key.helps());
+        let matters = |pair: usize| has_helpers && bound.get(pair).is_some_and(|(key, ..)| !key.helps());
         let mut at_exits: FxHashMap<FunctionId, usize> = FxHashMap::default();
         for (pair, closers) in
             closers.iter().enumerate().flat_map(|(pair, all)| by_records(all).map(move |some| (pair, some)))
         {
             let silent = if contexts.get(pair) == Some(&true) { &silent } else { &nothing };
+            let too_busy = if matters(pair) { &nothing } else { barred.too_busy };
             Follow {
                 graph: &graph,
-                barred,
+                barred: TailBarriers { too_busy, ..barred },
                 silent,
                 pair,
                 closers: &closers,
@@ -501,10 +513,16 @@ fn circles(jumps: &FxHashMap<FunctionId, Jumps>) -> FxHashMap<FunctionId, usize>
     circle
 }
 
+impl TailBarriers<'_> {
+    fn has(&self, function: &FunctionId) -> bool {
+        self.unlanded.contains(function) || self.too_busy.contains(function)
+    }
+}
+
 /// Follows the calls of one pair.
 struct Follow<'a> {
     graph: &'a TailJumpGraph,
-    barred: &'a FxHashSet<FunctionId>,
+    barred: TailBarriers<'a>,
     /// Functions in which calls need not end that have jumped to them.
     silent: &'a FxHashSet<FunctionId>,
     pair: usize,
@@ -574,7 +592,7 @@ impl Follow<'_> {
                 let is_free = |to: &FunctionId| {
                     let back = own.contains(to) && self.graph.in_one_circle(function, *to);
                     let room = self.at_exits.get(to).is_none_or(|count| *count < CLOSERS_MAX);
-                    alike && !back && room && seen.len() < FUNCTIONS_MAX && !self.barred.contains(to)
+                    alike && !back && room && seen.len() < FUNCTIONS_MAX && !self.barred.has(to)
                 };
                 let to = *targets.entry((function, at)).or_insert_with(|| to.filter(is_free));
                 let Some(to) = to.filter(|to| seen.insert(*to)) else { continue };

@@ -9,6 +9,7 @@ use ingraft_analysis::AsyncUnwinder;
 use ingraft_codegen::Environment;
 use ingraft_model::{FunctionId, Instrumentation};
 use ingraft_process::SharedArea;
+use rustc_hash::FxHashSet;
 
 use crate::api::{MeasurementId, PairInfo};
 use crate::error::Error;
@@ -59,6 +60,8 @@ pub(super) struct Control {
     pub(super) text_looks: LooksAtText,
     /// Readings at which measurements cost more than their limits.
     pub(super) excesses: Excesses,
+    /// During an insertion: functions that are called too often to get code, so that calls which jump to one are not followed there.
+    pub(super) too_busy: FxHashSet<FunctionId>,
     /// Whether the engine is ending, so that no insertion may begin.
     pub(super) closed: bool,
 }

@@ -92,6 +92,7 @@ impl Session {
             handlers: LooksAtHandlers::default(),
             text_looks: LooksAtText::default(),
             excesses: Excesses::default(),
+            too_busy: Default::default(),
             closed: false,
         };
         Ok(Session {

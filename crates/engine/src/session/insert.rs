@@ -16,7 +16,7 @@ use rustc_hash::FxHashSet;
 use crate::error::{Error, Reason};
 use crate::measure::calls;
 use crate::pairs::{
-    BoundPair, CommonSnippets, Forming, Fresh, Minis, Pair, PointDraft, RefusedPieces, TailCalls, WovenGroup, apart,
+    BoundPair, CommonSnippets, Forming, Fresh, Minis, Pair, PointDraft, RefusedPieces, TailBarriers, TailCalls, WovenGroup, apart,
     await_results, joined, pieces_of, write_keys,
 };
 use crate::program::modules::Modules;
@@ -199,13 +199,14 @@ impl Session {
             control.attached = Some(self.attach(control)?);
         }
         let sets_aside = control.attached.as_ref().is_some_and(|attached| attached.env.stacks);
-        let (target, images, Control { modules, pairs, minis, .. }) =
+        let (target, images, Control { modules, pairs, minis, too_busy, .. }) =
             (&*self.target, &*self.context.images, &mut *control);
         draft.add_landings(pairs, bound, || unwind_targets(target, images, modules), &common, minis);
         if sets_aside {
             draft.add_stack_switches(pairs, bound, || stack_switches(target, images, modules), &common, minis);
         }
-        let tails = TailCalls::of((target, modules, images), bound, &pairs.unlanded());
+        let barred = TailBarriers { unlanded: &pairs.unlanded(), too_busy };
+        let tails = TailCalls::of((target, modules, images), bound, barred);
         draft.add_tail_calls(pairs, bound, &tails, &common, minis);
         let wanted = draft.wanted();
         if wanted.is_empty() && bound.iter().all(|(key, ..)| control.pairs.contains_key(key)) {

@@ -87,11 +87,13 @@ impl Session {
         for at in dear {
             let (Some(w), Some(cost)) = (costly.get_mut(at), predicted.get(at)) else { continue };
             w.instrumentation.insertions.clear();
+            control.too_busy.extend(w.function);
             out.push((PairKey::of(w), cost.too_much(limit, now_ns())));
         }
         costly.extend(others);
         let costly = self.in_one_place(control, again, costly, &rates);
         let result = self.insert_fitted(control, costly, whole, &mut InsertionStop::default());
+        control.too_busy.clear();
         let result = result.map_err(|error| (&counted, error));
         let more = result.and_then(|more| self.all_unmeasured(control, &keys).map_or(Ok(more), |e| Err((&keys, e))));
         match more {
