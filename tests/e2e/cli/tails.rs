@@ -144,6 +144,29 @@ fn turns_and_exceptions() {
     target::assert_clean(target.pid(), &before);
 }
 
+/// Each call of the busy function would pay for code that ends the calls of those that jump to it.
+#[test]
+fn calls_are_not_followed_to_functions_that_are_called_too_often() {
+    let mut target = Mutatee::start("slow", &[]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    target.ask("spin");
+    let tool = tool();
+    let arguments = ["latency", "-p", &pid, "slow:hash", "slow:serve_jumping", "slow:jump_a", "--max-overhead", "250"];
+    let mut session = tool.start(arguments);
+    session.wait_for("attached");
+    target.ask("jump 5");
+    let hash = tool.run(["inspect", "-p", &pid, "hash"]).assert_code(0);
+    let kinds = hash.all("point").into_iter().filter(|point| point["woven"] == true).map(|point| point["kind"].clone());
+    assert_eq!(kinds.collect::<Vec<_>>(), ["entry"], "its calls are counted");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let [hash, jumping, followed] = ["hash", "serve_jumping", "jump_a"].map(|function| outcome.latency(function));
+    assert!(hash.calls > 5 && hash.timed == 0, "{hash:?}");
+    assert_eq!((jumping.calls, jumping.timed, jumping.left_by_tail_jump), (5, 0, 5), "{jumping:?}");
+    assert!(followed.calls > 0 && followed.timed > 0, "{followed:?}");
+    target::assert_clean(target.pid(), &before);
+}
+
 #[test]
 fn timers_flags_and_results_follow() {
     let mut target = Mutatee::start("tails", &[]);

@@ -149,7 +149,8 @@ impl Touched {
             next = i.next_ip();
             i
         });
-        let mut routine = routine.take(CALLED).take_while(|i| !i.is_invalid() && i.flow_control() != FlowControl::Return);
+        let mut routine =
+            routine.take(CALLED).take_while(|i| !i.is_invalid() && i.flow_control() != FlowControl::Return);
         if routine.any(|i| i.memory_index() != Register::None) {
             self.indexed.push(first);
         }

@@ -5,8 +5,8 @@ use iced_x86::BlockEncoderOptions;
 use iced_x86::code_asm::{
     AsmMemoryOperand, CodeAssembler, dword_ptr, ecx, qword_ptr, r8, r8d, r9, r9d, r10, rax, rcx, rdx, rsp,
 };
-use ingraft_model::layout::{CHILD_SHARD, TOP, birth, goroutine, record, stacks};
 use ingraft_model::histogram::Resolution;
+use ingraft_model::layout::{CHILD_SHARD, TOP, birth, goroutine, record, stacks};
 use ingraft_model::{CpuClock, WallClock};
 
 use crate::code::environment::{Assembly, CodegenError, Environment};

@@ -198,7 +198,10 @@ mod tests {
         let of_goroutine = with_called(&[Call, Event, Time, Fork, Forked, Cut, Enter, LeaveStack, EnterStack]);
         vec![
             (data(DataArea { base: Avma(0x1000_1000), ..env.data }), vec![Cut]),
-            (data(DataArea { stride: 1 << 25, ..env.data }), vec![Event, Cut, ObserveCoarse, ObserveMedium, ObserveFine]),
+            (
+                data(DataArea { stride: 1 << 25, ..env.data }),
+                vec![Event, Cut, ObserveCoarse, ObserveMedium, ObserveFine],
+            ),
             (
                 data(DataArea { shards: 65, ..env.data }),
                 with_goroutines(&[Call, Event, Time, Forked, Cut, Enter, LeaveStack, EnterStack]),

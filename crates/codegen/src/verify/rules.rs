@@ -134,9 +134,8 @@ fn is_record_or_bucket(env: &Environment, memory: &UsedMemory, bound: RegisterBo
     let records = u64::from(data.displacement(data.records()));
     let bytes = memory.memory_size().size() as u64;
     // A displacement may be negative, which is a number near the largest one.
-    let are_counters = |bytes: u64| {
-        place >= u64::from(data.counter(0)) && place.checked_add(bytes).is_some_and(|end| end <= records)
-    };
+    let are_counters =
+        |bytes: u64| place >= u64::from(data.counter(0)) && place.checked_add(bytes).is_some_and(|end| end <= records);
     match (number_of(memory.base()), number_of(memory.index()), bound) {
         (None, None, _) => place == u64::from(data.displacement(TOP)),
         (Some(r), None, RegisterBound::Top(top)) => r == top && (records - NEAR..records + NEAR).contains(&place),
@@ -294,8 +293,8 @@ mod tests {
     use iced_x86::InstructionInfoFactory;
 
     use super::*;
-    use crate::verify::memory;
     use crate::snippet::tests::environment;
+    use crate::verify::memory;
 
     /// Whether a point may write to the memory operand if register 0 is at most 255.
     fn is_permitted(bytes: &[u8]) -> bool {

@@ -10,8 +10,8 @@ use ingraft_codegen::{
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
     Avma, Bias, BinaryOp, CallRecord, Clock, Expr, KeptValue, KeyField, KeyListing, PatchPlan, PcMove, Places, Ranges,
-    Resolution, Restore, Site, Snippet, Stmt, Svma, TableShape, TextWrite, ThreadIdentity, TimeUnit, VariableId, listed,
-    table,
+    Resolution, Restore, Site, Snippet, Stmt, Svma, TableShape, TextWrite, ThreadIdentity, TimeUnit, VariableId,
+    listed, table,
 };
 use proptest::prelude::*;
 

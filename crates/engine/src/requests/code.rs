@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ingraft_analysis::{DisassembledLine, Function, disassemble};
 use ingraft_codegen::RemovalRecord;
-use ingraft_model::{Avma, AvmaRange, Cfg, FunctionId, Offset, PartName, Pid, Svma, SvmaRange};
+use ingraft_model::{Avma, AvmaRange, Cfg, FunctionId, Offset, PartName, Pid, PointKind, Svma, SvmaRange};
 use ingraft_process::Target;
 
 use super::{Engine, lock, open, resolve};
@@ -230,9 +230,15 @@ fn describe(
     let mut points = trial::points(text, modules, function);
     let theirs = generated.iter().flat_map(|g| g.points.iter().map(move |p| (g, p)));
     let theirs: Vec<_> = theirs.filter(|(_, point)| is_of(point, f, module)).collect();
+    // The first instruction of a function may stay in place before the springboard.
+    let behind_first = module.image.entry_site(f).ok().map(|site| site.at.to_avma(module.bias));
     for point in &mut points {
-        let at = address.0.wrapping_add_signed(point.at.0);
-        let is_it = |woven: &GeneratedPoint| woven.point.0 == at && woven.kind.is_none_or(|kind| kind == point.kind);
+        let at = Avma(address.0.wrapping_add_signed(point.at.0));
+        let springboard = behind_first.filter(|_| point.kind == PointKind::Entry).unwrap_or(at);
+        let is_it = |woven: &GeneratedPoint| match woven.kind {
+            Some(kind) => kind == point.kind && woven.point == at,
+            None => woven.point == at || woven.point == springboard,
+        };
         point.woven = theirs.iter().any(|(_, woven)| is_it(woven));
     }
     let mut described = InspectedFunction {

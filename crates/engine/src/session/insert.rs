@@ -16,8 +16,8 @@ use rustc_hash::FxHashSet;
 use crate::error::{Error, Reason};
 use crate::measure::calls;
 use crate::pairs::{
-    BoundPair, CommonSnippets, Forming, Fresh, Minis, Pair, PointDraft, RefusedPieces, TailBarriers, TailCalls, WovenGroup, apart,
-    await_results, joined, pieces_of, write_keys,
+    BoundPair, CommonSnippets, Forming, Fresh, Minis, Pair, PointDraft, RefusedPieces, TailBarriers, TailCalls,
+    WovenGroup, apart, await_results, joined, pieces_of, write_keys,
 };
 use crate::program::modules::Modules;
 use crate::program::stack_switches::stack_switches;

@@ -121,9 +121,10 @@ fn records_are_opened_where_there_is_room() {
 fn only_the_record_of_the_call_is_closed() {
     let size = u64::from(record::SIZE);
     let others = [(SP, NAME), (SP, NAME + 8), (SP - 8, NAME), (SP + 8, NAME), (u64::MAX, NAME), (0, 0)];
-    for (data, routine) in areas().into_iter().flat_map(|data| {
-        [Routine::CloseTimed, Routine::CloseTimedOwn].map(|routine| (data, routine))
-    }) {
+    for (data, routine) in areas()
+        .into_iter()
+        .flat_map(|data| [Routine::CloseTimed, Routine::CloseTimedOwn].map(|routine| (data, routine)))
+    {
         for (top, (sp, name)) in [0, size, 3 * size].into_iter().flat_map(|top| others.map(|other| (top, other))) {
             // Began, the present time, the sum of ended calls at the beginning and now.
             for (began, time, before, now) in
