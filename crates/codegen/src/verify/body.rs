@@ -262,10 +262,10 @@ impl<'a> BodyProof<'a> {
         if twice { fail(at, Flaw::Untiled) } else { Ok(()) }
     }
 
-    /// Ranges of the instructions from an address on that threads leave by single-stepping.
-    pub(super) fn inside(&self, from: u64) -> Vec<AvmaRange> {
+    /// Ranges of the instructions in these parts of the code that threads leave by single-stepping.
+    pub(super) fn inside(&self, is_its: impl Fn(Avma) -> bool) -> Vec<AvmaRange> {
         let mut ranges: Vec<AvmaRange> = Vec::new();
-        for (at, end) in self.inside.range(from..) {
+        for (at, end) in self.inside.iter().filter(|(at, _)| is_its(Avma(**at))) {
             match ranges.last_mut() {
                 Some(last) if last.end.0 == *at => last.end = Avma(*end),
                 _ => ranges.push(Avma(*at)..Avma(*end)),
@@ -763,7 +763,7 @@ impl<'a> BodyProof<'a> {
             return fail(plan.moves.first().map_or(self.body.function.0, |m| m.from.0), Flaw::BadMove);
         }
         let record = &self.body.removal;
-        if record.step_out != self.inside(0) {
+        if record.step_out != self.inside(|_| true) {
             return fail(record.code.start.0, Flaw::BadMove);
         }
         let mut inside = 0;

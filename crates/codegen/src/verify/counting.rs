@@ -87,7 +87,9 @@ pub(super) fn prove(env: &Environment, arena: &Arena, proof: &mut BodyProof<'_>)
     }
     checked.moves.sort_unstable();
     checked.saving.sort_unstable_by_key(|range| range.start);
-    if checked.proof.inside(counting.code.start.0) != counting.inside || checked.saving != counting.saving {
+    // A counting copy that lies apart may lie below the ordinary copy.
+    let inside = checked.proof.inside(|at| counting.code.contains(&at));
+    if inside != counting.inside || checked.saving != counting.saving {
         return fail(at, Flaw::BadMove);
     }
     let all = checked.moves.first().is_some_and(|first| first.from == counting.code.start) && counting.code.end == end;

@@ -224,10 +224,23 @@ impl Copies {
             counters: 0,
             shared: PatchPlan::default(),
         };
+        // Code of earlier functions is taken out before the first counting copy that is made again with such points, which then lies below the
+        // ordinary copy.
+        let mut spare: Vec<_> = functions
+            .iter()
+            .cycle()
+            .take(40)
+            .filter_map(|(bytes, start)| {
+                let request = BodyRequest { body: &body_of(bytes, *start), bias: Bias(0), name: "g", points: &[] };
+                let woven = weave_body(&env, &mut arena, &mut text.clone(), &request).expect("the request makes sense");
+                woven.ok().map(|weave| weave.body.removal.code)
+            })
+            .collect();
         for (number, (bytes, start)) in functions.iter().enumerate() {
             let body = body_of(bytes, *start);
             let trial = BodyRequest { body: &body, bias: Bias(0), name: "f", points: &[] };
             let tried = weave_body(&env, &mut arena.clone(), &mut text.clone(), &trial).expect("a right request");
+            let with_copies = number % 4 > 1 && elsewhere.is_none();
             let point = |(n, probe): (u32, &Probe)| {
                 let site = site(&body, probe, free.then_some(n));
                 let snippets = of(number, probe.point.kind(), n);
@@ -236,7 +249,7 @@ impl Copies {
                 let code = if inline { code } else { BodyCode::Elsewhere };
                 // In some functions, points are woven together with the copy.
                 let with_copy = WithCopy { id: 0, at: InlinePoint::of(&site) };
-                let with_copy = (number % 4 > 1 && elsewhere.is_none()).then_some(with_copy);
+                let with_copy = with_copies.then_some(with_copy);
                 BodyPoint { point: probe.point, code, with_copy }
             };
             let all = tried.as_ref().map_or(Vec::new(), |woven| {
@@ -311,6 +324,9 @@ impl Copies {
             let renewed = is_renewed.then(|| without.give_up_counting()).flatten().and_then(|(given_up, apart)| {
                 assert_eq!(apart, None, "the first counting copy lies beside the ordinary one");
                 let request = BodyRequest { points: &all, ..trial };
+                if with_copies {
+                    spare.drain(..).for_each(|code| arena.release(&code));
+                }
                 let renewal = renew_counting(&env, &mut arena, &request, &without).expect("the request makes sense")?;
                 if let Err(e) = verify_renewal(&env, &arena, &request, &without, &renewal) {
                     panic!("{e}\n{}\n{}", super::list(&weave.plan, &[]), super::list(&renewal.plan, &[]));
