@@ -231,7 +231,10 @@ fn describe(
     let theirs = generated.iter().flat_map(|g| g.points.iter().map(move |p| (g, p)));
     let theirs: Vec<_> = theirs.filter(|(_, point)| is_of(point, f, module)).collect();
     // The first instruction of a function may stay in place before the springboard.
-    let behind_first = module.image.entry_site(f).ok().map(|site| site.at.to_avma(module.bias));
+    let behind_first = module.image.entry_site(f).ok().map(|site| {
+        let first = site.first_instruction().map_or(0, |first| i64::from(first.len));
+        site.at.to_avma(module.bias).offset(first)
+    });
     for point in &mut points {
         let at = Avma(address.0.wrapping_add_signed(point.at.0));
         let springboard = behind_first.filter(|_| point.kind == PointKind::Entry).unwrap_or(at);
