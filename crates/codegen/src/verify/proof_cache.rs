@@ -348,3 +348,15 @@ fn is_place_of_counter(facts: &PlanFacts<'_>, place: u64) -> bool {
     (u64::from(data.counter(0))..u64::from(data.displacement(data.records()))).contains(&place)
         && place % 8 == data.base.0 % 8
 }
+
+#[cfg(test)]
+mod tests {
+    use super::COUNTERS_CALLED;
+    use crate::code::routine::Routine;
+
+    #[test]
+    fn no_called_routine_changes_more_counters() {
+        let most = Routine::ALL.into_iter().filter_map(Routine::counters_called).max();
+        assert_eq!(most, Some(COUNTERS_CALLED));
+    }
+}
