@@ -102,7 +102,7 @@ impl Target {
     }
 
     /// Calls `look` with the bytes of a range, piece by piece, and with the places in them that are in no other piece. Pieces overlap.
-    fn in_pieces(&self, range: &AvmaRange, mut look: impl FnMut(&[u8], Range<usize>)) {
+    pub(crate) fn in_pieces(&self, range: &AvmaRange, mut look: impl FnMut(&[u8], Range<usize>)) {
         let mut bytes = vec![0; PIECE];
         let mut at = range.start;
         while at < range.end {

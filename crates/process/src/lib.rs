@@ -42,6 +42,7 @@ mod remote;
 mod rights;
 mod rights_in_force;
 mod seal;
+mod shadow_memory;
 mod sharers;
 mod shortage;
 mod slots;

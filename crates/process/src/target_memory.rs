@@ -190,8 +190,8 @@ impl Target {
         let bases = lowest_address()..=TWO_GIB - 2 * stride - PAGE;
         let maps = self.maps()?;
         self.refuse_with_many_mappings(&maps)?;
-        let used = address_search::used_ranges(&maps, 0);
-        let base = address_search::find(&used, len, stride.max(PAGE), bases, TWO_GIB)
+        let base = self
+            .find_free(&maps, 0, (len, stride.max(PAGE)), bases, TWO_GIB)
             .ok_or(ProcessError::NoRoom { len, place: "that begins below 2 GiB" })?;
         let layout = DataArea { base: Avma(base), stride, shards, journal_bytes };
 
@@ -303,8 +303,7 @@ impl Target {
         let bases = address_search::bases_near(&text, len);
         let low = (*bases.start()).max(lowest_address());
         let find = |low, heap_room| {
-            let used = address_search::used_ranges(&maps, heap_room);
-            address_search::find(&used, len, PAGE, low..=*bases.end(), text.start.saturating_sub(len))
+            self.find_free(&maps, heap_room, (len, PAGE), low..=*bases.end(), text.start.saturating_sub(len))
         };
         let base = find(low.max(SMALL), address_search::HEAP_ROOM)
             .or_else(|| find(low, address_search::HEAP_ROOM))

@@ -67,6 +67,11 @@ fn recipe(name: &str) -> Recipe {
         "threads-static" => ("gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["threads.c"], false),
         "threads-static-pie" => ("gcc", &["-O2", "-g", "-pthread", "-static-pie"] as &[_], &["threads.c"], false),
         "threads-no-pie" => ("gcc", &["-O2", "-g", "-pthread", "-no-pie"] as &[_], &["threads.c"], false),
+        "threads-asan" => ("gcc", &["-O2", "-g", "-pthread", "-fsanitize=address"] as &[_], &["threads.c"], false),
+        "threads-asan-static" => {
+            ("gcc", &["-O2", "-g", "-pthread", "-fsanitize=address", "-static-libasan"] as &[_], &["threads.c"], false)
+        }
+        "threads-tsan" => ("gcc", &["-O2", "-g", "-pthread", "-fsanitize=thread"] as &[_], &["threads.c"], false),
         "threads-musl" => ("musl-gcc", &["-O2", "-g", "-pthread"] as &[_], &["threads.c"], false),
         "threads-musl-static" => ("musl-gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["threads.c"], false),
         "threads-musl-plain" => {
