@@ -239,6 +239,34 @@ fn calls_around_the_first_thread_pointer() {
     }
 }
 
+/// The runtime of AddressSanitizer maps its shadow memory at a fixed place, after the data area has been created. It ends the program if anything
+/// lies there.
+#[test]
+fn sanitizers_find_their_addresses_free() {
+    for name in ["threads-asan", "threads-asan-static", "threads-tsan"] {
+        let go = ["go 2000".to_owned()];
+        // The program neither frees what it allocates at its start, nor waits for the ends of its threads.
+        let options = [("ASAN_OPTIONS", "detect_leaks=0"), ("TSAN_OPTIONS", "report_thread_leaks=0")];
+        let (outcome, truth) = run(name, &["4"], &["latency", "work_*"], &go, &options).expect("gcc");
+        let (outcome, truth) = (outcome.assert_code(0), truth.expect("answers"));
+        truth.assert_right();
+        for (function, tally) in truth.tallies().into_iter().filter(|(f, _)| f != "never") {
+            let seen = outcome.latency(&function);
+            assert_eq!((seen.calls, seen.left, seen.unseen), (tally, 0, 0), "{name}: {function}");
+        }
+    }
+}
+
+/// A program that ends by itself tells of children whose calls are not counted.
+#[test]
+fn children_that_are_not_counted_are_told_of_at_the_end() {
+    let (outcome, truth) = started("family", &[], &["count", "parent_work"], &["fork 3 10".to_owned()]).expect("gcc");
+    truth.assert_right();
+    assert_eq!(outcome.calls("parent_work"), truth.tally("parent_work"));
+    let told = "3 processes that it has made by fork have run measured functions: their calls are not counted";
+    assert!(outcome.stderr.contains(told) || outcome.one("warning")["text"].to_string().contains(told), "{outcome:#?}");
+}
+
 /// A library that takes the gs base in its constructor keeps it. Counts are exact, and times are refused with the reason.
 #[test]
 fn a_library_that_takes_the_gs_base_at_the_start() {

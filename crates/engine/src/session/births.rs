@@ -122,16 +122,21 @@ impl Session {
         found.unwrap_or_default().into_iter().collect()
     }
 
-    /// Returns the warning about children that began without the state of their parents, for the end of a measurement.
-    pub(super) fn births_amiss(&self, control: &Control) -> Option<String> {
+    /// The warnings about fork children for the end of a measurement.
+    pub(super) fn births_warnings(&self, control: &Control) -> Vec<String> {
+        self.births_amiss(control).into_iter().chain(self.uncounted_children(control)).collect()
+    }
+
+    /// Returns the warning about children that began without the state of their parents.
+    fn births_amiss(&self, control: &Control) -> Option<String> {
         control.family.births().last_warning(|| {
             let missed = control.attached.as_ref()?.area.births_missed().ok()?;
             Some(Amiss { missed, stateless: self.shared().roster().children().stateless() })
         })
     }
 
-    /// The warning about fork children that have run measured functions, and whose calls count for nobody, for the end of a measurement.
-    pub(super) fn uncounted_children(&self, control: &Control) -> Option<String> {
+    /// The warning about fork children that have run measured functions, and whose calls count for nobody.
+    fn uncounted_children(&self, control: &Control) -> Option<String> {
         let attached = control.attached.as_ref().filter(|_| !control.family.counts())?;
         let children = attached.area.children().ok()?;
         let what = match children.count {

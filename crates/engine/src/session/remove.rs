@@ -286,8 +286,7 @@ impl Session {
             return Ok(leftover::untouched(self.pid()));
         };
         if self.end.is_known() || !self.target.is_alive() {
-            self.discard(control);
-            return Ok(leftover::untouched(self.pid()));
+            return Ok(self.discard_of_ended(control));
         }
         if let Ok((left, missed)) = attached.area.calls_amiss()
             && (left, missed) != (0, 0)
@@ -306,8 +305,7 @@ impl Session {
                 if e.reason.class() == ErrorClass::Gone
                     && self.target.find_areas().map_or(true, |areas| areas.is_empty()) =>
             {
-                self.discard(control);
-                return Ok(leftover::untouched(self.pid()));
+                return Ok(self.discard_of_ended(control));
             }
             Err(e) => return Err(e),
         };
@@ -322,8 +320,7 @@ impl Session {
         let mut warnings = self.warnings(control, &left);
         self.add_lost_calls(control, disturbed, &left, &mut warnings);
         warnings.extend(restored.kept.as_ref().map(waiting::Scheduler::warning));
-        warnings.extend(self.births_amiss(control));
-        warnings.extend(self.uncounted_children(control));
+        warnings.extend(self.births_warnings(control));
         let children_left = leftover::restore_children(&self.target, &records, &arenas, layout, file);
         match outcome {
             Outcome::Clean => self.discard(control),
@@ -335,6 +332,13 @@ impl Session {
         let rest = leftover::untouched(self.pid());
         let suspended_at = restored.suspended_at;
         Ok(Removed { stopped, text_restored, children_left, warnings, memory_left, asleep, suspended_at, ..rest })
+    }
+
+    /// Discards what the engine keeps of a target that has ended. The data area still tells of its fork children.
+    fn discard_of_ended(&self, control: &mut Control) -> Removed {
+        let warnings = self.births_warnings(control);
+        self.discard(control);
+        Removed { warnings, ..leftover::untouched(self.pid()) }
     }
 
     /// Discards the journal and the lock, once nothing of the engine is in the target any more.
