@@ -10,6 +10,10 @@ use super::driver::Session;
 use super::roster::{DividedShards, HeldShard};
 use super::shared::Shared;
 
+/// Number of shards that keep their memory when their threads have ended, beside two for each living thread. New threads take the lowest shards
+/// that are free, so others have memory only if many threads have begun and ended between two looks at them.
+const SHARDS_KEPT: usize = 32;
+
 impl Session {
     /// Whether some thread that counts has ended, or was not seen yet. The check takes one look-up for each thread that counts.
     pub(super) fn misses_threads(&self) -> bool {
@@ -86,6 +90,7 @@ impl Session {
     /// Frees the shards of threads that have ended. Returns the living threads in which a timer of processor time runs.
     fn free_shards(&self, shared: &mut Shared, area: &SharedArea, divided: DividedShards, now: u64) -> Vec<Tid> {
         let seen = self.clocks.cpu_seen();
+        area.keep_memory_of(SHARDS_KEPT + 2 * divided.held.len());
         for held @ HeldShard { shard, tid, .. } in divided.ended {
             // the kernel still has the processor time of a child whose parent has not fetched its status
             let of_child = |tid: Tid| {

@@ -1,6 +1,7 @@
 //! The engine's access to the data area: the memory in which the target counts.
 
 mod aside;
+mod freed;
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -36,6 +37,8 @@ pub struct SharedArea {
     access: AreaAccess,
     /// Largest of the ends of the claimed shards and the claim hints that were read; [`UNKNOWN`] before the first reading.
     claimed_to: AtomicU32,
+    /// The first shard whose memory goes back to the kernel when its thread has ended.
+    kept_to: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -81,7 +84,7 @@ impl SharedArea {
 
     fn new(layout: DataArea, access: AreaAccess) -> Self {
         // The claims from before this engine are unknown, so the first call of `all_claims` reads all of them.
-        SharedArea { layout, access, claimed_to: AtomicU32::new(UNKNOWN) }
+        SharedArea { layout, access, claimed_to: AtomicU32::new(UNKNOWN), kept_to: AtomicU32::new(UNKNOWN) }
     }
 
     /// Address and size of the area in the target.
@@ -626,8 +629,8 @@ impl SharedArea {
     /// longer than the reading, and the reading allocates little.
     pub fn touched(&self, shard: u32, counters: u32) -> PopulatedPages {
         match &self.access {
-            AreaAccess::Mapped { map, .. } if counters > FEW_COUNTERS => {
-                PopulatedPages::of(map, self.shard_start(shard), counters.min(self.layout.counters()))
+            AreaAccess::Mapped { lock: Some(file), .. } if counters > FEW_COUNTERS => {
+                PopulatedPages::of(file, self.shard_start(shard), counters.min(self.layout.counters()))
             }
             AreaAccess::Mapped { .. } | AreaAccess::Through(_) => PopulatedPages::ALL,
         }
@@ -654,56 +657,6 @@ impl SharedArea {
             there.try_for_each(|index| self.write_u64(self.counter_at(shard, index), 0))?;
         }
         Ok(())
-    }
-
-    /// Frees the shard of a thread that has ended. Returns those of its first `counters` that are not 0, in order, each with its index, and
-    /// sets them to 0. Calls that were open have ended without passing an exit; the returned values count them.
-    pub fn free_shard(&self, shard: u32, counters: u32) -> Result<Vec<(u32, u64)>, ProcessError> {
-        if shard < layout::FIRST_SHARD || shard >= self.layout.shards {
-            return Err(ProcessError::Outside(self.shard_start(shard)));
-        }
-        // The engine may have read this number from the target, so limit it.
-        let counters = counters.min(self.layout.counters());
-        let mut values = self.values(shard, counters)?;
-        let open = self.open_records(shard)?;
-        for (counter, _) in &values {
-            self.write_u64(self.counter_at(shard, *counter), 0)?;
-        }
-        for (_, name) in open {
-            let left = name.checked_sub(layout::COUNTERS).map(|at| at / 8).filter(|left| *left < counters);
-            let Some(left) = left else { continue };
-            match values.binary_search_by_key(&left, |(counter, _)| *counter) {
-                Ok(known) => values[known].1 = values[known].1.wrapping_add(1),
-                Err(place) => values.insert(place, (left, 1)),
-            }
-        }
-        let start = self.shard_start(shard);
-        let words = [layout::TOP, layout::OWNER, layout::CPU_DESCRIPTOR, layout::CPU_OFFSET, layout::CPU_LAST];
-        for word in words.into_iter().chain([layout::CPU_RENEWALS]) {
-            self.write_u64(start + u64::from(word), 0)?;
-        }
-        if self.was_born(shard)? {
-            self.write_u64(start + u64::from(self.layout.records() + birth::BORN), 0)?;
-        }
-        if self.wall_clock()? != WallClock::Tsc {
-            // A thread that ended in a signal handler may have been reading the clock.
-            self.write_u64(start + u64::from(self.layout.readings_open()), 0)?;
-        }
-        for event in 0..layout::EVENTS_MAX {
-            // If the event has no attributes, leave the page alone: reading it would allocate it.
-            if self.read_u64(event_at(event))? != 0 {
-                self.forget_event_of(shard, event)?;
-            }
-        }
-        // The address of the thread's pointer to the descriptor must stay known while the descriptor exists. The next thread may find the
-        // pointer there, and an older kernel follows it. If the header has no room for the address, the shard keeps it and stays claimed.
-        if self.remember_slot(self.read_u64(start + u64::from(layout::CPU_SLOT))?)? {
-            self.write_u64(start + u64::from(layout::CPU_SLOT), 0)?;
-            self.write_u64(claim_at(shard), 0)?;
-            // The next thread takes the lowest free shard. So the memory use depends on the largest number of threads at the same time.
-            self.lower_hint(shard)?;
-        }
-        Ok(values)
     }
 
     /// The activation records that are open in a shard: the offset of each in the area, and the name that identifies it.
