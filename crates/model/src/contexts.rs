@@ -225,14 +225,30 @@ pub struct ContextTree {
 impl ContextTree {
     /// Reads the counters of a tree. It reads those of the places only if some are taken, because reading unused memory would allocate it.
     pub fn from_slots(shape: ContextShape, at: impl Fn(u32) -> i64) -> Self {
+        Self::from_places(shape, || (0..shape.places()).map(|place| PLACE * place), &at)
+    }
+
+    /// Reads the counters of a tree of which only some are not 0, in order, each with its number. A tree has far more places than most threads use.
+    /// `at` returns any counter.
+    pub fn from_nonzero(shape: ContextShape, nonzero: &[(u32, i64)], at: impl Fn(u32) -> i64) -> Self {
+        let end = PLACE * shape.places();
+        let places =
+            nonzero.iter().filter_map(|(n, _)| n.checked_sub(FIRST + KEY)).filter(|n| n % PLACE == 0 && *n < end);
+        Self::from_places(shape, || places, &at)
+    }
+
+    fn from_places<I: Iterator<Item = u32>>(
+        shape: ContextShape,
+        places: impl FnOnce() -> I,
+        at: &impl Fn(u32) -> i64,
+    ) -> Self {
         let word = |n: u32| at(n).cast_unsigned();
         let metrics = |first: u32| std::array::from_fn(|m| if shape.metrics { at(first + m as u32) } else { 0 });
         let mut tree = ContextTree { full: word(FULL), outside: metrics(OUTSIDE), ..ContextTree::default() };
         if word(TAKEN) == 0 {
             return tree;
         }
-        let places = (0..shape.places()).map(|place| PLACE * place).filter(|place| at(FIRST + place + KEY) != 0);
-        let places: Vec<u32> = places.collect();
+        let places: Vec<u32> = places().filter(|place| at(FIRST + place + KEY) != 0).collect();
         // The second word of a place that was just taken may still be 0.
         let parent = |place: u32| word(FIRST + place + PARENT).checked_sub(PARENT_BIAS);
         let mut read = Reader { shape, indexes: BTreeMap::new(), tree: &mut tree };
@@ -389,7 +405,10 @@ mod tests {
     }
 
     fn read(slots: &[i64]) -> ContextTree {
-        ContextTree::from_slots(SHAPE, |n| slots[n as usize])
+        let tree = ContextTree::from_slots(SHAPE, |n| slots[n as usize]);
+        let nonzero: Vec<(u32, i64)> = (0..).zip(slots.iter().copied()).filter(|(_, value)| *value != 0).collect();
+        assert_eq!(ContextTree::from_nonzero(SHAPE, &nonzero, |n| slots[n as usize]), tree);
+        tree
     }
 
     /// Function, return address, parent, calls, whether it leads back and where, first metric.

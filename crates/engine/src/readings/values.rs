@@ -178,12 +178,15 @@ impl EndedThreads {
                 continue;
             }
             let looked = looked.remove(&first);
+            let of_tree = |counter: u32| values.partition_point(|(c, _)| *c < counter);
+            let own = values.get(of_tree(first)..of_tree(first + shape.slots())).unwrap_or_default();
+            let own: Vec<(u32, i64)> = own.iter().map(|(counter, value)| (counter - first, *value)).collect();
             let value = |n| {
                 let looked = looked.as_ref().and_then(|looked| looked.value(n));
-                let value = || place(&values, first + n).and_then(|at| values.get(at)).map_or(0, |(_, value)| *value);
+                let value = || place(&own, n).and_then(|at| own.get(at)).map_or(0, |(_, value)| *value);
                 looked.unwrap_or_else(value)
             };
-            self.trees.entry(first).or_default().merge(&ContextTree::from_slots(shape, value));
+            self.trees.entry(first).or_default().merge(&ContextTree::from_nonzero(shape, &own, value));
         }
         let own = |&(counter, value): &(u32, i64)| {
             let (offset, shape) = shapes.of(counter);
